@@ -15,12 +15,12 @@ from pimflow.relay_passes.flat import operator
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `kind_of` calls it
 # Added to the scores of masked keys: their exponentials are 0, and twice the value still fits fp16.
-UNSEEN = -3e4
+MASKED_SCORE = -3e4
 
 Emit = Callable[[relax.Expr, str], relax.Var]
 
 
-def attention_of(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
+def attention_from_call(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
     """The attention that `value` computes if it calls an attention function of `mod`; else None."""
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
         return None
@@ -28,9 +28,9 @@ def attention_of(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
     return Attention.from_json(json.loads(str(attrs[ATTENTION]))) if ATTENTION in attrs else None
 
 
-def kind_of(mod: tvm.IRModule, value: relax.Expr) -> str:
+def operator_kind(mod: tvm.IRModule, value: relax.Expr) -> str:
     """Name of the operator that `value` calls (`flat.operator`); `NAME` for attention functions."""
-    return operator(value) or (NAME if attention_of(mod, value) is not None else "")
+    return operator(value) or (NAME if attention_from_call(mod, value) is not None else "")
 
 
 def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
@@ -45,20 +45,22 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
     attrs = {ATTENTION: json.dumps(attention.to_json())}
     with builder.function(NAME, params, attrs=attrs, private=True):
         with builder.dataflow():
-            result = spelled_out(attention, params, lambda value, name: builder.emit(value, name_hint=name))
+            result = emit_attention(
+                attention, params, lambda value, name: builder.emit(value, name_hint=name)
+            )
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()[NAME]
 
 
-def sight(mask: relax.Expr, emit: Emit) -> relax.Var:
+def query_visibility(mask: relax.Expr, emit: Emit) -> relax.Var:
     """Emit a factor for the results: 0 for each query from which `mask` hides all keys, else 1."""
-    most = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
-    above = emit(relax.op.subtract(most, relax.const(UNSEEN * 0.9, "float32")), "above")
+    max_score = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
+    above = emit(relax.op.subtract(max_score, relax.const(MASKED_SCORE * 0.9, "float32")), "above")
     return emit(relax.op.clip(above, 0, 1), "sight")
 
 
-def over_cache(attention: Attention) -> bool:
+def is_cached_attention(attention: Attention) -> bool:
     """Whether `attention` reads a cache and becomes a function; otherwise it stays as plain operators.
 
     With as many queries as keys, each key is read so often that the products are ordinary matrix products.
@@ -66,16 +68,16 @@ def over_cache(attention: Attention) -> bool:
     return attention.positioned or attention.queries < attention.keys
 
 
-def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit) -> relax.Var:
+def emit_attention(attention: Attention, operands: Sequence[relax.Expr], emit: Emit) -> relax.Var:
     """Emit the operators that compute `attention` of `operands` (those of `attention_function`).
 
     Query heads that share keys are rows of one product, so K and V are read in place, once for each KV head.
     """
     op, a = relax.op, attention
-    q, k, v, *others = operands
+    q, k, v, *extra_operands = operands
     rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
     if a.read:
-        k, v = (emit(op.strided_slice(each, [2], [0], [a.read]), "read") for each in (k, v))
+        k, v = (emit(op.strided_slice(tensor, [2], [0], [a.read]), "read") for tensor in (k, v))
     if shared:
         q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
     scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]), "keys")), "scores")
@@ -83,21 +85,26 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
         scores = emit(op.multiply(scores, relax.const(a.scale, "float32")), "scaled")
     if shared:
         scores = emit(op.reshape(scores, a.score_shape), "by_head")
-    weights = weighted(a, scores, others, emit)
+    weights = emit_attention_weights(a, scores, extra_operands, emit)
     if shared:
         weights = emit(op.reshape(weights, (*rows, a.extent)), "weights")
     result = emit(op.matmul(weights, v), "values")
     if shared:
         result = emit(op.reshape(result, a.output_shape), "heads")
-    blind = None if a.positioned else ~a.allowed().any(-1)[0]
-    if blind is not None and blind.any():
-        seeing = np.where(blind, 0.0, 1.0).astype("float32").reshape(1, 1, -1, 1)
-        result = emit(op.multiply(result, relax.const(seeing)), "seeing")
+    blind_queries = None if a.positioned else ~a.visible_keys().any(-1)[0]
+    if blind_queries is not None and blind_queries.any():
+        visibility = np.where(blind_queries, 0.0, 1.0).astype("float32").reshape(1, 1, -1, 1)
+        result = emit(op.multiply(result, relax.const(visibility)), "seeing")
     return result
 
 
-def weighted(
-    attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit, *, scale: float = 1.0
+def emit_attention_weights(
+    attention: Attention,
+    scores: relax.Var,
+    extra_operands: Sequence[relax.Expr],
+    emit: Emit,
+    *,
+    scale: float = 1.0,
 ) -> relax.Var:
     """Emit the softmax of `scores` [batch, heads, queries, extent] over the keys that each query sees.
 
@@ -111,10 +118,10 @@ def weighted(
     op, a = relax.op, attention
     # An operator behind a call joins the kernel of the tensor that is added to it. The scale follows the
     # first sum, so that all operators here become one kernel.
-    hidden_first = scale != 1 and a.positioned and not a.softcap
-    if hidden_first:
-        unseen = _unseen_by_position(a, others[-1], emit, UNSEEN / scale)
-        scores = emit(op.add(scores, unseen), "causal")
+    masks_before_scale = scale != 1 and a.positioned and not a.softcap
+    if masks_before_scale:
+        mask_bias = _position_mask_bias(a, extra_operands[-1], emit, MASKED_SCORE / scale)
+        scores = emit(op.add(scores, mask_bias), "causal")
     if scale != 1:
         scores = emit(op.multiply(scores, relax.const(scale, "float32")), "scaled")
     if a.softcap:
@@ -123,33 +130,35 @@ def weighted(
         )
         scores = emit(op.multiply(inner, relax.const(a.softcap, "float32")), "capped")
     if a.masked:
-        scores = emit(op.add(scores, others[0]), "masked")
-    unseen = None if hidden_first else _unseen(a, others, emit)
-    if unseen is not None:
-        scores = emit(op.add(scores, unseen), "causal")
+        scores = emit(op.add(scores, extra_operands[0]), "masked")
+    mask_bias = None if masks_before_scale else _mask_bias(a, extra_operands, emit)
+    if mask_bias is not None:
+        scores = emit(op.add(scores, mask_bias), "causal")
     return emit(op.nn.softmax(scores, axis=-1), "softmax")
 
 
-def _unseen(attention: Attention, others: Sequence[relax.Expr], emit: Emit) -> relax.Expr | None:
+def _mask_bias(attention: Attention, extra_operands: Sequence[relax.Expr], emit: Emit) -> relax.Expr | None:
     """The term that masks scores of keys that a query does not see; None if every query sees every key."""
     if attention.positioned:
-        return _unseen_by_position(attention, others[-1], emit, UNSEEN)
-    allowed = attention.allowed()[0]
-    return None if allowed.all() else relax.const(np.where(allowed, 0.0, UNSEEN).astype("float32"))
+        return _position_mask_bias(attention, extra_operands[-1], emit, MASKED_SCORE)
+    allowed = attention.visible_keys()[0]
+    return None if allowed.all() else relax.const(np.where(allowed, 0.0, MASKED_SCORE).astype("float32"))
 
 
-def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit, unseen: float) -> relax.Var:
+def _position_mask_bias(
+    attention: Attention, position: relax.Expr, emit: Emit, masked_score: float
+) -> relax.Var:
     """Emit `unseen`, or twice that, for masked keys, else 0, from positions: [batch, 1, queries, extent]."""
     op, a = relax.op, attention
     first = emit(op.astype(position, "float32"), "first")
     first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")
-    place = np.arange(a.extent, dtype="float32").reshape(1, 1, 1, -1)
-    own = np.arange(a.queries, dtype="float32").reshape(1, 1, -1, 1)
+    key_index = np.arange(a.extent, dtype="float32").reshape(1, 1, 1, -1)
+    query_index = np.arange(a.queries, dtype="float32").reshape(1, 1, -1, 1)
     # Distance of each key from the last one that the query sees: positive if the key is masked.
-    behind = place - (own if a.causal else a.queries - 1)
-    beyond = emit(op.subtract(relax.const(behind), first), "behind")
-    out = emit(op.clip(beyond, 0, 1), "hidden")
+    distance = key_index - (query_index if a.causal else a.queries - 1)
+    hidden_distance = emit(op.subtract(relax.const(distance), first), "behind")
+    out = emit(op.clip(hidden_distance, 0, 1), "hidden")
     if a.window:
-        since = emit(op.subtract(first, relax.const(place - own + (a.window - 1))), "before")
+        since = emit(op.subtract(first, relax.const(key_index - query_index + (a.window - 1))), "before")
         out = emit(op.add(out, emit(op.clip(since, 0, 1), "outside")), "unseen")
-    return emit(op.multiply(out, relax.const(unseen, "float32")), "unseen")
+    return emit(op.multiply(out, relax.const(masked_score, "float32")), "unseen")

@@ -16,7 +16,7 @@ from pimflow.relay_passes.flat import operator, shape
 IN_PLACE = "call_tir_inplace"
 
 
-def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
+def append_tokens(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
     """Emit a copy of `cache` [batch, kv_heads, places, size] with the tokens `new` in it.
 
     Parameters
@@ -29,31 +29,38 @@ def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emi
     op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
     first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
     # Distance of each token from each place of the cache: 0 at the place where the token is written.
-    apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
-    off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
+    distance = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
+    off = emit(op.abs(emit(op.subtract(relax.const(distance[None, None]), first), "apart")), "off")
     hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
     if tokens == 1:
-        put, hit = emit(op.multiply(new, hits), "put"), hits
+        placed_tokens, hit = emit(op.multiply(new, hits), "put"), hits
     else:
-        put, hit = emit(op.matmul(hits, new), "put"), emit(op.sum(hits, axis=-1, keepdims=True), "hit")
-    left = emit(op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left")
-    return emit(op.add(left, put), "appended")
+        placed_tokens, hit = (
+            emit(op.matmul(hits, new), "put"),
+            emit(op.sum(hits, axis=-1, keepdims=True), "hit"),
+        )
+    masked_cache = emit(
+        op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left"
+    )
+    return emit(op.add(masked_cache, placed_tokens), "appended")
 
 
-def appended_operands(
+def append_operands(
     value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Var, relax.Var, relax.Expr] | None:
     """The cache, tokens and position from which `appended` made `value`; None for other values."""
 
     def operand(expr: relax.Expr | None, kind: str, index: int) -> relax.Expr | None:
         """Operand `index` of `expr`, or of its producer, if that is an operator of this `kind`; else None."""
-        made = values.get(expr) if isinstance(expr, relax.Var) else expr
-        return made.args[index] if operator(made) == kind else None
+        producer = values.get(expr) if isinstance(expr, relax.Var) else expr
+        return producer.args[index] if operator(producer) == kind else None
 
-    left, put = operand(value, "add", 0), operand(value, "add", 1)
-    cache, by_token = operand(left, "multiply", 0), operand(put, "multiply", 0)
-    new = by_token if by_token is not None else operand(put, "matmul", 1)
-    hits = operand(put, "multiply", 1) if by_token is not None else operand(put, "matmul", 0)
+    masked_cache, placed_tokens = operand(value, "add", 0), operand(value, "add", 1)
+    cache, by_token = operand(masked_cache, "multiply", 0), operand(placed_tokens, "multiply", 0)
+    new = by_token if by_token is not None else operand(placed_tokens, "matmul", 1)
+    hits = (
+        operand(placed_tokens, "multiply", 1) if by_token is not None else operand(placed_tokens, "matmul", 0)
+    )
     off = operand(operand(hits, "subtract", 1), "clip", 0)
     first = operand(operand(off, "abs", 0), "subtract", 1)
     position = operand(operand(first, "reshape", 0), "astype", 0)

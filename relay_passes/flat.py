@@ -91,9 +91,9 @@ def layer_names(mod: tvm.IRModule) -> dict[str, str]:
     return {str(var): str(layer) for var, layer in main_attribute(mod, LAYER_NAMES).items()}
 
 
-def unused(name: str, taken: Container[str]) -> str:
+def unique_name(name: str, used_names: Container[str]) -> str:
     """`name`, with underscores appended until it differs from all names in `taken`."""
-    while name in taken:
+    while name in used_names:
         name += "_"
     return name
 
@@ -118,13 +118,13 @@ def roles(mod: tvm.IRModule) -> dict[str, str]:
 FUSED = "pimflow.fused"
 
 
-def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
+def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
     """`mod` with runs of layers as an attribute of ``main``; each run will be one kernel."""
     mod["main"] = mod["main"].with_attr(FUSED, runs)
     return mod
 
 
-def fused(mod: tvm.IRModule) -> list[list[str]]:
+def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
     """Runs of layers, as `with_fused` stored them."""
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
@@ -153,7 +153,7 @@ Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | N
 
 
 def rebuild(
-    mod: tvm.IRModule, rewrite: Rewriter, renewed: dict[relax.Var, relax.Expr] | None = None
+    mod: tvm.IRModule, rewrite: Rewriter, var_remap: dict[relax.Var, relax.Expr] | None = None
 ) -> tvm.IRModule:
     """`mod` with every binding of ``main`` passed through `rewrite`.
 
@@ -168,7 +168,7 @@ def rebuild(
     """
     function, bindings = mod["main"], main_bindings(mod)
     builder = relax.BlockBuilder(mod)
-    env: dict[relax.Var, relax.Expr] = {} if renewed is None else renewed
+    env: dict[relax.Var, relax.Expr] = {} if var_remap is None else var_remap
     same: set[relax.Var] = set(function.params)  # variables whose type did not change
     with builder.function("pimflow_rebuilt", list(function.params)):
         with builder.dataflow():
@@ -210,8 +210,8 @@ def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name
     if type(value.ty) is tvm.ir.Type:  # not known yet
         relax.expr._update_type(value, var.ty)
     free = builder.get_unique_name(name or var.name)
-    kept = isinstance(var, relax.DataflowVar) and free == var.name
-    new = var if kept else relax.DataflowVar(free, var.ty)
+    keeps_var = isinstance(var, relax.DataflowVar) and free == var.name
+    new = var if keeps_var else relax.DataflowVar(free, var.ty)
     builder.emit_normalized(relax.VarBinding(new, value))
     return new
 
@@ -256,7 +256,7 @@ def slice_begin(call: relax.Call) -> tuple[int, int] | None:
     return axes[0] % len(shape(call.args[0])), min(max(begin, 0), extent)
 
 
-def renames(bindings: Sequence[relax.VarBinding]) -> bool:
+def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
     """Whether a chain of bindings only gives a tensor another shape, so that it needs no kernel.
 
     The elements keep their type and order: in reshapes, in permutations that move only axes of one element,
@@ -265,7 +265,9 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
     if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
         return False
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
-    if not all(isinstance(x, relax.Var) and _fixed(x) for x in (*read, *(b.var for b in bindings))):
+    if not all(
+        isinstance(x, relax.Var) and _has_static_shape(x) for x in (*read, *(b.var for b in bindings))
+    ):
         return False
     if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
         return False
@@ -276,24 +278,24 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
         value, kind = binding.value, operator(binding.value)
         if factors is None or x.ty.dtype != binding.var.ty.dtype:
             return False
-        given, made = shape(x), shape(binding.var)
+        input_dims, output_dims = shape(x), shape(binding.var)
         if kind == "permute_dims":
-            axes = [int(a) for a in value.attrs.axes or reversed(range(len(given)))]
-            grouped = by_axis(factors, given)
+            axes = [int(a) for a in value.attrs.axes or reversed(range(len(input_dims)))]
+            grouped = factors_by_axis(factors, input_dims)
             factors = [factor for axis in axes for factor in grouped[axis]]
         elif kind == "strided_slice":
             steps = value.args[4].fields if len(value.args) > 4 else ()
-            if given != made or any(int(step.value) != 1 for step in steps):
+            if input_dims != output_dims or any(int(step.value) != 1 for step in steps):
                 return False
-        elif math.prod(given) != math.prod(made):
+        elif math.prod(input_dims) != math.prod(output_dims):
             return False
         else:
-            factors = split_factors(factors, made)
+            factors = split_factors(factors, output_dims)
     strides = [stride for _, stride in factors or ()]
     return factors is not None and strides == sorted(strides, reverse=True)
 
 
-def _fixed(expr: relax.Expr) -> bool:
+def _has_static_shape(expr: relax.Expr) -> bool:
     """Whether `expr` is a tensor with a static shape."""
     dims = getattr(getattr(expr.ty, "shape", None), "values", None)
     return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
@@ -304,41 +306,41 @@ def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> li
 
     None if that is not possible. The first factor is the outermost.
     """
-    left, split = list(factors), []
+    remaining, split = list(factors), []
     for extent in dims:
         while extent > 1:
-            inner, stride = left.pop(0)
-            taken = math.gcd(extent, inner)
-            if taken < min(extent, inner):
+            inner, stride = remaining.pop(0)
+            factor = math.gcd(extent, inner)
+            if factor < min(extent, inner):
                 return None
-            split.append((taken, stride * (inner // taken)))
-            extent //= taken
-            if inner > taken:
-                left.insert(0, (inner // taken, stride))
+            split.append((factor, stride * (inner // factor)))
+            extent //= factor
+            if inner > factor:
+                remaining.insert(0, (inner // factor, stride))
     return split
 
 
-def by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
+def factors_by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
     """The factors of each axis of `dims`, of those that `split_factors` gives."""
-    left, grouped = list(factors), []
+    remaining, grouped = list(factors), []
     for extent in dims:
-        own: list[tuple[int, int]] = []
-        while math.prod(count for count, _ in own) < extent:
-            own.append(left.pop(0))
-        grouped.append(own)
+        axis_factors: list[tuple[int, int]] = []
+        while math.prod(count for count, _ in axis_factors) < extent:
+            axis_factors.append(remaining.pop(0))
+        grouped.append(axis_factors)
     return grouped
 
 
-def called_with(call: relax.Call, operands: Sequence[relax.Expr], **changed: object) -> relax.Call:
+def with_operands(call: relax.Call, operands: Sequence[relax.Expr], **new_attrs: object) -> relax.Call:
     """`call` with other `operands`, and with the attributes `changed`."""
     info = type(call.attrs).__tvm_ffi_type_info__
-    attrs = {each.name: getattr(call.attrs, each.name) for each in info.fields} | changed
+    attrs = {field.name: getattr(call.attrs, field.name) for field in info.fields} | new_attrs
     return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))
 
 
-def repadded(call: relax.Call, x: relax.Expr, padding: Sequence[int]) -> relax.Call:
+def with_padding(call: relax.Call, x: relax.Expr, padding: Sequence[int]) -> relax.Call:
     """Convolution `call` applied to `x`, with another padding: top, left, bottom, right."""
-    return called_with(call, [x, call.args[1]], padding=list(padding))
+    return with_operands(call, [x, call.args[1]], padding=list(padding))
 
 
 def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
@@ -365,7 +367,7 @@ def tensor_bytes(tensor: relax.Expr) -> int:
     return math.prod(shape(tensor)) * element_bytes(tensor)
 
 
-def uses(mod: tvm.IRModule) -> Counter[relax.Var]:
+def use_counts(mod: tvm.IRModule) -> Counter[relax.Var]:
     """How many bindings of ``main`` use each variable; the result of ``main`` counts as a use."""
     read = [*(binding.value for binding in main_bindings(mod)), mod["main"].body.body]
     return Counter(var for value in read for var in set(relax.analysis.free_vars(value)))

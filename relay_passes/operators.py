@@ -20,7 +20,7 @@ UNARY = (
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 # How many times the formula of an operator names its operand, if more than once (`keep_nan`, TVM's formulas).
 # An operand that is inlined is computed as many times.
-NAMINGS = {
+OPERAND_USES = {
     **dict.fromkeys(("nn.relu", "nn.silu", "nn.gelu"), 2),
     **dict.fromkeys(("nn.prelu", "nn.leakyrelu", "clip", "sign"), 3),
     **dict.fromkeys(("maximum", "minimum"), 4),

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_generate import PAGE, PIMS, replaced
+from bench_generate import PAGE, PIMS, replace_block
 
 from pimflow import Profiling, system
 from pimflow.api.crossovers import Crossing, crossings, speedup_chart
@@ -28,7 +28,9 @@ GROUPS = (1, 4, 8, 16)
 PICTURE = Path(PAGE).with_name("attention_in_pim.svg")
 
 
-def measured(pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[int]) -> list[Crossing]:
+def system_crossings(
+    pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[int]
+) -> list[Crossing]:
     """Time every context, batch and group on one system."""
     return list(
         crossings(
@@ -43,37 +45,37 @@ def measured(pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[
     )
 
 
-def table(pim: str, found: Sequence[Crossing]) -> list[str]:
+def table(pim: str, points: Sequence[Crossing]) -> list[str]:
     """Rows of a Markdown table, one for each group and number of requests."""
     rows = []
-    for group, batch in dict.fromkeys((each.group, each.batch) for each in found):
-        of_line = [each for each in found if (each.group, each.batch) == (group, batch)]
-        cells = (_cell(each) for each in of_line)
+    for group, batch in dict.fromkeys((point.group, point.batch) for point in points):
+        row_points = [point for point in points if (point.group, point.batch) == (group, batch)]
+        cells = (_cell(point) for point in row_points)
         rows.append(f"| {pim} | {group} | {batch} | {' | '.join(cells)} |")
     return rows
 
 
-def behind(pim: str, found: Sequence[Crossing]) -> str:
+def slowdown_text(pim: str, points: Sequence[Crossing]) -> str:
     """For each group, the number of tokens from which PIM is slower than the GPU alone, by requests."""
     lines = []
-    for group in dict.fromkeys(each.group for each in found):
+    for group in dict.fromkeys(point.group for point in points):
         slow: dict[int, int] = {}
-        for each in found:
-            if each.group == group and each.speedup is not None:
-                if each.speedup < 1:
-                    slow.setdefault(each.batch, each.context)
+        for point in points:
+            if point.group == group and point.speedup is not None:
+                if point.speedup < 1:
+                    slow.setdefault(point.batch, point.context)
                 else:
-                    slow.pop(each.batch, None)
+                    slow.pop(point.batch, None)
         where = ", ".join(f"from {tokens} tokens with {requests}" for requests, tokens in slow.items())
         if where:
             lines.append(f"- {pim}, {group} query heads a KV head: {where} at once")
     return "\n".join(lines) or f"- {pim}: nowhere"
 
 
-def _cell(each: Crossing) -> str:
-    if each.pim_ns is None or each.speedup is None:
-        return f"{each.gpu_ns / 1e3:.0f}, no room"
-    return f"{each.gpu_ns / 1e3:.0f} → {each.pim_ns / 1e3:.0f} ({each.speedup:.1f}x)"
+def _cell(point: Crossing) -> str:
+    if point.pim_ns is None or point.speedup is None:
+        return f"{point.gpu_ns / 1e3:.0f}, no room"
+    return f"{point.gpu_ns / 1e3:.0f} → {point.pim_ns / 1e3:.0f} ({point.speedup:.1f}x)"
 
 
 def main() -> None:
@@ -88,19 +90,19 @@ def main() -> None:
         "|---" * (3 + len(arguments.contexts)) + "|",
     ]
     print(*lines, sep="\n", flush=True)
-    every = {}
+    points_by_pim = {}
     for pim in PIMS:
         cache = ResultCache(default_path())
         costs = Costs(system(pim=pim), Profiling(cache=cache))
-        every[pim] = measured(pim, costs, arguments.contexts, arguments.batches)
+        points_by_pim[pim] = system_crossings(pim, costs, arguments.contexts, arguments.batches)
         cache.close()
-        lines += (rows := table(pim, every[pim]))
+        lines += (rows := table(pim, points_by_pim[pim]))
         print(*rows, sep="\n", flush=True)
     if arguments.write:
-        page = replaced(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines))
-        slower = "\n".join(behind(pim, found) for pim, found in every.items())
-        PAGE.write_text(replaced(page, "crossovers", slower), "utf-8")
-        pictures.save(PICTURE, speedup_chart(every), "Attention in PIM")
+        page = replace_block(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines))
+        slower = "\n".join(slowdown_text(pim, points) for pim, points in points_by_pim.items())
+        PAGE.write_text(replace_block(page, "crossovers", slower), "utf-8")
+        pictures.save(PICTURE, speedup_chart(points_by_pim), "Attention in PIM")
 
 
 if __name__ == "__main__":

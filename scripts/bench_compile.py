@@ -26,18 +26,18 @@ NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-
 CACHES = ("empty", "full")
 REGIONS = (50, 100, 200, 400)
 SEARCHES = ("searching", "searching under other conventions")
-COUNTED = (*SEARCHES, "generating code")  # search, rewrite and code generation
+COMPILER_PHASES = (*SEARCHES, "generating code")  # search, rewrite and code generation
 TARGET_SECONDS = {"empty": 60.0, "full": 10.0}
 TARGET_BYTES = 4 << 30
 # Of outputs of generated networks: hundreds of layers with drawn weights add up their rounding. PIM regions
 # are held to their own bound whatever it is.
-GROWN_TOLERANCE = 0.1
+GENERATED_TOLERANCE = 0.1
 
 
 def cpu_seconds() -> float:
     """CPU time of this process and of the child processes that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
@@ -48,39 +48,43 @@ def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance:
     from pimflow.placement import Profiling
 
     profiling = Profiling(cache=ResultCache(cache) if cache else None, executor=Processes(jobs))
-    begins = [("starting", 0.0, time.perf_counter())]
+    starts = [("starting", 0.0, time.perf_counter())]
 
     def mark(phase: str) -> None:
-        begins.append((phase, cpu_seconds(), time.perf_counter()))
+        starts.append((phase, cpu_seconds(), time.perf_counter()))
 
     compiled = pimflow.compile(model, profiling=profiling, tolerance=tolerance, progress=mark)
     mark("end")
     return {
         "model": model,
-        "regions": len(compiled.searched.graph.regions),
+        "regions": len(compiled.search_result.graph.regions),
         "wall_seconds": compiled.report.wall_seconds,
         "search_seconds": compiled.report.search_seconds,
-        "phase_seconds": {one[0]: other[2] - one[2] for one, other in itertools.pairwise(begins[1:])},
-        "phase_cpu_seconds": {one[0]: other[1] - one[1] for one, other in itertools.pairwise(begins)},
+        "phase_seconds": {
+            start[0]: next_start[2] - start[2] for start, next_start in itertools.pairwise(starts[1:])
+        },
+        "phase_cpu_seconds": {
+            start[0]: next_start[1] - start[1] for start, next_start in itertools.pairwise(starts)
+        },
         "cpu_seconds": cpu_seconds(),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
-def compile_twice(model: str, jobs: int, *more: str) -> dict:
+def compile_twice(model: str, jobs: int, *extra_options: str) -> dict:
     """Run `compile_once` from an empty and from the full cache, each time in a new process."""
-    found = {}
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--once", "--jobs", str(jobs), "--cache", f"{folder}/profiles.sqlite", *more]
+        options = ["--once", "--jobs", str(jobs), "--cache", f"{folder}/profiles.sqlite", *extra_options]
         for cache in CACHES:
             print(f"{model}, {cache} cache …", file=sys.stderr)
             command = [sys.executable, __file__, model, *options]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found[cache] = json.loads(done.stdout)
-    return found
+            process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            figures[cache] = json.loads(process.stdout)
+    return figures
 
 
-def grown(kind: str, regions: int, jobs: int) -> dict:
+def compile_generated(kind: str, regions: int, jobs: int) -> dict:
     """Run `compile_twice` on a generated network."""
     from build_zoo import strip
     from growing_networks import KINDS
@@ -88,20 +92,20 @@ def grown(kind: str, regions: int, jobs: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{kind}-{regions}.onnx"
         path.write_bytes(strip(KINDS[kind](regions), path.stem).SerializeToString())
-        found = compile_twice(str(path), jobs, "--tolerance", str(GROWN_TOLERANCE))
-    for each in found.values():
-        each["model"] = path.stem
-    return found
+        figures = compile_twice(str(path), jobs, "--tolerance", str(GENERATED_TOLERANCE))
+    for cache_figures in figures.values():
+        cache_figures["model"] = path.stem
+    return figures
 
 
-def counted_seconds(row: dict, of: str = "phase_cpu_seconds") -> float:
+def compiler_seconds(row: dict, key: str = "phase_cpu_seconds") -> float:
     """Seconds of search, rewrite and code generation."""
-    return phases_seconds(row, COUNTED, of)
+    return phases_seconds(row, COMPILER_PHASES, key)
 
 
-def phases_seconds(row: dict, phases: Sequence[str], of: str = "phase_cpu_seconds") -> float:
+def phases_seconds(row: dict, phases: Sequence[str], key: str = "phase_cpu_seconds") -> float:
     """Sum of the seconds of several phases."""
-    return sum(row[of][phase] for phase in phases)
+    return sum(row[key][phase] for phase in phases)
 
 
 def table(rows: list[dict]) -> str:
@@ -115,7 +119,7 @@ def table(rows: list[dict]) -> str:
         empty, full = row["empty"], row["full"]
         phases = full["phase_cpu_seconds"]
         peak_bytes = max(row[cache]["peak_memory_bytes"] for cache in CACHES)
-        late = [c for c in CACHES if counted_seconds(row[c]) > TARGET_SECONDS[c]]
+        late = [c for c in CACHES if compiler_seconds(row[c]) > TARGET_SECONDS[c]]
         beyond = [f"no: {cache} cache" for cache in late]
         beyond += ["no: memory"] if peak_bytes > TARGET_BYTES else []
         figures = (
@@ -126,7 +130,7 @@ def table(rows: list[dict]) -> str:
             empty["cpu_seconds"],
             full["cpu_seconds"],
         )
-        cells = [empty["model"], str(empty["regions"]), *(f"{each:.1f}" for each in figures)]
+        cells = [empty["model"], str(empty["regions"]), *(f"{figure:.1f}" for figure in figures)]
         lines.append(f"| {' | '.join(cells)} | {peak_bytes / 2**30:.2f} | {', '.join(beyond) or 'yes'} |")
     return "\n".join(lines)
 
@@ -168,7 +172,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, help="of that; see pimflow.compile")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.once:
+    if args.single_regions:
         print(json.dumps(compile_once(args.models[0], args.cache, args.jobs, args.tolerance)))
     elif args.zoo or args.growth:
         rows = []
@@ -177,7 +181,9 @@ def main() -> None:
         if args.growth:
             from growing_networks import KINDS
 
-            rows += [grown(kind, regions, args.jobs) for kind in KINDS for regions in args.regions]
+            rows += [
+                compile_generated(kind, regions, args.jobs) for kind in KINDS for regions in args.regions
+            ]
         print(json.dumps(rows, indent=1) if args.json else table(rows))
     else:
         figures = compile_once((args.models or ["mobilenet-v2"])[0])

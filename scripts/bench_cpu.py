@@ -21,7 +21,7 @@ from tvm import relax
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.compiler.timing import calls_ns
+from pimflow.compiler.timing import call_times_ns
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Profiling
@@ -51,22 +51,22 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
     return lambda: machine["main"](*operands)
 
 
-def in_turns(
-    ways: dict[str, Callable[[], object]], rounds: int, between: Callable[[], object] = lambda: None
+def median_ms(
+    runs: dict[str, Callable[[], object]], rounds: int, after_turn: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
     """Median milliseconds of each run; they take turns of `TURN` inferences after `WARM_SECONDS` of warm-up.
 
     `between` is called when each had its turn, while the threads of the last one are still awake.
     """
-    spent: dict[str, list[float]] = {name: [] for name in ways}
+    times_ms: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(-(-rounds // TURN)):
-        for name, way in ways.items():
-            until = time.perf_counter() + WARM_SECONDS
-            while time.perf_counter() < until:
-                way()
-            spent[name] += [ns / 1e6 for ns in calls_ns(way, min(TURN, rounds))]
-        between()
-    return {name: statistics.median(times) for name, times in spent.items()}
+        for name, run in runs.items():
+            warm_until = time.perf_counter() + WARM_SECONDS
+            while time.perf_counter() < warm_until:
+                run()
+            times_ms[name] += [ns / 1e6 for ns in call_times_ns(run, min(TURN, rounds))]
+        after_turn()
+    return {name: statistics.median(times) for name, times in times_ms.items()}
 
 
 def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
@@ -80,29 +80,29 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
     session = onnxruntime.SessionOptions()
     session.intra_op_num_threads = os.cpu_count() or 1
     reference = onnxruntime.InferenceSession(zoo.load_model(model).SerializeToString(), session)
-    built = compiled.builds[-1]
-    calls = {call.key: call for call in built.calls}
-    timer, alone = KernelTimer(list(calls.values())), []
-    ms = in_turns(
+    build = compiled.builds[-1]
+    calls = {call.key: call for call in build.calls}
+    timer, kernel_rounds_ns = KernelTimer(list(calls.values())), []
+    ms = median_ms(
         {
             "onnxruntime": lambda: reference.run(None, dict(inputs)),
-            "pimflow": runner(built.executable, list(inputs.values())),
+            "pimflow": runner(build.executable, list(inputs.values())),
         },
         rounds,
-        lambda: alone.extend(timer.round_ns() for _ in range(KERNEL_ROUNDS)),
+        lambda: kernel_rounds_ns.extend(timer.round_ns() for _ in range(KERNEL_ROUNDS)),
     )
     predicted = network_time(
-        built.calls, known_ns=dict(zip(calls, map(float, np.median(alone, axis=0)), strict=True))
+        build.calls, known_ns=dict(zip(calls, map(float, np.median(kernel_rounds_ns, axis=0)), strict=True))
     )
-    tvm_own = tvm.compile(plain, targets.this_cpu())
-    ms |= in_turns({"tvm": runner(tvm_own, list(inputs.values()))}, max(1, rounds // 25))
+    tvm_build = tvm.compile(plain, targets.this_cpu_target())
+    ms |= median_ms({"tvm": runner(tvm_build, list(inputs.values()))}, max(1, rounds // 25))
     return {
         "network": model,
         **{f"{name}_ms": value for name, value in ms.items()},
         "threads": int(tvm.get_global_func("runtime.NumThreads")()),
         "predicted_ms": predicted.time_ns / 1e6,
         "kernels": [vars(kernel) for kernel in predicted.summary().kernels],
-        "pool_bytes": built.memory.pool_bytes,
+        "pool_bytes": build.memory.pool_bytes,
         "max_relative_error": compiled.verification.max_relative_error,
     }
 

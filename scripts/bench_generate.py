@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow import Generation, Profiling, generate, search, system, zoo
-from pimflow.api.decoding import done_once
-from pimflow.api.generation import Times
+from pimflow.api.decoding import shared_regions
+from pimflow.api.generation import StepCosts
 from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement.solvers.capacity import held_bytes
+from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.gguf_file import read_decoder
 
@@ -40,8 +40,8 @@ README = ROOT / "README.md"
 MODELS = ("tiny-lm", "gpt-2", "opt-6.7b", "llama-2-7b", "llama-3-8b")
 PIMS = ("newton-gddr6", "aim-gddr6")
 PROMPT = 1  # tokens: the table is of decoding
-RECORDED = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "64", "--quiet")
-SHORT = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "24", "--quiet")
+RECORDED_COMMAND = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "64", "--quiet")
+SHORT_COMMAND = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "24", "--quiet")
 HEAD = (
     "| model | PIM | context | batch | GPU alone, ms | plan, ms | tokens/s | mJ a token | of the bound |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -61,18 +61,18 @@ def row(model: str, pim: str, context: int, batch: int, profiling: Profiling) ->
     )
 
 
-def line(found: Generation) -> str:
+def line(generation: Generation) -> str:
     """A row of the table as Markdown."""
-    full = found.full_cache
+    full = generation.full_cache
     speedup = full.tpot_ns_gpu_only / full.tpot_ns
     cells = (
-        found.model,
-        found.pim,
-        found.context,
-        found.batch,
+        generation.model,
+        generation.pim,
+        generation.context,
+        generation.batch,
         f"{full.tpot_ns_gpu_only / 1e6:.3f}",
         f"{full.tpot_ns / 1e6:.3f} ({speedup:.2f}x)",
-        f"{found.batch / full.tpot_ns * 1e9:.0f}",
+        f"{generation.batch / full.tpot_ns * 1e9:.0f}",
         f"{full.energy_per_token_pj_gpu_only / 1e9:.1f} → {full.energy_per_token_pj / 1e9:.1f}",
         f"{full.fraction_of_bound:.1%}",
     )
@@ -84,23 +84,24 @@ CONTEXTS, BATCHES = (128, 1024, 4096), (1, 4, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched:
+class StepFigures:
     """Times of a decode step of all blocks and the head with full caches, and the bytes in PIM's rows."""
 
-    times: Times
+    times: StepCosts
     held_bytes: int
 
 
-def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched:
+def step_figures(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> StepFigures:
     """Search one cell of the grid."""
     decoder, target = zoo.decoder(model), system(pim=pim)
-    whole = graph.block_graph(decoder, context, batch=batch)
-    block = search(whole, target, context=context, profiling=profiling)
+    block_graph = graph.block_graph(decoder, context, batch=batch)
+    block = search(block_graph, target, context=context, profiling=profiling)
     head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
-    held = [held_bytes(target, found.candidates) for found in (block, head)]
-    return Searched(
-        times=Times.of(block, decoder.layers, done_once(block.graph)) + Times.of(head),
-        held_bytes=decoder.layers * held[0] + held[1],
+    pim_bytes = [weight_row_bytes(target, search_result.candidates) for search_result in (block, head)]
+    return StepFigures(
+        times=StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
+        + StepCosts.from_search(head),
+        held_bytes=decoder.layers * pim_bytes[0] + pim_bytes[1],
     )
 
 
@@ -110,31 +111,33 @@ def room_bytes(pim: str) -> int:
     return target.pim.bytes_per_channel * target.pim_channels
 
 
-def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched]) -> str:
+def grid_line(model: str, pim: str, batch: int, steps: Sequence[StepFigures]) -> str:
     """A row of the grid as Markdown: a cell for each context."""
-    cells = (_grid_cell(each, batch, room_bytes(pim)) for each in found)
+    cells = (_grid_cell(step, batch, room_bytes(pim)) for step in steps)
     return f"| {model} | {pim} | {batch} | {' | '.join(cells)} |"
 
 
-def _grid_cell(found: Searched, batch: int, room: int) -> str:
-    ms, alone_ms = found.times.ns / 1e6, found.times.ns_gpu_only / 1e6
-    held = f"{found.held_bytes / 2**30:.1f} GiB{'' if found.held_bytes <= room else ', no room'}"
-    return f"{alone_ms:.2f} → {ms:.2f} ({alone_ms / ms:.2f}x), {batch / ms * 1e3:.0f}/s, {held}"
+def _grid_cell(step: StepFigures, batch: int, capacity_bytes: int) -> str:
+    ms, gpu_only_ms = step.times.ns / 1e6, step.times.ns_gpu_only / 1e6
+    memory_text = (
+        f"{step.held_bytes / 2**30:.1f} GiB{'' if step.held_bytes <= capacity_bytes else ', no room'}"
+    )
+    return f"{gpu_only_ms:.2f} → {ms:.2f} ({gpu_only_ms / ms:.2f}x), {batch / ms * 1e3:.0f}/s, {memory_text}"
 
 
 def grid(models: Sequence[str], batches: Sequence[int], profiling: Profiling, write: bool) -> None:
     """Print the grid, and write each row to the page when it is done."""
     head = [
-        f"| model | PIM | batch | {' | '.join(f'{each} tokens' for each in CONTEXTS)} |",
+        f"| model | PIM | batch | {' | '.join(f'{tokens} tokens' for tokens in CONTEXTS)} |",
         "|---" * (3 + len(CONTEXTS)) + "|",
     ]
     print(*head, sep="\n", flush=True)
     for model, pim, batch in itertools.product(models, PIMS, batches):
-        found = [searched_step(model, pim, context, batch, profiling) for context in CONTEXTS]
-        made = grid_line(model, pim, batch, found)
-        print(made, flush=True)
+        steps = [step_figures(model, pim, context, batch, profiling) for context in CONTEXTS]
+        grid_row = grid_line(model, pim, batch, steps)
+        print(grid_row, flush=True)
         if write:
-            page = with_row(PAGE.read_text("utf-8"), made, "grid", head)
+            page = with_row(PAGE.read_text("utf-8"), grid_row, "grid", head)
             PAGE.write_text(page, "utf-8")
 
 
@@ -142,7 +145,7 @@ KINDS = ("products with weights", "attention", "positions", "norms and others")
 ONCE = "once a step: tables of positions, mask"
 
 
-def parts_of(model: str, context: int, profiling: Profiling) -> list[str]:
+def parts_table(model: str, context: int, profiling: Profiling) -> list[str]:
     """Time of a model's block by kind of region, on the GPU alone and by each plan, as Markdown.
 
     A region's time is what it adds to the step, so that the regions of a block add up to its time. Regions
@@ -152,24 +155,26 @@ def parts_of(model: str, context: int, profiling: Profiling) -> list[str]:
     block = graph.block_graph(decoder, context, tokens=1, batch=1)
     columns: dict[str, Counter[str]] = {}
     for pim in PIMS:
-        found = search(block, system(pim=pim), context=context, profiling=profiling)
-        once = done_once(found.graph)
-        for name, evaluation in (("GPU alone", found.gpu_only), (pim, found.evaluation)):
-            of_kind: Counter[str] = Counter()
-            for region, added_ns in evaluation.added_ns.items():
-                of_kind[ONCE if region in once else _kind(found.graph.region(region))] += added_ns
+        search_result = search(block, system(pim=pim), context=context, profiling=profiling)
+        once_regions = shared_regions(search_result.graph)
+        for name, evaluation in (("GPU alone", search_result.gpu_only), (pim, search_result.evaluation)):
+            figures_by_kind: Counter[str] = Counter()
+            for region, added_ns in evaluation.latency_increase_ns.items():
+                figures_by_kind[
+                    ONCE if region in once_regions else _kind(search_result.graph.region(region))
+                ] += added_ns
             launches = [event for event in evaluation.timeline.events if event.launched]
-            of_kind["launches of kernels"] = sum(event.resource == "gpu" for event in launches)
-            of_kind["submissions to PIM"] = sum(event.resource == "pim" for event in launches)
-            columns[name] = of_kind
+            figures_by_kind["launches of kernels"] = sum(event.resource == "gpu" for event in launches)
+            figures_by_kind["submissions to PIM"] = sum(event.resource == "pim" for event in launches)
+            columns[name] = figures_by_kind
     lines = [f"| {model}, us a block | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for kind in KINDS:
-        lines.append(f"| {kind} | {' | '.join(f'{each[kind] / 1e3:.1f}' for each in columns.values())} |")
-    totals = (sum(each[kind] for kind in KINDS) for each in columns.values())
+        lines.append(f"| {kind} | {' | '.join(f'{column[kind] / 1e3:.1f}' for column in columns.values())} |")
+    totals = (sum(column[kind] for kind in KINDS) for column in columns.values())
     lines.append(f"| all | {' | '.join(f'{ns / 1e3:.1f}' for ns in totals)} |")
-    lines.append(f"| {ONCE} | {' | '.join(f'{each[ONCE] / 1e3:.1f}' for each in columns.values())} |")
+    lines.append(f"| {ONCE} | {' | '.join(f'{column[ONCE] / 1e3:.1f}' for column in columns.values())} |")
     for kind in ("launches of kernels", "submissions to PIM"):
-        lines.append(f"| {kind} | {' | '.join(str(each[kind]) for each in columns.values())} |")
+        lines.append(f"| {kind} | {' | '.join(str(column[kind]) for column in columns.values())} |")
     return lines
 
 
@@ -182,7 +187,7 @@ def _kind(region: Region) -> str:
 
 
 PLANS = {"GPU alone": "gpu", "PIM": "gpu,pim", "mixed": None}
-WRITTEN = 32  # tokens
+GENERATED_TOKENS = 32  # tokens
 PLANS_PROMPT = "Once upon a time"
 PLANS_HEAD = (
     "| plan | regions on PIM | tokens | had to be the same | largest error (bound) | model, ms a token "
@@ -191,36 +196,36 @@ PLANS_HEAD = (
 )
 
 
-def by_plan(path: str, plan: str) -> str:
+def plan_row(path: str, plan: str) -> str:
     """Generate and verify tokens by a plan of one kind: a row of the table. It runs in a new process."""
-    told: list[float] = []
+    token_times: list[float] = []
     modes = {} if PLANS[plan] is None else {"modes": PLANS[plan]}
-    found = generate(
+    generation = generate(
         path,
         prompt=PLANS_PROMPT,
-        n=WRITTEN,
-        on_text=lambda _: told.append(time.process_time()),
+        n=GENERATED_TOKENS,
+        on_text=lambda _: token_times.append(time.process_time()),
         **modes,
     )
     # The first two tokens come from steps that are compiled first.
-    seconds = (told[-1] - told[1]) / (len(told) - 2)
+    seconds = (token_times[-1] - token_times[1]) / (len(token_times) - 2)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    weight_bytes = read_decoder(Path(path)).parameters * ELEMENT_BYTES[found.dtype]
-    assert found.verified and found.timing_violations == 0 and found.tokens is not None
+    weight_bytes = read_decoder(Path(path)).parameters * ELEMENT_BYTES[generation.dtype]
+    assert generation.verified and generation.timing_violations == 0 and generation.tokens is not None
     cells = (
         plan,
-        f"{found.regions_on_pim} of {found.regions}",
-        len(found.tokens),
-        found.sure_tokens,
-        f"{found.max_relative_error:.1e} ({found.bound:.1e})",
-        f"{found.tpot_ns / 1e6:.2f}",
+        f"{generation.regions_on_pim} of {generation.regions}",
+        len(generation.tokens),
+        generation.sure_tokens,
+        f"{generation.max_relative_error:.1e} ({generation.bound:.1e})",
+        f"{generation.tpot_ns / 1e6:.2f}",
         f"{seconds:.2f}",
         f"{(peak_bytes - weight_bytes) / 2**30:.2f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def recording(command: Sequence[str], *, whole: bool = True) -> str:
+def recording(command: Sequence[str], *, complete: bool = True) -> str:
     """A command and what it prints; unless `whole`, only the time of a token and the check of its table."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -228,15 +233,15 @@ def recording(command: Sequence[str], *, whole: bool = True) -> str:
     assert code == 0, command
     words = [f'"{word}"' if " " in word else word for word in command]
     lines = [f"$ pimflow {' '.join(words)}", *out.getvalue().rstrip().splitlines()]
-    if not whole:
-        table = next(index for index, each in enumerate(lines) if each.startswith("system "))
-        rows = {each.split()[0]: each for each in lines[table:]}
-        *_, alone_ms, plan_ms, _ = rows["each"].split()
-        lines = [*lines[:table], f"token     {plan_ms} ms, on the GPU alone {alone_ms} ms", rows["check"]]
+    if not complete:
+        table = next(index for index, output_line in enumerate(lines) if output_line.startswith("system "))
+        rows = {output_line.split()[0]: output_line for output_line in lines[table:]}
+        *_, gpu_only_ms, plan_ms, _ = rows["each"].split()
+        lines = [*lines[:table], f"token     {plan_ms} ms, on the GPU alone {gpu_only_ms} ms", rows["check"]]
     return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
-def with_row(text: str, made: str, name: str = "decode", head: Sequence[str] = HEAD) -> str:
+def with_row(text: str, new_row: str, name: str = "decode", head: Sequence[str] = HEAD) -> str:
     """The page with a row added or replaced, in the order of `MODELS`, `PIMS` and the leading numbers."""
 
     def key(cells: str) -> tuple[int, ...]:
@@ -246,16 +251,16 @@ def with_row(text: str, made: str, name: str = "decode", head: Sequence[str] = H
 
     body = re.search(rf"<!-- {name} begin[^>]*-->\n(.*?)<!-- {name} end -->", text, re.DOTALL)
     assert body is not None
-    rows = {key(each): each for each in (*body[1].splitlines()[len(head) :], made)}
-    return replaced(text, name, "\n".join([*head, *(rows[each] for each in sorted(rows))]))
+    rows = {key(entry): entry for entry in (*body[1].splitlines()[len(head) :], new_row)}
+    return replace_block(text, name, "\n".join([*head, *(rows[entry] for entry in sorted(rows))]))
 
 
-def replaced(text: str, name: str, body: str) -> str:
+def replace_block(text: str, name: str, body: str) -> str:
     """`text` with `body` between the two marks called `name`."""
     pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-    found, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)
+    new_text, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)
     assert count == 1, name
-    return found
+    return new_text
 
 
 def main() -> None:
@@ -272,19 +277,19 @@ def main() -> None:
         lines = list(PLANS_HEAD)
         for plan in PLANS:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                lines.append(process.submit(by_plan, arguments.plans, plan).result())
+                lines.append(process.submit(plan_row, arguments.plans, plan).result())
             print(lines[-1], flush=True)
             if arguments.write:
-                PAGE.write_text(replaced(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
+                PAGE.write_text(replace_block(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
         return
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)
     if arguments.parts:
-        lines = parts_of(arguments.parts, arguments.context, profiling)
+        lines = parts_table(arguments.parts, arguments.context, profiling)
         cache.close()
         print(*lines, sep="\n")
         if arguments.write:
-            PAGE.write_text(replaced(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
+            PAGE.write_text(replace_block(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
         return
     if arguments.grid:
         grid(arguments.models or GRID, arguments.batches, profiling, arguments.write)
@@ -293,14 +298,19 @@ def main() -> None:
     print(*HEAD, sep="\n", flush=True)
     for model in arguments.models or MODELS:
         for pim in PIMS:
-            made = line(row(model, pim, arguments.context, 1, profiling))
-            print(made, flush=True)
+            table_row = line(row(model, pim, arguments.context, 1, profiling))
+            print(table_row, flush=True)
             if arguments.write:
-                PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+                PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), table_row), encoding="utf-8")
     cache.close()
     if arguments.write:
-        for path, text in ((PAGE, recording(RECORDED)), (README, recording(SHORT, whole=False))):
-            path.write_text(replaced(path.read_text(encoding="utf-8"), "recording", text), encoding="utf-8")
+        for path, text in (
+            (PAGE, recording(RECORDED_COMMAND)),
+            (README, recording(SHORT_COMMAND, complete=False)),
+        ):
+            path.write_text(
+                replace_block(path.read_text(encoding="utf-8"), "recording", text), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,15 @@ RANDOMLY_WIRED = {
     "ws-100": ((56, 64, 100),),
 }
 HALF_BYTES = 2
-ORDERED = ("efficientnet-b0", "googlenet", "inception-v3", "mobilenet-v2", "resnet-50", "toy", "vgg-16")
+REORDERED_NETWORKS = (
+    "efficientnet-b0",
+    "googlenet",
+    "inception-v3",
+    "mobilenet-v2",
+    "resnet-50",
+    "toy",
+    "vgg-16",
+)
 
 
 def row(path: Path, seconds: float) -> dict:
@@ -54,16 +62,16 @@ def row(path: Path, seconds: float) -> dict:
         raise UsageError(f"{path}: the name has no capacity; call it NAME.BYTES.csv")
     lifetimes = csv_form.read(path)
     policies = memory.policy_bytes(lifetimes)
-    found: dict = {"instance": name, "buffers": len(lifetimes), "capacity_bytes": int(capacity), **policies}
+    figures: dict = {"instance": name, "buffers": len(lifetimes), "capacity_bytes": int(capacity), **policies}
     begin = time.process_time()  # without the time of other processes
     try:
         memory.plan(lifetimes, capacity_bytes=int(capacity), seconds=seconds)
     except InfeasibleError as error:
-        return {**found, "fits": False, "seconds": None, "error": str(error)}
-    taken = time.process_time() - begin
-    least = memory.plan(lifetimes, seconds=seconds)
-    bounds = {"pool_bytes": least.pool_bytes, "lower_bound_bytes": least.lower_bound_bytes}
-    return {**found, **bounds, "fits": True, "seconds": taken, "optimal": least.optimal}
+        return {**figures, "fits": False, "seconds": None, "error": str(error)}
+    cpu_seconds = time.process_time() - begin
+    smallest = memory.plan(lifetimes, seconds=seconds)
+    bounds = {"pool_bytes": smallest.pool_bytes, "lower_bound_bytes": smallest.lower_bound_bytes}
+    return {**figures, **bounds, "fits": True, "seconds": cpu_seconds, "optimal": smallest.optimal}
 
 
 def above_bound(row: dict) -> str:
@@ -78,14 +86,14 @@ def table(rows: list[dict]) -> str:
         "| CPU time (s) | smallest pool above its bound |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in rows:
-        best = min(each[policy] for policy in memory.POLICIES) / each["capacity_bytes"]
-        fits = "yes" if each["fits"] else "no"
-        taken = "-" if each["seconds"] is None else f"{each['seconds']:.3f}"
-        size = f"{each['buffers']} | {each['capacity_bytes']}"
-        gap = above_bound(each) if each["fits"] else "-"
-        lines.append(f"| {each['instance']} | {size} | {best:.3f} | {fits} | {taken} | {gap} |")
-    solved = [each["seconds"] for each in rows if each["fits"]]
+    for row in rows:
+        best = min(row[policy] for policy in memory.POLICIES) / row["capacity_bytes"]
+        fits = "yes" if row["fits"] else "no"
+        cpu_time = "-" if row["seconds"] is None else f"{row['seconds']:.3f}"
+        size = f"{row['buffers']} | {row['capacity_bytes']}"
+        gap = above_bound(row) if row["fits"] else "-"
+        lines.append(f"| {row['instance']} | {size} | {best:.3f} | {fits} | {cpu_time} | {gap} |")
+    solved = [row["seconds"] for row in rows if row["fits"]]
     lines.append(f"\n{len(solved)} of {len(rows)} fit, in {sum(solved):.3f} s of CPU time together.")
     return "\n".join(lines)
 
@@ -124,8 +132,8 @@ def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepG
 
 def step_graphs() -> Iterator[tuple[str, StepGraph]]:
     """Networks to reorder, by name."""
-    for name in ORDERED:
-        yield name, StepGraph.of_regions(prepare.regions(frontend.load(name)), "fp16")
+    for name in REORDERED_NETWORKS:
+        yield name, StepGraph.from_regions(prepare.regions(frontend.load(name)), "fp16")
     for name, stages in RANDOMLY_WIRED.items():
         for seed in range(2):
             yield f"{name}, seed {seed}", randomly_wired(stages, seed)
@@ -133,18 +141,18 @@ def step_graphs() -> Iterator[tuple[str, StepGraph]]:
 
 def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
     """Reorder the steps of a network: the figures of a row."""
-    found = reorder(graph, seconds=seconds)
+    reordering = reorder(graph, seconds=seconds)
     before, after = (
-        memory.plan(graph.lifetimes(order), seconds=seconds).pool_bytes for order in (None, found.order)
+        memory.plan(graph.lifetimes(order), seconds=seconds).pool_bytes for order in (None, reordering.order)
     )
     return {
         "network": name,
-        "steps": len(found.order),
-        "given_peak_bytes": found.given_peak_bytes,
-        "peak_bytes": found.peak_bytes,
-        "lower_bound_bytes": found.lower_bound_bytes,
-        "optimal": found.optimal,
-        "seconds": found.seconds,
+        "steps": len(reordering.order),
+        "given_peak_bytes": reordering.original_peak_bytes,
+        "peak_bytes": reordering.peak_bytes,
+        "lower_bound_bytes": reordering.lower_bound_bytes,
+        "optimal": reordering.optimal,
+        "seconds": reordering.seconds,
         "pool_before_bytes": before,
         "pool_after_bytes": min(before, after),
     }
@@ -157,14 +165,14 @@ def reorder_table(rows: list[dict]) -> str:
         "| pool before (B) | after (B) | time for the order (s) |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for each in rows:
+    for row in rows:
         keys = ("network", "steps", "given_peak_bytes", "peak_bytes", "lower_bound_bytes")
-        cells = [str(each[key]) for key in keys] + ["yes" if each["optimal"] else "no"]
-        cells += [str(each["pool_before_bytes"]), str(each["pool_after_bytes"]), f"{each['seconds']:.3f}"]
+        cells = [str(row[key]) for key in keys] + ["yes" if row["optimal"] else "no"]
+        cells += [str(row["pool_before_bytes"]), str(row["pool_after_bytes"]), f"{row['seconds']:.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
     for proved in (True, False):
-        wired = [each for each in rows if each["network"].startswith("ws-") and each["optimal"] is proved]
-        saved = [1 - each["peak_bytes"] / each["given_peak_bytes"] for each in wired]
+        wired = [row for row in rows if row["network"].startswith("ws-") and row["optimal"] is proved]
+        saved = [1 - row["peak_bytes"] / row["given_peak_bytes"] for row in wired]
         if saved:
             kind = "that is proved the best" if proved else "beyond proof in the time"
             lines.append(
@@ -197,23 +205,23 @@ def zoo_rows(seconds: float) -> list[dict]:
 
 def zoo_row(name: str, module: tvm.IRModule, coalesced: bool, seconds: float) -> dict:
     """Plan the memory of a network: the figures of a row."""
-    found = pimflow.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
-    plan = found.plan
-    policies = memory.policy_bytes(found.liveness.lifetimes)
+    memory_report = pimflow.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
+    plan = memory_report.plan
+    policies = memory.policy_bytes(memory_report.liveness.lifetimes)
     best = min(policies, key=policies.__getitem__)
     return {
         "network": name,
         "coalesced": coalesced,
-        "buffers": len(found.liveness.lifetimes),
+        "buffers": len(memory_report.liveness.lifetimes),
         "pool_bytes": plan.pool_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
         "optimal": plan.optimal,
         "seconds": plan.seconds,
         "best_policy": best,
         "best_policy_bytes": policies[best],
-        "tvm_pool_bytes": found.tvm_pool_bytes,
-        "eager_bytes": found.eager_bytes,
-        "lazy_peak_bytes": found.lazy_peak_bytes,
+        "tvm_pool_bytes": memory_report.tvm_pool_bytes,
+        "eager_bytes": memory_report.eager_bytes,
+        "lazy_peak_bytes": memory_report.lazy_peak_bytes,
     }
 
 
@@ -224,12 +232,12 @@ def zoo_table(rows: list[dict]) -> str:
         "| TVM's planner (x pool) | lazy (x pool) | eager (x pool) |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for each in rows:
-        pool = each["pool_bytes"]
-        coalesced = "yes" if each["coalesced"] else "no"
-        cells = [each["network"], coalesced, each["buffers"], pool, above_bound(each)]
-        cells += [f"{each['seconds']:.3f}", f"{each['best_policy']} {each['best_policy_bytes'] / pool:.3f}"]
-        cells += [f"{each[key] / pool:.3f}" for key in ("tvm_pool_bytes", "lazy_peak_bytes", "eager_bytes")]
+    for row in rows:
+        pool = row["pool_bytes"]
+        coalesced = "yes" if row["coalesced"] else "no"
+        cells = [row["network"], coalesced, row["buffers"], pool, above_bound(row)]
+        cells += [f"{row['seconds']:.3f}", f"{row['best_policy']} {row['best_policy_bytes'] / pool:.3f}"]
+        cells += [f"{row[key] / pool:.3f}" for key in ("tvm_pool_bytes", "lazy_peak_bytes", "eager_bytes")]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     for coalesced in (True, False):
         ratios = [r["tvm_pool_bytes"] / r["pool_bytes"] for r in rows if r["coalesced"] == coalesced]
@@ -251,10 +259,10 @@ def reorder_rows(seconds: float) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("directory", metavar="DIR", nargs="?", help="folder of NAME.CAPACITY.csv")
-    what.add_argument("--zoo", action="store_true", help="networks of the zoo")
-    what.add_argument("--reorder", action="store_true", help="orders of the steps of networks")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("directory", metavar="DIR", nargs="?", help="folder of NAME.CAPACITY.csv")
+    source.add_argument("--zoo", action="store_true", help="networks of the zoo")
+    source.add_argument("--reorder", action="store_true", help="orders of the steps of networks")
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="limit an instance or order (default: %(default)g)"
     )
@@ -262,14 +270,14 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.zoo:
-            rows, in_words = zoo_rows(args.seconds), zoo_table
+            rows, to_table = zoo_rows(args.seconds), zoo_table
         elif args.reorder:
-            rows, in_words = reorder_rows(args.seconds), reorder_table
+            rows, to_table = reorder_rows(args.seconds), reorder_table
         else:
-            rows, in_words = instance_rows(args.directory, args.seconds), table
+            rows, to_table = instance_rows(args.directory, args.seconds), table
     except PimflowError as error:
         sys.exit(str(error))
-    print(json.dumps(rows, indent=1) if args.json else in_words(rows))
+    print(json.dumps(rows, indent=1) if args.json else to_table(rows))
 
 
 if __name__ == "__main__":

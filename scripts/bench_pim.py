@@ -24,14 +24,14 @@ import pimflow
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
-from pimflow.hardware.constraints import SELDOM
+from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.functional import PimDevice, simd_variants
 from pimflow.simulators.pim.streams import distinct_channels
-from pimflow.simulators.pim.timing import TIMINGS, issued, time_program, time_trace
+from pimflow.simulators.pim.timing import TIMINGS, issue_program, time_program, time_trace
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
 
@@ -66,7 +66,7 @@ def blocks(spec: PimSpec, commands: int) -> PimProgram:
     )
 
 
-def shuffled(spec: PimSpec, commands: int) -> Trace:
+def random_trace(spec: PimSpec, commands: int) -> Trace:
     """A trace as of `blocks` with random rows, and columns in random order, so that nothing is a run."""
     draw = np.random.default_rng(0)
     rows = draw.integers(0, spec.rows_per_bank, max(1, commands // (2 + spec.gangs + spec.columns_per_row)))
@@ -89,7 +89,7 @@ def vgg_layer(spec: PimSpec) -> list[PimProgram]:
 
 def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:
     """Whether a channel's cycles are, in both timings, those of its commands one by one."""
-    stream = issued(program, spec, channel)
+    stream = issue_program(program, spec, channel)
     clock, kind, bursts = stream["clock"], stream["command"], stream["bursts"]
     reads, writes = kind == COMMANDS.index("READRES"), kind == COMMANDS.index("GWRITE")
     nBL, nCL = spec.timing["nBL"], spec.timing["nCL"]
@@ -99,7 +99,7 @@ def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:
     flat = time_trace(expand_to_pim(program, channel), spec, "ramulator-pimflow")
     published = time_program(program, spec, "ramulator-pimflow")
     counts = zip(COMMANDS, np.bincount(kind, minlength=len(COMMANDS)).tolist())
-    issued_by_name = {name: count for name, count in counts if count or name not in SELDOM}
+    issued_by_name = {name: count for name, count in counts if count or name not in OPTIONAL_COMMANDS}
     return (
         timed.channel_cycles[channel] == cycles
         and timed.channel_commands[channel] == issued_by_name
@@ -112,16 +112,18 @@ def check_exactness(models: list[str], commands: int) -> int:
     """Check every layer of `models` whose channels have at most `commands` commands; the exit code."""
     checked = skipped = 0
     for model in models:
-        searched = pimflow.search(model)
-        for region in searched.graph.regions:
-            if region.name in searched.table.refused:
+        search_result = pimflow.search(model)
+        for region in search_result.graph.regions:
+            if region.name in search_result.table.unsupported_reasons:
                 continue
-            program = searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
-            for channel in distinct_channels(program, searched.system.pim):
-                counts = time_program(program, searched.system.pim).channel_commands[channel]
+            program = search_result.generator.pim_program(
+                region, search_result.generator.make(region, "PIM"), 0
+            )
+            for channel in distinct_channels(program, search_result.system.pim):
+                counts = time_program(program, search_result.system.pim).channel_commands[channel]
                 if sum(counts.values()) > commands:
                     skipped += 1
-                elif is_exact(program, searched.system.pim, channel):
+                elif is_exact(program, search_result.system.pim, channel):
                     checked += 1
                 else:
                     print(f"{model}, region '{region.name}', channel {channel}: not exact", file=sys.stderr)
@@ -166,48 +168,51 @@ class ByValue:
         return self.macs / self.seconds
 
 
-def by_value(model: str, least_s: float = 0.05) -> dict[tuple[str, int], ByValue]:
+def measure_by_value(model: str, min_s: float = 0.05) -> dict[tuple[str, int], ByValue]:
     """Execute all PIM-capable layers of `model` in every instruction set, on one thread and on two.
 
     They take turns at a layer, at least five times and for `least_s` seconds, and each counts its shortest
     time: other load on the machine then slows all of them equally.
     """
-    searched = pimflow.search(model)
+    search_result = pimflow.search(model)
     draw = np.random.default_rng(0)
-    ways = {(variant, threads): ByValue() for variant in simd_variants() for threads in (1, 2)}
-    for region in searched.graph.regions:
-        if region.name in searched.table.refused:
+    totals = {(variant, threads): ByValue() for variant in simd_variants() for threads in (1, 2)}
+    for region in search_result.graph.regions:
+        if region.name in search_result.table.unsupported_reasons:
             continue
-        g, program = region.geometry, searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
+        g, program = (
+            region.geometry,
+            search_result.generator.pim_program(region, search_result.generator.make(region, "PIM"), 0),
+        )
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
         device = PimDevice(program, memory_image(program, weights))
         x = draw.standard_normal((g.n, g.h, g.w, g.c), np.float32)
-        times_s: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+        times_s: dict[tuple[str, int], list[float]] = {configuration: [] for configuration in totals}
         begin_s = time.perf_counter()
-        while len(times_s[next(iter(ways))]) < 5 or time.perf_counter() < begin_s + least_s * len(ways):
-            for variant, threads in ways:
+        while len(times_s[next(iter(totals))]) < 5 or time.perf_counter() < begin_s + min_s * len(totals):
+            for variant, threads in totals:
                 times_s[variant, threads].append(best_s(device.run, x, threads, variant, repeats=1))
-        for way, total in ways.items():
-            total.add(region.name, g.macs, min(times_s[way]))
-    return ways
+        for configuration, total in totals.items():
+            total.add(region.name, g.macs, min(times_s[configuration]))
+    return totals
 
 
-def by_value_figures(model: str) -> dict[str, float | str]:
+def figures_by_value(model: str) -> dict[str, float | str]:
     """Rates of the fastest instruction set, and the others' as ratios."""
-    ways = by_value(model)
-    fastest, portable = simd_variants()[0], ways["portable", 1].macs_per_s
-    one, two = ways[fastest, 1], ways[fastest, 2]
+    totals = measure_by_value(model)
+    fastest, portable = simd_variants()[0], totals["portable", 1].macs_per_s
+    one_thread, two_threads = totals[fastest, 1], totals[fastest, 2]
     figures = {
         "by_value_model": model,
         "by_value_variant": fastest,
-        "by_value_macs_per_s": one.macs_per_s,
-        "by_value_slowest_layer_macs_per_s": one.slowest[0],
-        "by_value_slowest_layer": one.slowest[1],
-        "by_value_two_threads_ratio": two.macs_per_s / one.macs_per_s,
+        "by_value_macs_per_s": one_thread.macs_per_s,
+        "by_value_slowest_layer_macs_per_s": one_thread.slowest[0],
+        "by_value_slowest_layer": one_thread.slowest[1],
+        "by_value_two_threads_ratio": two_threads.macs_per_s / one_thread.macs_per_s,
     }
-    for variant, threads in ways:
+    for variant, threads in totals:
         key = f"by_value_{variant}_{threads}_thread{'s'[: threads > 1]}_to_portable"
-        figures[key] = ways[variant, threads].macs_per_s / portable
+        figures[key] = totals[variant, threads].macs_per_s / portable
     return figures
 
 
@@ -227,7 +232,7 @@ def main() -> None:
     program = blocks(spec, options.commands)
     text = expand_to_pim(program, 0)
     trace = Trace.read(text)
-    commands, mixed, layer = len(trace), shuffled(spec, options.commands), vgg_layer(spec)
+    commands, mixed, layer = len(trace), random_trace(spec, options.commands), vgg_layer(spec)
     results = {"commands": commands, "parse_s": best_s(Trace.read, text)}
     for timing in TIMINGS:
         key = timing.replace("-", "_")
@@ -238,7 +243,7 @@ def main() -> None:
             f"{key}_program_commands_per_s": commands / best_s(time_program, program, spec, timing),
             f"{key}_vgg_layer_s": max(best_s(time_program, order, spec, timing) for order in layer),
         }
-    results |= by_value_figures(options.model)
+    results |= figures_by_value(options.model)
     if options.json:
         print(json.dumps(results))
         return

@@ -21,10 +21,10 @@ from pimflow.compiler.c_code import builds, kernels
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import InfeasibleError
 from pimflow.host.files import replace_file
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.machines import Machine, thread_count
-from pimflow.primitive_selection.measuring import pooling, timers
+from pimflow.primitive_selection.measuring import pooling_kernel, timers
 from pimflow.primitive_selection.profile import Pooling
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel
@@ -65,7 +65,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
-def least_ns(function: tirx.PrimFunc, machine: Machine, calls: int) -> float:
+def min_ns(function: tirx.PrimFunc, machine: Machine, calls: int) -> float:
     """Minimum time of calls of a kernel, compiled as in a network; only its input is in the caches."""
     (time_ns,) = timers([function], machine)
     return min(time_ns(calls))
@@ -77,10 +77,12 @@ def pools(calls: int | None) -> str:
     for operator, size, channels, window, stride, padding in GOOGLENET_POOLS:
         sides = {"kh": window, "kw": window, "stride": (stride, stride), "padding": padding}
         geometry = ConvGeometry(n=1, h=size, w=size, c=channels, oc=channels, groups=channels, **sides)
-        what = "mean" if operator == "mean" else f"{window} x {window}, stride {stride}"
-        found = (pooling(Pooling(operator=operator, window=geometry), layout) for layout in LAYOUTS)
-        times = [f"{least_ns(function, machine, calls) / 1e3:.1f}" for function in found]
-        rows.append([f"{what}, {size} x {size} x {channels}", *times])
+        label = "mean" if operator == "mean" else f"{window} x {window}, stride {stride}"
+        functions = (
+            pooling_kernel(Pooling(operator=operator, window=geometry), layout) for layout in LAYOUTS
+        )
+        times = [f"{min_ns(function, machine, calls) / 1e3:.1f}" for function in functions]
+        rows.append([f"{label}, {size} x {size} x {channels}", *times])
     head = f"In microseconds, the least of {calls} calls, on {machine.device.name}:"
     return f"{head}\n\n{table(('pool', *LAYOUTS), rows)}"
 
@@ -89,20 +91,20 @@ def selections(_: int | None) -> str:
     """Selections of primitives for modelled GPUs, beside operators alone."""
     rows = []
     for gpu in GPUS:
-        chosen = pimflow.select(SELECTED, device="cuda", gpu=gpu)
-        every = chosen.profile.times_ns
-        times_ns = {key: every[key] for key in every if PRIMITIVES[key[0]].family == "operator"}
-        operators = replace(chosen.profile, times_ns=times_ns)
-        alone = pimflow.select(SELECTED, device="cuda", gpu=gpu, profile=operators)
-        families = Counter(primitive.family for primitive in chosen.choices.values())
-        sums = (chosen.selected.sums, alone.selected.sums)
-        pairs = [(f"{each.time_ns / 1e6:.2f}", f"{each.memory_bytes / MIB:.1f}") for each in sums]
+        selection = pimflow.select(SELECTED, device="cuda", gpu=gpu)
+        times_by_key = selection.profile.times_ns
+        times_ns = {key: times_by_key[key] for key in times_by_key if PRIMITIVES[key[0]].family == "operator"}
+        operators = replace(selection.profile, times_ns=times_ns)
+        operators_only = pimflow.select(SELECTED, device="cuda", gpu=gpu, profile=operators)
+        families = Counter(primitive.family for primitive in selection.choices.values())
+        sums = (selection.selected.sums, operators_only.selected.sums)
+        pairs = [(f"{total.time_ns / 1e6:.2f}", f"{total.memory_bytes / MIB:.1f}") for total in sums]
         rows.append([gpu, *sum(pairs, ()), ", ".join(f"{name} {n}" for name, n in sorted(families.items()))])
     header = ("GPU", "selected, ms", "MiB", "operators alone, ms", "MiB", "layers of each family selected")
     return f"{SELECTED}:\n\n{table(header, rows)}"
 
 
-def planned(network: str, budget: int | None, **goal: object) -> Searched | None:
+def fastest_plan(network: str, budget: int | None, **goal: object) -> SearchResult | None:
     """The fastest plan within a budget, if there is one."""
     goal |= {"max_memory_bytes": budget and budget * MIB}
     try:
@@ -115,17 +117,21 @@ def plans(_: int | None) -> str:
     """Times of plans: operators alone and with primitives, the GPU alone and with PIM."""
     rows = []
     for network, budget in PLANNED:
-        ways = [{"modes": "gpu"}, {}, {"modes": "gpu", "primitives": True}, {"primitives": True}]
-        found = [planned(network, budget, **way) for way in ways]
-        times = [f"{each.evaluation.latency_ns / 1e3:.1f}" if each else "none" for each in found]
+        columns = [{"modes": "gpu"}, {}, {"modes": "gpu", "primitives": True}, {"primitives": True}]
+        search_results = [fastest_plan(network, budget, **goal) for goal in columns]
+        times = [f"{entry.evaluation.latency_ns / 1e3:.1f}" if entry else "none" for entry in search_results]
         last = ["none", "none"]
-        if plan := found[-1]:
-            regions = sum(len(each.covers) for each in plan.candidates if each.rewrite.mode != "GPU")
-            taken = PlanMemory(plan.graph, "fp32").of(plan.candidates)
-            last = [f"{taken / MIB:.1f}", str(regions)]
+        if plan := search_results[-1]:
+            regions = sum(len(entry.covers) for entry in plan.candidates if entry.rewrite.mode != "GPU")
+            memory_bytes = PlanMemory(plan.graph, "fp32").pool_bytes(plan.candidates)
+            last = [f"{memory_bytes / MIB:.1f}", str(regions)]
         rows.append([network, budget or "any", *times, *last])
-    ways = [f"{how}, {by}" for by in ("operators", "primitives") for how in ("GPU only", "plan")]
-    return table(["network", "budget, MiB", *ways, "takes, MiB", "regions on PIM"], rows)
+    columns = [
+        f"{placement}, {algorithms}"
+        for algorithms in ("operators", "primitives")
+        for placement in ("GPU only", "plan")
+    ]
+    return table(["network", "budget, MiB", *columns, "takes, MiB", "regions on PIM"], rows)
 
 
 @contextlib.contextmanager
@@ -147,10 +153,10 @@ def c_primitives(calls: int | None) -> str:
     for layer, geometry, names in IN_C:
         for name in names.split():
             function = kernel(PRIMITIVES[name], geometry)
-            times = [f"{least_ns(function, machine, calls) / 1e6:.3f}" for machine in machines]
+            times = [f"{min_ns(function, machine, calls) / 1e6:.3f}" for machine in machines]
             rows.append([layer, f"`{name}`", *times])
-    by = f"{builds.compiler().version} `{' '.join(builds.OPTIONS)}`"
-    head = f"The least of {calls} calls, on {machines[1].device.name}; C by {by}:"
+    compiler = f"{builds.require_compiler().version} `{' '.join(builds.OPTIONS)}`"
+    head = f"The least of {calls} calls, on {machines[1].device.name}; C by {compiler}:"
     return f"{head}\n\n{table(('layer', 'primitive', 'C, ms', 'LLVM, ms'), rows)}"
 
 
@@ -158,12 +164,15 @@ def c_primitives(calls: int | None) -> str:
 def c_network(calls: int | None) -> str:
     """Times of C code with and without selected primitives; without them also of LLVM's code."""
     runs, rows = calls or RUNS, []
-    for how, select in ((f"--select --measure {C_MEASURE}", {"measure": C_MEASURE}), ("no --select", None)):
+    for options, select in (
+        (f"--select --measure {C_MEASURE}", {"measure": C_MEASURE}),
+        ("no --select", None),
+    ):
         with tempfile.TemporaryDirectory() as folder:
             pimflow.compile(C_NETWORK, folder, target="c", select=select, conventions="none")
             for target in ("c",) if select else ("c", "llvm+pim"):
                 median_ns = pimflow.infer(folder, target=target, repeat=runs).median_ns
-                rows.append([f"`{target}`", f"`{how}`" if select else how, f"{median_ns / 1e6:.1f}"])
+                rows.append([f"`{target}`", f"`{options}`" if select else options, f"{median_ns / 1e6:.1f}"])
     head = f"{C_NETWORK} on one core, the median of {runs} runs:"
     return f"{head}\n\n{table(('target', 'primitives', 'ms'), rows)}"
 

@@ -11,13 +11,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_generate import PAGE, PIMS, replaced
+from bench_generate import PAGE, PIMS, replace_block
 
 from pimflow import Profiling, system, zoo
 from pimflow.api.product_crossovers import (
     ProductCrossing,
+    first_slower_tokens,
     product_crossing,
-    slower_from,
     speedup_chart,
     uses_while_read,
 )
@@ -35,32 +35,32 @@ CROSSING_HEAD = (
 )
 
 
-def cell(each: ProductCrossing) -> str:
+def cell(point: ProductCrossing) -> str:
     """Times and speed-up of a product, as a cell of the table."""
-    times = f"{each.gpu_ns / 1e3:.0f} → {each.plan_ns / 1e3:.0f}"
-    return f"{times} ({each.speedup:.1f}x, {each.pim_share:.0%})"
+    times = f"{point.gpu_ns / 1e3:.0f} → {point.plan_ns / 1e3:.0f}"
+    return f"{times} ({point.speedup:.1f}x, {point.pim_share:.0%})"
 
 
-def named(each: ProductCrossing) -> str:
+def product_cells(point: ProductCrossing) -> str:
     """The cells that name a product."""
-    return f"{each.model} | {each.product}, {each.inputs} x {each.outputs}"
+    return f"{point.model} | {point.product}, {point.inputs} x {point.outputs}"
 
 
-def crossings(pim: str, of_product: Sequence[ProductCrossing]) -> str:
+def crossings(pim: str, points: Sequence[ProductCrossing]) -> str:
     """The number of tokens from which PIM is slower, as a row of Markdown."""
-    one_ns = of_product[0].gpu_ns
-    told = (
-        _told(slower_from(of_product, slower), of_product)
+    one_token_ns = points[0].gpu_ns
+    verdicts = (
+        _crossing_text(first_slower_tokens(points, slower), points)
         for slower in (
-            lambda each: each.pim_ns is None or each.pim_ns > each.gpu_ns,
-            lambda each: each.plan_ns > one_ns,
+            lambda point: point.pim_ns is None or point.pim_ns > point.gpu_ns,
+            lambda point: point.plan_ns > one_token_ns,
         )
     )
-    return f"| {pim} | {named(of_product[0])} | {' | '.join(told)} |"
+    return f"| {pim} | {product_cells(points[0])} | {' | '.join(verdicts)} |"
 
 
-def _told(tokens: int | None, found: Sequence[ProductCrossing]) -> str:
-    return f"slower from {tokens} tokens on" if tokens else f"faster up to {found[-1].tokens}"
+def _crossing_text(tokens: int | None, points: Sequence[ProductCrossing]) -> str:
+    return f"slower from {tokens} tokens on" if tokens else f"faster up to {points[-1].tokens}"
 
 
 def uses(pim: str) -> str:
@@ -76,37 +76,37 @@ def main() -> None:
     arguments = parser.parse_args()
     tokens = sorted(arguments.tokens)
     head = [
-        f"| PIM | model | product | {' | '.join(f'{each} at once' for each in tokens)} |",
+        f"| PIM | model | product | {' | '.join(f'{count} at once' for count in tokens)} |",
         "|---" * (3 + len(tokens)) + "|",
     ]
     print(*head, sep="\n", flush=True)
-    every: dict[str, list[ProductCrossing]] = {}
-    rows, behind = [], []
+    points_by_pim: dict[str, list[ProductCrossing]] = {}
+    rows, crossing_rows = [], []
     cache = ResultCache(default_path())
     for pim in PIMS:
         for model in arguments.models:
             for product in PRODUCTS:
-                found = [
+                points = [
                     product_crossing(
-                        zoo.decoder(model), product, each, system(pim=pim), Profiling(cache=cache)
+                        zoo.decoder(model), product, count, system(pim=pim), Profiling(cache=cache)
                     )
-                    for each in tokens
+                    for count in tokens
                 ]
-                every.setdefault(pim, []).extend(found)
-                rows.append(f"| {pim} | {named(found[0])} | {' | '.join(map(cell, found))} |")
-                behind.append(crossings(pim, found))
+                points_by_pim.setdefault(pim, []).extend(points)
+                rows.append(f"| {pim} | {product_cells(points[0])} | {' | '.join(map(cell, points))} |")
+                crossing_rows.append(crossings(pim, points))
                 print(rows[-1], flush=True)
     cache.close()
-    crossing_lines = [*CROSSING_HEAD, *behind]
+    crossing_lines = [*CROSSING_HEAD, *crossing_rows]
     bounds = "\n".join(map(uses, PIMS))
     print(*crossing_lines, bounds, sep="\n")
     if arguments.write:
         page = PAGE.read_text(encoding="utf-8")
         bodies = {"products": [*head, *rows], "products behind": crossing_lines, "uses": [bounds]}
         for name, lines in bodies.items():
-            page = replaced(page, name, "\n".join(lines))
+            page = replace_block(page, name, "\n".join(lines))
         PAGE.write_text(page, encoding="utf-8")
-        pictures.save(PICTURE, speedup_chart(every), "Products with weights on both devices")
+        pictures.save(PICTURE, speedup_chart(points_by_pim), "Products with weights on both devices")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from pimflow import frontend
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.schedule import BankTiling
-from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.simulators.pim.bound import lower_bound, plain_bound
+from pimflow.simulators.pim.bound import lower_bound, simple_bound
 from pimflow.simulators.profiler import BuiltIn
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
@@ -58,25 +58,25 @@ class Row:
 def layers(model: str, target: System) -> list[tuple[str, ConvGeometry]]:
     """Name and geometry of every layer of `model` that PIM can run."""
     graph = extract_regions(frontend.load(model).module, model)
-    return [(region.name, region.geometry) for region in graph.regions if not refusal(region)]
+    return [(region.name, region.geometry) for region in graph.regions if not unsupported_reason(region)]
 
 
-def measured(geometry: ConvGeometry, target: System) -> dict:
+def layer_figures(geometry: ConvGeometry, target: System) -> dict:
     """The fields of a `Row` that do not depend on the layer's name."""
     channels, dtype = target.pim_channels, target.dtype
-    side = PimSide(
+    pim_costs = PimTarget(
         pim=target.pim, channels=channels, dtype=dtype, profiler=BuiltIn(), level=target.scheduling
     )
-    schedule = side.ranked(geometry, "bench")[0]
-    program = side.program(geometry, schedule, "bench", only_busiest=True)
-    timing = side.profiler.time_program(program, target.pim)
-    units = geometry.pixels * BankTiling.of(geometry, target.pim, dtype, schedule.gangs).tiles
+    schedule = pim_costs.rank_schedules(geometry, "bench")[0]
+    program = pim_costs.program(geometry, schedule, "bench", only_busiest=True)
+    timing = pim_costs.profiler.time_program(program, target.pim)
+    units = geometry.pixels * BankTiling.from_geometry(geometry, target.pim, dtype, schedule.gangs).tiles
     busiest = timing.commands["READRES"]
     return {
         "level": target.scheduling,
         "cycles": timing.cycles,
         "bound_cycles": lower_bound(geometry, target.pim, dtype, channels).cycles,
-        "plain_bound_cycles": plain_bound(geometry, target.pim, dtype, channels),
+        "plain_bound_cycles": simple_bound(geometry, target.pim, dtype, channels),
         "multipliers_busy": timing.utilisation,
         "row_utilisation": timing.row_utilisation,
         "units_above_mean": busiest - units / channels,
@@ -141,20 +141,20 @@ def main() -> None:
     options = parser.parse_args()
     targets = {level: system(scheduling=level) for level in options.levels}
     rows: list[Row] = []
-    known: dict[tuple[str, ConvGeometry], dict] = {}
+    figures: dict[tuple[str, ConvGeometry], dict] = {}
     for model in options.model:
         if not options.quiet:
             print(f"{model} …", file=sys.stderr)
-        found = layers(model, system())
+        model_layers = layers(model, system())
         for level, target in targets.items():
-            for name, geometry in found:
-                if (level, geometry) not in known:
-                    known[level, geometry] = measured(geometry, target)
-                rows.append(Row(model=model, layer=name, **known[level, geometry]))
+            for name, geometry in model_layers:
+                if (level, geometry) not in figures:
+                    figures[level, geometry] = layer_figures(geometry, target)
+                rows.append(Row(model=model, layer=name, **figures[level, geometry]))
     if options.json:
-        each = [{**asdict(row), "ratio": row.ratio, "plain_ratio": row.plain_ratio} for row in rows]
+        layer_rows = [{**asdict(row), "ratio": row.ratio, "plain_ratio": row.plain_ratio} for row in rows]
         levels = {level: summary([row for row in rows if row.level == level]) for level in targets}
-        print(json.dumps({"levels": levels, "layers": each}))
+        print(json.dumps({"levels": levels, "layers": layer_rows}))
     else:
         print_rows(rows)
     for line in (wrong := faults(rows)):

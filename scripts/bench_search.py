@@ -17,7 +17,7 @@ import pimflow
 from pimflow.api import prepare
 from pimflow.api.conventions import ConventionSearch, convention_systems
 from pimflow.api.options import NetworkOptions
-from pimflow.placement import Candidates, Costs, Goal, Profiling, Searched, profile, search
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, SearchResult, profile, search
 from pimflow.placement.solvers.front import TOLERANCE, front
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -35,20 +35,20 @@ class Clock:
     rows: dict[str, str]
     gap: float = 0.0
 
-    def timed(self, what: str, ask: Callable[[], Answer]) -> Answer:
+    def measure(self, label: str, ask: Callable[[], Answer]) -> Answer:
         """Call `ask`, and store its seconds as a row; return its result."""
         begin_s = time.process_time()
         answer = ask()
-        self.rows[what] = f"{time.process_time() - begin_s:.2f}"
-        print(f"{what}: {self.rows[what]} s", file=sys.stderr, flush=True)
+        self.rows[label] = f"{time.process_time() - begin_s:.2f}"
+        print(f"{label}: {self.rows[label]} s", file=sys.stderr, flush=True)
         if isinstance(answer, EvaluatedPlan):
             self.gap = max(self.gap, answer.solution.gap)
         return answer
 
 
-def fresh_search(searched: Searched, goal: Goal) -> PlanSearch:
+def fresh_search(search_result: SearchResult, goal: Goal) -> PlanSearch:
     """A search without earlier results, whose problem exists as arrays."""
-    plans = PlanSearch(searched.graph, searched.table, searched.system, goal)
+    plans = PlanSearch(search_result.graph, search_result.table, search_result.system, goal)
     plans.problem.native  # noqa: B018
     return plans
 
@@ -59,58 +59,64 @@ def seconds(network: str) -> dict[str, str]:
     prepared = prepare.prepare(prepare.load(network, NetworkOptions()), NetworkOptions(), system)
     regions, costs, goal = prepared.regions, Costs(system, Profiling()), Goal()
     clock.rows["regions"] = str(len(regions.regions))
-    maker = Candidates(regions, system, costs, goal.modes, goal.primitives)
-    table = clock.timed("cost table", lambda: profile(regions, maker))
+    generator = CandidateGenerator(regions, system, costs, goal.modes, goal.primitives)
+    table = clock.measure("cost table", lambda: profile(regions, generator))
     clock.rows["candidates"] = str(sum(map(len, table.candidates.values())))
-    searched = search(regions, system, costs, goal)
-    clock.timed("cost table as arrays", lambda: fresh_search(searched, goal))
+    search_result = search(regions, system, costs, goal)
+    clock.measure("cost table as arrays", lambda: fresh_search(search_result, goal))
     for objective in OBJECTIVES:
-        plans = fresh_search(searched, Goal(objective=objective))
-        clock.timed(f"least {objective}", plans.best)
-    ask_conventions(clock, prepared, searched)
-    ask_budgets(clock, searched)
-    plans = fresh_search(searched, goal)
-    pairs = clock.timed("front of latency and energy", lambda: plans.front(TOLERANCE))
+        plans = fresh_search(search_result, Goal(objective=objective))
+        clock.measure(f"least {objective}", plans.best)
+    ask_conventions(clock, prepared, search_result)
+    ask_budgets(clock, search_result)
+    plans = fresh_search(search_result, goal)
+    pairs = clock.measure("front of latency and energy", lambda: plans.front(TOLERANCE))
     clock.rows["… plans"] = str(len(pairs))
-    plans = fresh_search(searched, goal)
-    points = clock.timed("… with memory, at 8 budgets more", lambda: front(plans, None))
+    plans = fresh_search(search_result, goal)
+    points = clock.measure("… with memory, at 8 budgets more", lambda: front(plans, None))
     clock.rows["… plans with memory"] = str(len(points))
     clock.rows["largest gap"] = f"{100 * clock.gap:.2f} %"
     return clock.rows
 
 
-def ask_conventions(clock: Clock, prepared: prepare.Prepared, searched: Searched) -> None:
+def ask_conventions(clock: Clock, prepared: prepare.PreparedNetwork, search_result: SearchResult) -> None:
     """Time the minimum latency under each convention of a report: tables, then searches."""
-    copies = prepare.with_other_copies(searched.system)
+    copies = prepare.with_other_copies(search_result.system)
     conventions = ConventionSearch(
-        searched=searched,
+        search_result=search_result,
         plan=None,
         copies_graph=prepared.regions_for(copies),
-        copies_given=prepared.given_for(copies),
+        copies_original=prepared.original_regions_for(copies),
     )
-    names = list(convention_systems(searched.system))
-    what = f"{len(names)} other conventions"
-    under = clock.timed(f"{what}, with their tables", lambda: [conventions.under(name) for name in names])
-    searches = [fresh_search(each, each.goal) for each in under]
-    clock.timed(f"{what}, least latency", lambda: [plans.best() for plans in searches])
+    names = list(convention_systems(search_result.system))
+    label = f"{len(names)} other conventions"
+    results = clock.measure(
+        f"{label}, with their tables", lambda: [conventions.search_under(name) for name in names]
+    )
+    searches = [fresh_search(result, result.goal) for result in results]
+    clock.measure(f"{label}, least latency", lambda: [plans.best() for plans in searches])
 
 
-def ask_budgets(clock: Clock, searched: Searched) -> None:
+def ask_budgets(clock: Clock, search_result: SearchResult) -> None:
     """Time the minimum latency within budgets between the minimum memory and that of the fastest plan."""
-    smallest = clock.timed("least memory", fresh_search(searched, Goal(objective="memory")).best)
-    fastest = fresh_search(searched, Goal()).best()
+    smallest = clock.measure("least memory", fresh_search(search_result, Goal(objective="memory")).best)
+    fastest = fresh_search(search_result, Goal()).best()
     if smallest is None or fastest is None:
-        raise AssertionError(f"no plan for '{searched.graph.name}' without bounds")
-    least, most = smallest.memory_bytes, fastest.memory_bytes
+        raise AssertionError(f"no plan for '{search_result.graph.name}' without bounds")
+    min_bytes, fastest_bytes = smallest.memory_bytes, fastest.memory_bytes
     for share in SHARES:
-        plans = fresh_search(searched, Goal(max_memory_bytes=least + share * (most - least)))
-        clock.timed(f"least latency, memory {100 * share:.0f} % of the way", plans.best)
+        plans = fresh_search(
+            search_result, Goal(max_memory_bytes=min_bytes + share * (fastest_bytes - min_bytes))
+        )
+        clock.measure(f"least latency, memory {100 * share:.0f} % of the way", plans.best)
 
 
 def table_text(networks: Sequence[str], columns: Sequence[dict[str, str]]) -> str:
     """A Markdown table: one row for each question, one column for each network."""
     lines = [f"| CPU seconds | {' | '.join(networks)} |", f"|{'---|' * (len(networks) + 1)}"]
-    lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
+    lines += [
+        f"| {question} | {' | '.join(column[question] for column in columns)} |" for question in columns[0]
+    ]
     return "\n".join(lines)
 
 

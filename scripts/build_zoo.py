@@ -143,13 +143,13 @@ def rename_nodes(graph: onnx.GraphProto, modules: set[str]) -> None:
     paths = {node.name: module_path(node.name.strip("/").split("/")[:-1]) for node in graph.node}
     parents = {path.rpartition(".")[0] for path in modules} | {""}
     nodes = [node for node in graph.node if node.op_type != "Constant"]
-    crowd = Counter(paths[node.name] for node in nodes)
+    node_counts = Counter(paths[node.name] for node in nodes)
     outputs = {value.name for value in graph.output}
     renamed: dict[str, str] = {}
     for node in nodes:
         path, operator = paths[node.name], node.name.rpartition("/")[2].lower()
-        alone = crowd[path] == 1 and path not in parents
-        node.name = path if alone else f"{path}.{operator}".lstrip(".")
+        is_single = node_counts[path] == 1 and path not in parents
+        node.name = path if is_single else f"{path}.{operator}".lstrip(".")
         if node.output[0] not in outputs:
             renamed[node.output[0]] = node.name
     for node in nodes:
@@ -171,17 +171,17 @@ def hoist_constants(graph: onnx.GraphProto) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
 
 
-def kind_of(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> str:
+def kind_of(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> str:
     """The operator of a node, but SiLU for x * sigmoid(x) and Gate for x * sigmoid(y)."""
     if node.op_type == "Mul":
         for gate, gated in (node.input, reversed(node.input)):
-            if gate in makers and makers[gate].op_type == "Sigmoid":
-                return "SiLU" if makers[gate].input[0] == gated else "Gate"
+            if gate in producers and producers[gate].op_type == "Sigmoid":
+                return "SiLU" if producers[gate].input[0] == gated else "Gate"
     return node.op_type
 
 
 def gain_of(
-    node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]], makers: dict[str, onnx.NodeProto]
+    node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]], producers: dict[str, onnx.NodeProto]
 ) -> float:
     """A layer's gain, by its readers (after BatchNormalization) and by what it reads."""
     if node.op_type == "MatMul":
@@ -189,13 +189,13 @@ def gain_of(
     after = readers.get(node.output[0], [])
     if [reader.op_type for reader in after] == ["BatchNormalization"]:
         after = readers.get(after[0].output[0], [])
-    additions = sum(maker.op_type == "Add" for maker in makers.values())
-    known = GAINS | {"Add": GAINS["Add"] * min(1.0, RESIDUALS / max(additions, 1))}
-    gains = (known.get(kind_of(reader, makers), LINEAR_GAIN) for reader in after)
-    before = makers.get(node.input[0])
+    additions = sum(producer.op_type == "Add" for producer in producers.values())
+    kind_gains = GAINS | {"Add": GAINS["Add"] * min(1.0, RESIDUALS / max(additions, 1))}
+    gains = (kind_gains.get(kind_of(reader, producers), LINEAR_GAIN) for reader in after)
+    before = producers.get(node.input[0])
     while before is not None and before.op_type in TRANSPARENT:
-        before = makers.get(before.input[0])
-    factor = 1.0 if before is None else FACTORS.get(kind_of(before, makers), 1.0)
+        before = producers.get(before.input[0])
+    factor = 1.0 if before is None else FACTORS.get(kind_of(before, producers), 1.0)
     return max(gains, default=LINEAR_GAIN) * factor
 
 
@@ -205,27 +205,27 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     hoist_constants(source)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in source.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
-    makers = {node.output[0]: node for node in source.node}
+    producers = {node.output[0]: node for node in source.node}
     for node in source.node:
         for tensor in node.input:
             readers.setdefault(tensor, []).append(node)
-    inputs, drawn = list(source.input), set()
+    inputs, weight_names = list(source.input), set()
     for node in source.node:
         for position, rule in TRAINED.get(node.op_type, {}).items():
             weight = node.input[position] if position < len(node.input) else ""
-            if weight in drawn or not weight.startswith(f"{node.name}.") or weight not in shapes:
+            if weight in weight_names or not weight.startswith(f"{node.name}.") or weight not in shapes:
                 continue  # weights are named after their node: others are constants or computed
             fan_in, gain = 1, 1.0
             if rule == "weight":
                 dims = shapes[weight]
                 fan_in = dims[0] if node.op_type in ("MatMul", "ConvTranspose") else math.prod(dims[1:])
-                gain = gain_of(node, readers, makers)
+                gain = gain_of(node, readers, producers)
             value = helper.make_tensor_value_info(weight, TensorProto.FLOAT, shapes[weight])
             props = {"init": f"{rule}:{fan_in}:{gain:g}"}
             helper.set_model_props(value, props | ({"trained": name} if name in TRAINED_NETWORKS else {}))
             inputs.append(value)
-            drawn.add(weight)
-    constants = [tensor for tensor in source.initializer if tensor.name not in drawn]
+            weight_names.add(weight)
+    constants = [tensor for tensor in source.initializer if tensor.name not in weight_names]
     for item in (*source.node, *constants, *source.output):
         item.ClearField("doc_string")
         item.ClearField("metadata_props")

@@ -27,38 +27,42 @@ import pimflow
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
 from pimflow.errors import PimflowError
-from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.exports.aim_simulator import AimComparison, compare, table, updated
+from pimflow.simulators.exports.aim_simulator import AimComparison, compare, replace_table, table
 from pimflow.simulators.pim.expansion import command_counts
 
 NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2", "resnet-50")
 DEVICE = "aim-gddr6"
 
-Named = tuple[str, str, PimProgram]  # kind, name
+NamedProgram = tuple[str, str, PimProgram]  # kind, name
 
 
-def of_networks(models: list[str], channels: int) -> Iterator[Named]:
+def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]:
     """Programs of the distinct layers of networks, and of the PIM regions of their plans."""
     seen = set()
     for model in models:
         target = pimflow.system(pim=DEVICE, pim_channels=channels)
-        searched = pimflow.search(model, target)
-        side = searched.maker.costs.side
-        for region in searched.graph.regions:
-            if refusal(region) or region.geometry in seen:
+        search_result = pimflow.search(model, target)
+        pim_costs = search_result.generator.costs.pim_target
+        for region in search_result.graph.regions:
+            if unsupported_reason(region) or region.geometry in seen:
                 continue
             seen.add(region.geometry)
             name = f"{model} {region.name}"
-            yield "layer", name, side.program(region.geometry, side.ranked(region.geometry, name)[0], name)
-        for name, program in searched.programs().items():
+            yield (
+                "layer",
+                name,
+                pim_costs.program(region.geometry, pim_costs.rank_schedules(region.geometry, name)[0], name),
+            )
+        for name, program in search_result.programs().items():
             yield "region", f"{model} {name}", program
 
 
-def of_layers(
+def layer_programs(
     texts: list[str], channels: int, initials: list[str], activations: list[str]
-) -> Iterator[Named]:
+) -> Iterator[NamedProgram]:
     """Programs of layers in every loop order, with latches that start from `initials`, and `activations`."""
     pim = pimflow.system(pim=DEVICE).pim
     for text in texts:
@@ -79,7 +83,7 @@ def of_layers(
             yield "order", " ".join(filter(None, (text, initial, activation))), program
 
 
-def record(path: Path, programs: list[Named], found: list[AimComparison]) -> None:
+def record(path: Path, programs: list[NamedProgram], comparisons: list[AimComparison]) -> None:
     """Write the programs to an archive, with their cycles in ``cycles.csv``."""
     with tarfile.open(path, "w:xz") as archive:
 
@@ -92,9 +96,11 @@ def record(path: Path, programs: list[Named], found: list[AimComparison]) -> Non
         rows = io.StringIO()
         writer = csv.writer(rows, lineterminator="\n")
         writer.writerow(("program", "name", "digest", "simulated_cycles"))
-        for number, ((*_, program), each) in enumerate(zip(programs, found)):
+        for number, ((*_, program), comparison) in enumerate(zip(programs, comparisons)):
             add(f"{number}.pimprog", program.to_json())
-            writer.writerow((f"{number}.pimprog", each.name, each.digest, each.simulated_cycles))
+            writer.writerow(
+                (f"{number}.pimprog", comparison.name, comparison.digest, comparison.simulated_cycles)
+            )
         add("cycles.csv", rows.getvalue())
 
 
@@ -116,32 +122,38 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
-    def progress(each: AimComparison) -> None:
-        cycles = f"{each.cycles} here, {each.simulated_cycles} there"
-        print(f"{each.kind} {each.name}: {cycles}, {each.error:+.2%}", file=sys.stderr)
+    def progress(entry: AimComparison) -> None:
+        cycles = f"{entry.cycles} here, {entry.simulated_cycles} there"
+        print(f"{entry.kind} {entry.name}: {cycles}, {entry.error:+.2%}", file=sys.stderr)
 
     try:
-        made = (
-            of_layers(
+        all_programs = (
+            layer_programs(
                 arguments.layer,
                 arguments.pim_channels,
                 arguments.initial or [""],
                 arguments.activation or [""],
             )
             if arguments.layer
-            else of_networks(arguments.model or list(NETWORKS), arguments.pim_channels)
+            else network_programs(arguments.model or list(NETWORKS), arguments.pim_channels)
         )
-        programs = [each for each in made if sum(command_counts(each[2]).values()) <= arguments.commands]
-        found = compare(arguments.executable, programs, pimflow.system(pim=DEVICE).pim, progress)
+        programs = [
+            entry for entry in all_programs if sum(command_counts(entry[2]).values()) <= arguments.commands
+        ]
+        comparisons = compare(arguments.executable, programs, pimflow.system(pim=DEVICE).pim, progress)
         if arguments.update:
             page = arguments.update.read_text(encoding="utf-8")
-            arguments.update.write_text(updated(page, found), encoding="utf-8")
+            arguments.update.write_text(replace_table(page, comparisons), encoding="utf-8")
         if arguments.record:
-            record(arguments.record, programs, found)
+            record(arguments.record, programs, comparisons)
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps([asdict(each) for each in found], indent=1) if arguments.json else table(found))
+    print(
+        json.dumps([asdict(entry) for entry in comparisons], indent=1)
+        if arguments.json
+        else table(comparisons)
+    )
     return 0
 
 

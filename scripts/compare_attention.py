@@ -22,7 +22,7 @@ RUNS = Path(__file__).parent.parent / "tests/timing/data/attacc_bank.csv"
 MARKS = ("<!-- attention: scripts/compare_attention.py -->\n", "<!-- end of attention -->\n")
 
 
-def beside(rows: list[compare.Compared]) -> str:
+def comparison_table(rows: list[compare.CycleComparison]) -> str:
     """Cycles of others and ours, as Markdown."""
     return markdown(
         ["product", "theirs, cycles", "ours, cycles", "difference"],
@@ -30,7 +30,7 @@ def beside(rows: list[compare.Compared]) -> str:
     )
 
 
-def on_devices() -> str:
+def device_table() -> str:
     """Cycles of every device over its bound by rows, as Markdown."""
     aim = PimSpec.load("aim-gddr6")
     devices = [PimSpec.load(name) for name in spec_names("pim")]
@@ -40,27 +40,29 @@ def on_devices() -> str:
             *(r.device, r.what, f"{r.cycles:,}", f"{r.fraction:.2f}", f"{r.fraction_with_bus:.2f}"),
             *(f"{r.busy:.1%}", f"{r.busy_of_layer:.1%}"),
         ]
-        for r in compare.on_devices(devices)
+        for r in compare.device_products(devices)
     ]
     bounds = ["of the row bound", "with vectors and results"]
     head = ["device", "product", "cycles", *bounds, "multipliers busy", "a layer of one head"]
     return markdown(head, rows)
 
 
-def attacc(path: Path, most: int) -> str:
+def attacc_table(path: Path, max_runs: int) -> str:
     """Errors on AttAcc's runs by head, bytes and power limit, as Markdown."""
     runs = compare.attacc_runs(path)
-    chosen = runs[:: max(1, len(runs) // most)][:most] if most else runs
-    groups: dict[tuple[str, ...], list[compare.Compared]] = {}
-    for run in chosen:
+    sample = runs[:: max(1, len(runs) // max_runs)][:max_runs] if max_runs else runs
+    groups: dict[tuple[str, ...], list[compare.CycleComparison]] = {}
+    for run in sample:
         key = (run["dhead"], run["dbyte"], "yes" if run["power_constraint"] == "True" else "no")
         groups.setdefault(key, []).append(compare.attacc(run))
     rows = [
-        [*key, str(len(found)), *(f"{each:.1%}" for each in compare.summary(found))]
-        for key, found in sorted(groups.items())
+        [*key, str(len(group)), *(f"{value:.1%}" for value in compare.error_summary(group))]
+        for key, group in sorted(groups.items())
     ]
-    every = [each for found in groups.values() for each in found]
-    rows.append(["all", "", "", str(len(every)), *(f"{each:.1%}" for each in compare.summary(every))])
+    all_runs = [value for group in groups.values() for value in group]
+    rows.append(
+        ["all", "", "", str(len(all_runs)), *(f"{value:.1%}" for value in compare.error_summary(all_runs))]
+    )
     return markdown(["head", "bytes", "power limit", "runs", "median error", "largest"], rows)
 
 
@@ -74,15 +76,15 @@ def main() -> None:
     text = "\n\n".join(
         (
             "32 heads of 128 on 8 channels, beside the AiM simulator with CENT's mapping:",
-            beside(list(compare.aim_attention())),
+            comparison_table(list(compare.aim_attention())),
             "Products with weights, beside the same:",
-            beside(list(compare.aim_weights())),
+            comparison_table(list(compare.aim_weights())),
             "8 heads of 128 on 32 banks, beside NeuPIMs' formula:",
-            beside(list(compare.neupims())),
+            comparison_table(list(compare.neupims())),
             "AttAcc's stored runs, beside both products on `attacc-hbm3`:",
-            attacc(args.attacc, args.runs),
+            attacc_table(args.attacc, args.runs),
             "32 query heads of 128 over 2048 tokens, 16 channels, refresh included:",
-            on_devices(),
+            device_table(),
         )
     )
     print(text)

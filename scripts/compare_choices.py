@@ -14,7 +14,7 @@ from pimflow import placement
 from pimflow.api import prepare
 from pimflow.api.options import NetworkOptions
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement import Costs, Goal, Profiling, SearchResult
 
 EVERY = "tucker:0.25"
 REQUEST = f"{EVERY},where=pays"
@@ -34,36 +34,36 @@ HEADS = (
 )
 
 
-def staged(model: str, profiling: Profiling) -> Searched:
+def search_in_stages(model: str, profiling: Profiling) -> SearchResult:
     """Choose the decomposed layers without fused groups, then search the result with them."""
-    on = pimflow.system()
-    first = pimflow.search(model, on, decompose=REQUEST, profiling=profiling)
-    options, costs = NetworkOptions(decompose=REQUEST, fuse=True), Costs(on, profiling)
-    chosen = prepare.prepare(prepare.load(model, options), options, on, plan=first.plan, costs=costs)
-    return placement.search(chosen.regions, on, costs, Goal(), chosen.given_for(on))
+    system = pimflow.system()
+    first = pimflow.search(model, system, decompose=REQUEST, profiling=profiling)
+    options, costs = NetworkOptions(decompose=REQUEST, fuse=True), Costs(system, profiling)
+    prepared = prepare.prepare(prepare.load(model, options), options, system, plan=first.plan, costs=costs)
+    return placement.search(prepared.regions, system, costs, Goal(), prepared.original_regions_for(system))
 
 
-def layers(found: Searched) -> tuple[int, int]:
+def layers(search_result: SearchResult) -> tuple[int, int]:
     """How many layers of the original network have weights, and how many of them are decomposed."""
-    given = found.given or found.graph
-    capable = [region.name for region in given.regions if region.geometry is not None]
-    known = {region.name for region in found.graph.regions}
-    return len(capable), len(set(capable) - known)
+    original = search_result.original or search_result.graph
+    capable = [region.name for region in original.regions if region.geometry is not None]
+    region_names = {region.name for region in search_result.graph.regions}
+    return len(capable), len(set(capable) - region_names)
 
 
 def row(model: str, profiling: Profiling) -> tuple[str, ...]:
     """Compare both choices for a network: a row of the table."""
-    one, other = (
-        staged(model, profiling),
+    stagewise, joint = (
+        search_in_stages(model, profiling),
         pimflow.search(model, decompose=REQUEST, fuse=True, profiling=profiling),
     )
-    before_ns, after_ns = one.evaluation.latency_ns, other.evaluation.latency_ns
+    before_ns, after_ns = stagewise.evaluation.latency_ns, joint.evaluation.latency_ns
     gain = before_ns / after_ns - 1
     return (
         model,
-        str(layers(one)[0]),
-        *(str(layers(each)[1]) for each in (one, other)),
-        *(str(len(each.tiled())) for each in (one, other)),
+        str(layers(stagewise)[0]),
+        *(str(layers(result)[1]) for result in (stagewise, joint)),
+        *(str(len(result.group_tilings())) for result in (stagewise, joint)),
         f"{before_ns / 1e3:.2f}",
         f"{after_ns / 1e3:.2f}",
         f"{100 * gain:+.2f} %" if abs(gain) > 5e-5 else "nothing",
@@ -76,7 +76,7 @@ def pays(model: str, profiling: Profiling) -> tuple[str, ...]:
         pimflow.search(model, profiling=profiling, decompose=request) for request in (None, EVERY, REQUEST)
     ]
     capable, chains = layers(plans[-1])
-    times = (f"{found.evaluation.latency_ns / 1e3:.1f}" for found in plans)
+    times = (f"{search_result.evaluation.latency_ns / 1e3:.1f}" for search_result in plans)
     return (model, *times, f"{chains} of {capable}")
 
 

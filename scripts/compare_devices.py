@@ -34,41 +34,46 @@ CHANNELS = {
 }
 OBJECTIVES = {"fastest": "latency", "frugal": "energy"}
 
-Found = dict[tuple[str, str, str], SweepFigures]
+FiguresByPlace = dict[tuple[str, str, str], SweepFigures]
 
 
-def found(
+def sweep_figures(
     networks: Sequence[str],
     pims: Sequence[str],
     objective: str,
     *settings: str,
     channels: Mapping[str, Mapping[str, object]] = CHANNELS,
-) -> Found:
+) -> FiguresByPlace:
     """Search every network on every device: figures by network, device and use of the channels."""
     profiling = Profiling(cache=ResultCache(default_path()))
-    every: Found = {}
-    for name, of_channels in channels.items():
-        asked = [f"pim={','.join(pims)}", *(f"{name}={each}" for name, each in of_channels.items())]
-        rows = pimflow.sweep(networks, [*asked, *settings], profiling=profiling, objective=objective)
+    figures: FiguresByPlace = {}
+    for name, channel_settings in channels.items():
+        device_settings = [
+            f"pim={','.join(pims)}",
+            *(f"{name}={value}" for name, value in channel_settings.items()),
+        ]
+        rows = pimflow.sweep(
+            networks, [*device_settings, *settings], profiling=profiling, objective=objective
+        )
         for (network, pim), row in zip(itertools.product(networks, pims), rows, strict=True):
             if row.figures is None:
                 raise SystemExit(f"{network} on {row.settings}: {row.error}")
-            every[network, pim, name] = row.figures
+            figures[network, pim, name] = row.figures
     order = itertools.product(networks, pims, channels)
-    return {place: every[place] for place in order}
+    return {place: figures[place] for place in order}
 
 
-def change(found: SweepFigures) -> float:
+def energy_change(figures: SweepFigures) -> float:
     """Change of energy against the GPU alone, as a share."""
-    return found.energy_pj / found.energy_gpu_only_pj - 1
+    return figures.energy_pj / figures.energy_gpu_only_pj - 1
 
 
-def limits(found: SweepFigures) -> str:
+def limits(figures: SweepFigures) -> str:
     """Shares of the latency in which each resource is busy, the busiest first, as text."""
-    busy = {"GPU": found.gpu_busy_ns, "PIM": found.pim_busy_ns, "crossbar": found.crossbar_busy_ns}
-    shares = sorted(((ns / found.latency_ns, name) for name, ns in busy.items()), reverse=True)
-    told = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005]
-    return ", ".join([*told, f"launches {found.launching_ns / found.latency_ns:.0%}"])
+    busy = {"GPU": figures.gpu_busy_ns, "PIM": figures.pim_busy_ns, "crossbar": figures.crossbar_busy_ns}
+    shares = sorted(((ns / figures.latency_ns, name) for name, ns in busy.items()), reverse=True)
+    texts = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005]
+    return ", ".join([*texts, f"launches {figures.launching_ns / figures.latency_ns:.0%}"])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -92,16 +97,16 @@ def plans(networks: Sequence[str], pims: Sequence[str], objective: str) -> str:
     rows = [
         (
             *place,
-            f"{each.latency_gpu_only_ns / 1e6:.4f}",
-            f"{each.latency_ns / 1e6:.4f}",
-            f"{each.speedup:.3f}x",
-            f"{each.energy_gpu_only_pj / 1e9:.2f}",
-            f"{each.energy_pj / 1e9:.2f}",
-            f"{change(each):+.1%}",
-            f"{each.regions_with_pim} of {each.regions}",
-            limits(each),
+            f"{figures.latency_gpu_only_ns / 1e6:.4f}",
+            f"{figures.latency_ns / 1e6:.4f}",
+            f"{figures.speedup:.3f}x",
+            f"{figures.energy_gpu_only_pj / 1e9:.2f}",
+            f"{figures.energy_pj / 1e9:.2f}",
+            f"{energy_change(figures):+.1%}",
+            f"{figures.regions_with_pim} of {figures.regions}",
+            limits(figures),
         )
-        for place, each in found(networks, pims, objective).items()
+        for place, figures in sweep_figures(networks, pims, objective).items()
     ]
     return table((*head, "energy", "with PIM", "busy"), rows)
 
@@ -114,29 +119,31 @@ def means(networks: Sequence[str], pims: Sequence[str]) -> str:
 
     One more row takes for each network the use that is best by the objective of its plans.
     """
-    fastest, frugal = (found(networks, pims, each) for each in OBJECTIVES.values())
+    fastest, frugal = (sweep_figures(networks, pims, entry) for entry in OBJECTIVES.values())
     rows = []
     for pim in pims:
         for channels in (*CHANNELS, BEST):
-            taken = [channels] if channels in CHANNELS else list(CHANNELS)
+            uses = [channels] if channels in CHANNELS else list(CHANNELS)
             quick = [
-                min((fastest[name, pim, each] for each in taken), key=lambda f: f.latency_ns)
+                min((fastest[name, pim, entry] for entry in uses), key=lambda f: f.latency_ns)
                 for name in networks
             ]
             saving = [
-                min((frugal[name, pim, each] for each in taken), key=lambda f: f.energy_pj)
+                min((frugal[name, pim, entry] for entry in uses), key=lambda f: f.energy_pj)
                 for name in networks
             ]
-            told = ", ".join(f"{name} {change(each):+.1%}" for name, each in zip(networks, saving))
-            rows.append((pim, channels, *_mean(quick), *_mean(saving), told))
+            network_changes = ", ".join(
+                f"{name} {energy_change(entry):+.1%}" for name, entry in zip(networks, saving)
+            )
+            rows.append((pim, channels, *_mean(quick), *_mean(saving), network_changes))
     head = ("PIM", "channels", "fastest: speed-up", "energy", "least energy: speed-up", "energy", "networks")
     return table(head, rows)
 
 
-def _mean(found: Sequence[SweepFigures]) -> tuple[str, str]:
+def _mean(plans: Sequence[SweepFigures]) -> tuple[str, str]:
     """Geometric means of speed-ups and of changes of energy, as text."""
-    energy = geometric_mean(1 + change(each) for each in found) - 1
-    return f"{geometric_mean(each.speedup for each in found):.3f}x", f"{energy:+.1%}"
+    energy = geometric_mean(1 + energy_change(plan) for plan in plans) - 1
+    return f"{geometric_mean(plan.speedup for plan in plans):.3f}x", f"{energy:+.1%}"
 
 
 def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
@@ -145,14 +152,14 @@ def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
         f"{ns:g} ns" + (f" ({kind})" if kind else ""): f"pim_launch_ns={ns}"
         for ns, kind in launches_ns().items()
     }
-    by_column = [found(networks, pims, "latency", setting) for setting in columns.values()]
+    by_column = [sweep_figures(networks, pims, "latency", setting) for setting in columns.values()]
     rows = [
         (
             pim,
             channels,
             *(
-                f"{geometric_mean(every[network, pim, channels].speedup for network in networks):.3f}x"
-                for every in by_column
+                f"{geometric_mean(figures[network, pim, channels].speedup for network in networks):.3f}x"
+                for figures in by_column
             ),
         )
         for pim in pims
@@ -173,16 +180,18 @@ FREE = {
 def bounds(networks: Sequence[str], pims: Sequence[str]) -> str:
     """Mean speed-up of time-shared plans: a row for each omitted charge, a column for each device."""
     shared = {name: CHANNELS[name] for name in SHARINGS[:1]}
-    ways = {"all charged": [], "a switch takes no time": ["channel_mode_switch_ns=0"]}
-    for charge, what in FREE.items():
-        others = "+".join(each for each in CHARGES if each != charge)
-        ways[f"free: {what}"] = [f"accounting=paper+{others}"]
-    ways["all of these free"] = ["accounting=paper"]
+    cases = {"all charged": [], "a switch takes no time": ["channel_mode_switch_ns=0"]}
+    for charge, description in FREE.items():
+        others = "+".join(item for item in CHARGES if item != charge)
+        cases[f"free: {description}"] = [f"accounting=paper+{others}"]
+    cases["all of these free"] = ["accounting=paper"]
     rows = []
-    for way, settings in ways.items():
-        every = found(networks, pims, "latency", *settings, channels=shared)
-        speedups = [[each.speedup for (_, at, _), each in every.items() if at == pim] for pim in pims]
-        rows.append((way, *(f"{geometric_mean(each):.3f}x" for each in speedups)))
+    for case, settings in cases.items():
+        figures = sweep_figures(networks, pims, "latency", *settings, channels=shared)
+        speedups = [
+            [item.speedup for (_, device, _), item in figures.items() if device == pim] for pim in pims
+        ]
+        rows.append((case, *(f"{geometric_mean(item):.3f}x" for item in speedups)))
     return table(("16 channels, time-shared", *pims), rows)
 
 
@@ -198,30 +207,30 @@ CAUSES = {
 }
 
 
-def shares(energies_pj: Mapping[str, float], of_pj: float) -> dict[str, float]:
+def shares(energies_pj: Mapping[str, float], total_pj: float) -> dict[str, float]:
     """Energies by cause as shares of `of_pj`; what has no cause is `others`."""
-    found = dict.fromkeys((*CAUSES, "others"), 0.0)
+    totals = dict.fromkeys((*CAUSES, "others"), 0.0)
     for part, pj in energies_pj.items():
         cause = next((c for c, begins in CAUSES.items() if part.startswith(begins)), "others")
-        found[cause] += pj / of_pj
-    return found
+        totals[cause] += pj / total_pj
+    return totals
 
 
 def energies(networks: Sequence[str], pims: Sequence[str]) -> str:
     """Mean energy by cause, of the GPU alone and of the plan, in percent of the GPU alone."""
     profiling = Profiling(cache=ResultCache(default_path()))
     rows = []
-    for pim, (name, of_channels) in itertools.product(pims, CHANNELS.items()):
-        system = pimflow.system(pim=pim, **of_channels)
-        alone, plan = [], []
+    for pim, (name, channel_settings) in itertools.product(pims, CHANNELS.items()):
+        system = pimflow.system(pim=pim, **channel_settings)
+        gpu_only, plan = [], []
         for network in networks:
-            searched = pimflow.search(network, system, objective="energy", profiling=profiling)
-            whole_pj = searched.gpu_only.energy_pj
-            alone.append(shares(searched.gpu_only.energies_pj, whole_pj))
-            plan.append(shares(searched.evaluation.energies_pj, whole_pj))
-        for what, of_networks in (("GPU alone", alone), ("plan", plan)):
-            means = {cause: fmean(each[cause] for each in of_networks) for cause in of_networks[0]}
-            rows.append((pim, name, what, *(f"{100 * each:.1f}" for each in means.values())))
+            search_result = pimflow.search(network, system, objective="energy", profiling=profiling)
+            gpu_only_pj = search_result.gpu_only.energy_pj
+            gpu_only.append(shares(search_result.gpu_only.energies_pj, gpu_only_pj))
+            plan.append(shares(search_result.evaluation.energies_pj, gpu_only_pj))
+        for plan_name, network_shares in (("GPU alone", gpu_only), ("plan", plan)):
+            means = {cause: fmean(share[cause] for share in network_shares) for cause in network_shares[0]}
+            rows.append((pim, name, plan_name, *(f"{100 * share:.1f}" for share in means.values())))
     return table(("PIM", "channels", "", *CAUSES, "others"), rows)
 
 
@@ -234,13 +243,13 @@ def main() -> None:
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     networks, pims = args.networks.split(","), args.pims.split(",")
-    papers = [each for each in PAPER_NETWORKS if each in networks] or networks
+    papers = [network for network in PAPER_NETWORKS if network in networks] or networks
     for part in args.parts or PARTS:
         if part in OBJECTIVES:
             print(plans(networks, pims, OBJECTIVES[part]), flush=True)
         else:
-            made = {"means": means, "launches": launches, "bounds": bounds, "energies": energies}
-            print(made[part](papers, pims), flush=True)
+            tables = {"means": means, "launches": launches, "bounds": bounds, "energies": energies}
+            print(tables[part](papers, pims), flush=True)
         print()
 
 

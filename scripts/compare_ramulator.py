@@ -37,8 +37,8 @@ from pimflow.host.files import replace_file
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.ramulator import load_store_trace
-from pimflow.simulators.ramulator.comparison import TIMING, Comparison, compare, table
-from pimflow.simulators.ramulator.second import Traffic, simulate, traffic_table
+from pimflow.simulators.ramulator.comparison import TIMING, RamulatorComparison, compare, table
+from pimflow.simulators.ramulator.second import Ramulator2Run, simulate, traffic_table
 
 LAYERS = (
     "conv:1x32x28x28,192,1x1",
@@ -57,15 +57,15 @@ kept=$(sha256sum < "$trace" | cut -c1-64)${{RAMULATOR_DISABLE_GWRITE_LATENCY_HID
 """
 
 
-def of_networks(models: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
+def network_programs(models: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
     """The programs of the networks' plans."""
     for model in models:
-        searched = pimflow.search(model, pimflow.system(timing=TIMING, accounting="paper"))
-        for name, program in searched.programs().items():
+        search_result = pimflow.search(model, pimflow.system(timing=TIMING, accounting="paper"))
+        for name, program in search_result.programs().items():
             yield model, name, program
 
 
-def of_layers(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
+def layer_programs(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
     """Programs of layers in every loop order."""
     pim = pimflow.system(timing=TIMING).pim
     for text in texts:
@@ -74,17 +74,17 @@ def of_layers(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
             yield text, str(order), program
 
 
-def of_loads_and_stores(executable: Path, texts: list[str]) -> list[Traffic]:
+def load_store_traffic(executable: Path, texts: list[str]) -> list[Ramulator2Run]:
     """Simulate load/store traces of layers in fp16 in Ramulator 2."""
-    found = []
+    traffic = []
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "layer.ldst")
         for text in texts:
             parts = load_store_trace.export(parse_layer(text), "fp16")
             trace.write_bytes(b"".join(part for part, _ in parts))
-            found.append(simulate(executable, text, trace))
-            print(found[-1], file=sys.stderr)
-    return found
+            traffic.append(simulate(executable, text, trace))
+            print(traffic[-1], file=sys.stderr)
+    return traffic
 
 
 def record(path: Path, programs: Mapping[str, PimProgram], printed: Path) -> None:
@@ -110,17 +110,21 @@ def main() -> int:
 
     if arguments.load_store:
         try:
-            traffic = of_loads_and_stores(arguments.executable, arguments.layer or list(LAYERS))
+            traffic = load_store_traffic(arguments.executable, arguments.layer or list(LAYERS))
         except PimflowError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         return show("ramulator2", traffic_table(traffic), arguments.update, [t.agrees for t in traffic])
 
-    def progress(each: Comparison) -> None:
-        same = each.cycles_agree and each.counts_agree
-        print(f"{each.source} {each.name}: {'the same' if same else each}", file=sys.stderr)
+    def progress(comparison: RamulatorComparison) -> None:
+        same = comparison.cycles_agree and comparison.counts_agree
+        print(f"{comparison.source} {comparison.name}: {'the same' if same else comparison}", file=sys.stderr)
 
-    made = of_layers(arguments.layer) if arguments.layer else of_networks(arguments.model or list(NETWORKS))
+    all_programs = (
+        layer_programs(arguments.layer)
+        if arguments.layer
+        else network_programs(arguments.model or list(NETWORKS))
+    )
     with tempfile.TemporaryDirectory() as scratch:
         printed, recorder = Path(scratch, "printed"), Path(scratch, "ramulator")
         printed.mkdir()
@@ -128,16 +132,16 @@ def main() -> int:
         recorder.write_text(RECORDER.format(executable=executable, folder=shlex.quote(str(printed))))
         recorder.chmod(0o755)
         try:
-            programs = list(made)
-            found = compare(str(recorder), programs, pimflow.system(timing=TIMING).pim, progress)
+            programs = list(all_programs)
+            comparisons = compare(str(recorder), programs, pimflow.system(timing=TIMING).pim, progress)
         except PimflowError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         if arguments.record:
             named = {f"{number}.pimprog": program for number, (*_, program) in enumerate(programs)}
             record(arguments.record, named, printed)
-    agree = [each.cycles_agree and each.counts_agree for each in found]
-    return show("ramulator", table(found), arguments.update, agree)
+    agree = [comparison.cycles_agree and comparison.counts_agree for comparison in comparisons]
+    return show("ramulator", table(comparisons), arguments.update, agree)
 
 
 def show(mark: str, text: str, path: Path | None, agree: list[bool]) -> int:

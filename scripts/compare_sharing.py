@@ -18,8 +18,8 @@ SWITCHES_NS = (0.0, 200.0, 500.0, 1000.0)
 
 def speedup(network, profiling, **changes) -> float:
     """Speed-up of the fastest plan against the GPU alone."""
-    found = pimflow.search(network, pimflow.system(**changes), profiling=profiling)
-    return found.baseline.latency_ns / found.evaluation.latency_ns
+    search_result = pimflow.search(network, pimflow.system(**changes), profiling=profiling)
+    return search_result.baseline.latency_ns / search_result.evaluation.latency_ns
 
 
 def table(heads, columns) -> str:
@@ -30,7 +30,7 @@ def table(heads, columns) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]) + "\n"
 
 
-def text(pim: str | None, tried: list[int] | None) -> str:
+def text(pim: str | None, channel_counts: list[int] | None) -> str:
     """Both tables as Markdown."""
     shared = {"pim": pim, "channel_sharing": "time-shared"}
     profiling = Profiling(cache=ResultCache(default_path()))
@@ -39,17 +39,19 @@ def text(pim: str | None, tried: list[int] | None) -> str:
     def column(**changes):
         return [speedup(network, profiling, **changes) for network in NETWORKS]
 
-    apart = column(pim=pim, channel_sharing="partitioned")
-    by_switch = [column(**shared, channel_mode_switch_ns=each) for each in SWITCHES_NS]
-    tried = tried or counts(pimflow.system(**shared))
-    by_count = [column(**shared, pim_channels=each) for each in tried]
-    best = [max(each) for each in zip(*by_count)]
+    partitioned = column(pim=pim, channel_sharing="partitioned")
+    by_switch = [column(**shared, channel_mode_switch_ns=value) for value in SWITCHES_NS]
+    channel_counts = channel_counts or counts(pimflow.system(**shared))
+    by_count = [column(**shared, pim_channels=value) for value in channel_counts]
+    best = [max(value) for value in zip(*by_count)]
     switch_ns = pimflow.system(**shared).channel_mode_switch_ns
     return (
         f"{channels} channels with PIM, partitioned, and time-shared by the time of a switch:\n\n"
-        + table(["network", "partitioned", *(f"{each:g} ns" for each in SWITCHES_NS)], [apart, *by_switch])
+        + table(
+            ["network", "partitioned", *(f"{value:g} ns" for value in SWITCHES_NS)], [partitioned, *by_switch]
+        )
         + f"\nTime-shared, a switch of {switch_ns:g} ns, by the number of channels with PIM:\n\n"
-        + table(["network", *map(str, tried), "the best"], [*by_count, best])
+        + table(["network", *map(str, channel_counts), "the best"], [*by_count, best])
     )
 
 
@@ -58,7 +60,7 @@ def main() -> None:
     parser.add_argument("--pim", help="PIM device (default: the system's)")
     parser.add_argument("--counts", help="numbers of channels with PIM, such as 16,24,32 (default: eighths)")
     args = parser.parse_args()
-    print(text(args.pim, [int(each) for each in args.counts.split(",")] if args.counts else None), end="")
+    print(text(args.pim, [int(count) for count in args.counts.split(",")] if args.counts else None), end="")
 
 
 if __name__ == "__main__":

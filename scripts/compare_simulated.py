@@ -18,13 +18,13 @@ from pathlib import Path
 from update_readme import fill
 
 import pimflow
-from pimflow.api.kernel_traces import wanted
-from pimflow.core.candidate import Known
+from pimflow.api.kernel_traces import trace_request
+from pimflow.core.candidate import Provenance
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.costs.costs import Profiling
-from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
-from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
+from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scale_cost
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
 from pimflow.simulators.gpu.samples import Sample, read_samples
 
@@ -32,21 +32,21 @@ NETWORKS = ("mobilenet-v2", "squeezenet-1.1")
 GPU, DTYPE = "rtx-2060-pim32", "fp16"
 
 
-class Stored:
+class StoredProfiler:
     """A `GpuProfiler` of stored cycles; the times of other kernels are scaled from the model."""
 
     name, computes, primitives = "stored", False, False
 
     def __init__(self, samples: Sequence[Sample], gpu: GpuSpec):
-        self.known: dict[tuple[str, int], SimulatedKernel] = {}
+        self.simulated_kernels: dict[tuple[str, int], SimulatedKernel] = {}
         for sample in samples:
-            kernel, channels = named_kernel(sample.shape, DTYPE) or sample.kernel, sample.channels
+            kernel, channels = parse_kernel_name(sample.shape, DTYPE) or sample.kernel, sample.channels
             modelled = kernel_cost(kernel, gpu, dtype=DTYPE, channels=channels)
             execution_ns = max(0.0, sample.measured_ns - gpu.launch_ns)
-            cost = dataclasses.replace(modelled, execution_ns=execution_ns, known=Known.SIMULATED)
+            cost = dataclasses.replace(modelled, execution_ns=execution_ns, known=Provenance.SIMULATED)
             about = {"name": sample.shape, "kernel": kernel, "channels": channels}
-            each = SimulatedKernel(**about, modelled=modelled, simulated=cost)
-            self.known[sample.shape, channels] = each
+            simulated_kernel = SimulatedKernel(**about, modelled=modelled, simulated=cost)
+            self.simulated_kernels[sample.shape, channels] = simulated_kernel
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """Costs of kernels, in their order."""
@@ -55,10 +55,12 @@ class Stored:
     def cost(self, request: KernelRequest, gpu: GpuSpec, dtype: str) -> KernelCost:
         """Cost of one kernel."""
         name = kernel_name(request.kernel, dtype)
-        if each := self.known.get((name, request.channels)):
-            return each.simulated
+        if simulated_kernel := self.simulated_kernels.get((name, request.channels)):
+            return simulated_kernel.simulated
         modelled = kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
-        return scaled(name, request.kernel, request.channels, modelled, list(self.known.values()))
+        return scale_cost(
+            name, request.kernel, request.channels, modelled, list(self.simulated_kernels.values())
+        )
 
 
 def table(models: Sequence[str], samples: Sequence[Sample]) -> str:
@@ -68,16 +70,18 @@ def table(models: Sequence[str], samples: Sequence[Sample]) -> str:
     lines = [f"| {head} | speed-up: models | simulated | whole kernels simulated |", "|---|" + "---:|" * 7]
     for model in models:
         modelled = pimflow.search(model, system)
-        stored = Stored(samples, system.gpu)
+        stored = StoredProfiler(samples, system.gpu)
         simulated = pimflow.search(model, system, plan=modelled.plan, profiling=Profiling(gpu=stored))
-        both = (modelled, simulated)
+        results = (modelled, simulated)
         cells = [model]
         for name in ("gpu_only", "evaluation"):
-            cells += [f"{getattr(each, name).latency_ns / 1e3:.1f}" for each in both]
-        cells += [f"{each.gpu_only.latency_ns / each.evaluation.latency_ns:.3f}" for each in both]
-        whole = [(kernel_name(r.kernel, DTYPE), r.channels) for r in wanted(model, system).layers]
-        count = sum(each in stored.known for each in whole)
-        lines.append(f"| {' | '.join(cells)} | {count} of {len(whole)} |")
+            cells += [f"{getattr(entry, name).latency_ns / 1e3:.1f}" for entry in results]
+        cells += [f"{entry.gpu_only.latency_ns / entry.evaluation.latency_ns:.3f}" for entry in results]
+        traced_kernels = [
+            (kernel_name(r.kernel, DTYPE), r.channels) for r in trace_request(model, system).layers
+        ]
+        count = sum(entry in stored.simulated_kernels for entry in traced_kernels)
+        lines.append(f"| {' | '.join(cells)} | {count} of {len(traced_kernels)} |")
     return "\n".join(lines)
 
 

@@ -16,9 +16,9 @@ from bench_generate import PIMS, ROOT
 from pimflow import Profiling, system
 from pimflow.core.attention import Attention
 from pimflow.host import pictures
-from pimflow.host.charts import INSIDE, chart, cycled
+from pimflow.host.charts import BAR_TEXT_COLOUR, chart, cycle_colours
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.packed_cache import LAYOUTS, places_of
+from pimflow.pim_backend.programs.packed_cache import LAYOUTS, element_places
 from pimflow.placement import Costs
 
 Layout = KeyLayout | ValueLayout
@@ -45,81 +45,86 @@ MATRIX, TOKEN, ELEMENT = range(3)  # indices of the last axis of `held`
 
 def layouts(pim: str) -> dict[str, Layout]:
     """Layouts of keys and values in the fastest schedules on the device called `pim`."""
-    side = system(pim=pim)
-    (caches,) = Costs(side, Profiling()).caches([(ATTENTION, 0)])
+    target = system(pim=pim)
+    (caches,) = Costs(target, Profiling()).attention_costs([(ATTENTION, 0)])
     return {
-        kind: costs[0].schedule.layout(LAYOUTS[kind], ATTENTION, side.pim, side.dtype, side.pim_channels)
+        kind: costs[0].schedule.layout(
+            LAYOUTS[kind], ATTENTION, target.pim, target.dtype, target.pim_channels
+        )
         for kind, costs in (("keys", caches.keys), ("values", caches.values))
     }
 
 
-def held(layout: Layout) -> np.ndarray:
+def place_contents(layout: Layout) -> np.ndarray:
     """Matrix, token and element of each place, or `EMPTY`: [channels, rows, columns, elements, banks, 3]."""
     row = layout.pim.columns_per_row * layout.elements
-    found = np.full((layout.channels * layout.rows * row * layout.banks, 3), EMPTY)
+    contents = np.full((layout.channels * layout.rows * row * layout.banks, 3), EMPTY)
     for matrix in range(layout.matrices):
-        places = places_of(layout, matrix)
-        found[places] = np.stack(np.broadcast_arrays(matrix, *np.indices(places.shape)), axis=-1)
-    return found.reshape(
+        places = element_places(layout, matrix)
+        contents[places] = np.stack(np.broadcast_arrays(matrix, *np.indices(places.shape)), axis=-1)
+    return contents.reshape(
         layout.channels, layout.rows, layout.pim.columns_per_row, layout.elements, layout.banks, 3
     )
 
 
-def in_banks(layout: Layout) -> Iterator[dict[str, Any]]:
+def bank_marks(layout: Layout) -> Iterator[dict[str, Any]]:
     """A mark for each bank of each channel: its head, and its first token or element."""
-    first = held(layout)[:, 0, 0, 0]
+    first = place_contents(layout)[:, 0, 0, 0]
     for channel, bank in itertools.product(range(layout.channels), range(layout.banks)):
         matrix, token, element = first[channel, bank].tolist()
-        told = token if layout.kind == "keys" else element
-        yield {"channel": channel, "bank": bank, "head": f"KV head {matrix}", "told": told}
+        label = token if layout.kind == "keys" else element
+        yield {"channel": channel, "bank": bank, "head": f"KV head {matrix}", "told": label}
 
 
-def in_rows(layout: Layout, channel: int = 0, bank: int = 0) -> Iterator[dict[str, Any]]:
+def row_marks(layout: Layout, channel: int = 0, bank: int = 0) -> Iterator[dict[str, Any]]:
     """A mark for each run of columns of a bank that hold the key of one token, or one element of values."""
-    own = held(layout)[channel, ..., bank, :]  # [rows, columns, elements, 3]
-    same = TOKEN if layout.kind == "keys" else ELEMENT
-    for row, columns in enumerate(own):
+    bank_contents = place_contents(layout)[channel, ..., bank, :]  # [rows, columns, elements, 3]
+    axis = TOKEN if layout.kind == "keys" else ELEMENT
+    for row, columns in enumerate(bank_contents):
         numbered = enumerate(columns)
-        for (matrix, what), run in itertools.groupby(
-            numbered, key=lambda each: (int(each[1][0, MATRIX]), int(each[1][0, same]))
+        for (matrix, label), run in itertools.groupby(
+            numbered, key=lambda pair: (int(pair[1][0, MATRIX]), int(pair[1][0, axis]))
         ):
             if matrix == EMPTY:
                 continue
-            taken = [column for column, _ in run]
-            tokens = np.unique(columns[taken, :, TOKEN])
-            told = f"{what}" if layout.kind == "keys" else f"element {what}: {_ranges(tokens)}"
+            run_columns = [column for column, _ in run]
+            tokens = np.unique(columns[run_columns, :, TOKEN])
+            text = f"{label}" if layout.kind == "keys" else f"element {label}: {_ranges(tokens)}"
             yield {
                 "row": row,
-                "begin": taken[0],
-                "end": taken[-1] + 1,
-                "middle": (taken[0] + taken[-1] + 1) / 2,
+                "begin": run_columns[0],
+                "end": run_columns[-1] + 1,
+                "middle": (run_columns[0] + run_columns[-1] + 1) / 2,
                 "head": f"KV head {matrix}",
-                "told": told,
+                "told": text,
             }
 
 
 def _ranges(tokens: np.ndarray) -> str:
     """The first two ranges of neighbouring tokens, and the last, as text."""
     runs = np.split(tokens, np.flatnonzero(np.diff(tokens) > 1) + 1)
-    told = [f"{run[0]}-{run[-1]}" for run in runs if run[0] != EMPTY]
-    return ", ".join(told if len(told) < 4 else [*told[:2], "...", told[-1]])
+    texts = [f"{run[0]}-{run[-1]}" for run in runs if run[0] != EMPTY]
+    return ", ".join(texts if len(texts) < 4 else [*texts[:2], "...", texts[-1]])
 
 
-def chart_of() -> dict[str, Any]:
+def caches_chart() -> dict[str, Any]:
     """The picture in Vega-Lite's grammar."""
-    found = {pim: layouts(pim) for pim in PIMS}
-    above = [_banks(PIMS[0], layout) for layout in found[PIMS[0]].values()]
-    below = [{"hconcat": [_rows(pim, layout) for layout in of_pim.values()]} for pim, of_pim in found.items()]
+    layouts_by_pim = {pim: layouts(pim) for pim in PIMS}
+    above = [_banks(PIMS[0], layout) for layout in layouts_by_pim[PIMS[0]].values()]
+    below = [
+        {"hconcat": [_rows(pim, layout) for layout in of_pim.values()]}
+        for pim, of_pim in layouts_by_pim.items()
+    ]
     return chart(vconcat=[{"hconcat": above}, *below], config={"aria": False})  # a label a mark is most of it
 
 
 def _banks(pim: str, layout: Layout) -> dict[str, Any]:
-    told = "first token" if layout.kind == "keys" else "first element"
+    label = "first token" if layout.kind == "keys" else "first element"
     return {
-        "title": f"{pim}, {layout.kind}: the {told} in each bank",
+        "title": f"{pim}, {layout.kind}: the {label} in each bank",
         "width": WIDTH,
         "height": {"step": CELL},
-        "data": {"values": list(in_banks(layout))},
+        "data": {"values": list(bank_marks(layout))},
         "encoding": {
             "x": {
                 "field": "channel",
@@ -131,7 +136,7 @@ def _banks(pim: str, layout: Layout) -> dict[str, Any]:
         },
         "layer": [
             {"mark": {"type": "rect", "stroke": "white"}, "encoding": {"color": _colour()}},
-            {"mark": {"type": "text", "color": INSIDE}, "encoding": {"text": {"field": "told"}}},
+            {"mark": {"type": "text", "color": BAR_TEXT_COLOUR}, "encoding": {"text": {"field": "told"}}},
         ],
     }
 
@@ -145,7 +150,7 @@ def _rows(pim: str, layout: Layout) -> dict[str, Any]:
         "title": f"{pim}, {layout.kind}: tokens in rows of bank 0 of channel 0",
         "width": WIDTH,
         "height": {"step": ROW},
-        "data": {"values": list(in_rows(layout))},
+        "data": {"values": list(row_marks(layout))},
         "encoding": {"y": y},
         "layer": [
             {
@@ -163,7 +168,7 @@ def _rows(pim: str, layout: Layout) -> dict[str, Any]:
                 },
             },
             {
-                "mark": {"type": "text", "color": INSIDE},
+                "mark": {"type": "text", "color": BAR_TEXT_COLOUR},
                 "encoding": {"x": {"field": "middle", "type": "quantitative"}, "text": {"field": "told"}},
             },
         ],
@@ -176,13 +181,13 @@ def _colour() -> dict[str, Any]:
     return {
         "field": "head",
         "type": "nominal",
-        "scale": {"domain": heads, "range": cycled(heads)},
+        "scale": {"domain": heads, "range": cycle_colours(heads)},
         "legend": legend,
     }
 
 
 def main() -> None:
-    pictures.save(PICTURE, chart_of(), TITLE)
+    pictures.save(PICTURE, caches_chart(), TITLE)
 
 
 if __name__ == "__main__":

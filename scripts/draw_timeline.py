@@ -21,7 +21,7 @@ COLOURS = {
     "split: both devices at once": "#3b82c4",
     "pipeline: one device hands rows to the other": "#5aa469",
 }
-TOLD = dict(zip(("GPU", "PIM", "SPLIT", "PIPELINE"), COLOURS))
+MODE_LABELS = dict(zip(("GPU", "PIM", "SPLIT", "PIPELINE"), COLOURS))
 NARROWEST_US = 1.6  # a bar in which a number fits
 
 
@@ -30,11 +30,11 @@ def bars(
 ) -> Iterator[dict[str, Any]]:
     """A bar for each of `events` that belongs to numbered layers."""
     for event in events:
-        own = sorted(numbers[name] for name in event.regions if name in numbers)
-        if not own:
+        layers = sorted(numbers[name] for name in event.regions if name in numbers)
+        if not layers:
             continue
         start_us, end_us = event.start_ps / 1e6, event.end_ps / 1e6
-        number = f"{own[0]}-{own[-1]}" if own[1:] else f"{own[0]}"
+        number = f"{layers[0]}-{layers[-1]}" if layers[1:] else f"{layers[0]}"
         wide = end_us - start_us > NARROWEST_US
         yield {
             "row": row,
@@ -42,31 +42,31 @@ def bars(
             "end": end_us,
             "middle": (start_us + end_us) / 2,
             "layers": number if wide else "",
-            "mode": TOLD[modes[own[0]]],
+            "mode": MODE_LABELS[modes[layers[0]]],
         }
 
 
 def chart() -> dict[str, Any]:
     """Search the network, and return the picture in Vega-Lite's grammar."""
-    found = pimflow.search(NETWORK)
-    names = [region.name for region in found.graph.regions][:LAYERS]
+    search_result = pimflow.search(NETWORK)
+    names = [region.name for region in search_result.graph.regions][:LAYERS]
     numbers = {name: place for place, name in enumerate(names, 1)}
-    modes = {numbers[name]: found.plan.choice(name).mode for name in names}
-    alone, plan = found.baseline.timeline.events, found.evaluation.timeline.events
-    gpu, pim = found.system.gpu_channels, found.system.pim_channels
-    beside = f"{gpu} or {gpu + pim}" if found.system.time_shared else str(gpu)
+    modes = {numbers[name]: search_result.plan.choice(name).mode for name in names}
+    gpu_only, plan = search_result.baseline.timeline.events, search_result.evaluation.timeline.events
+    gpu, pim = search_result.system.gpu_channels, search_result.system.pim_channels
+    plan_channels = f"{gpu} or {gpu + pim}" if search_result.system.is_time_shared else str(gpu)
     rows = {
-        f"GPU alone, {gpu + pim} channels": [e for e in alone if e.resource == "gpu"],
-        f"plan: GPU, {beside} channels": [e for e in plan if e.resource == "gpu"],
+        f"GPU alone, {gpu + pim} channels": [e for e in gpu_only if e.resource == "gpu"],
+        f"plan: GPU, {plan_channels} channels": [e for e in plan if e.resource == "gpu"],
         "plan: crossbar": [e for e in plan if e.resource == "crossbar"],
         f"plan: PIM, {pim} channels": [e for e in plan if e.resource == "pim"],
     }
-    on_gpu = dict.fromkeys(modes, "GPU")
+    gpu_modes = dict.fromkeys(modes, "GPU")
     first = next(iter(rows))
     values = [
         bar
         for row, events in rows.items()
-        for bar in bars(row, events, numbers, on_gpu if row == first else modes)
+        for bar in bars(row, events, numbers, gpu_modes if row == first else modes)
     ]
     y = {"field": "row", "type": "nominal", "sort": list(rows), "title": None}
     colour = {

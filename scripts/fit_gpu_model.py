@@ -26,7 +26,7 @@ from pimflow.simulators.gpu.fit import (
     write_efficiency,
     write_launch,
 )
-from pimflow.simulators.gpu.fit_record import record_path, write_fitted
+from pimflow.simulators.gpu.fit_record import record_path, record_samples
 from pimflow.simulators.gpu.learned_fit import learn_dtypes
 from pimflow.simulators.gpu.samples import read_samples, validate
 
@@ -45,18 +45,20 @@ def main() -> int:
     try:
         gpu = GpuSpec.load(arguments.gpu)
         embedded = SPECS / "gpu" / f"{arguments.gpu}.toml"
-        data, every = Path(arguments.csv).name, arguments.split == "all"
+        data, use_all = Path(arguments.csv).name, arguments.split == "all"
         samples = read_samples(arguments.csv, gpu)
-        fitted = [s for s in samples if (every or s.fit) and (s.dtype == "fp32" or not arguments.launch)]
+        fitted = [
+            s for s in samples if (use_all or s.is_fit_sample) and (s.dtype == "fp32" or not arguments.launch)
+        ]
         if arguments.learned:
             for residual in learn_dtypes(gpu, fitted, data, write=not arguments.dry_run):
                 print(json.dumps(residual.about, indent=1))
         else:
-            more = read_samples(arguments.also, gpu) if arguments.also else []
-            fitted += [sample for sample in more if sample.tile]
-            used = [sample for sample in fitted if not sample.fused]
+            also_samples = read_samples(arguments.also, gpu) if arguments.also else []
+            fitted += [sample for sample in also_samples if sample.tile]
+            used = [sample for sample in fitted if not sample.is_fused]
             gpu = fit_launch(gpu, used) if arguments.launch else fit(gpu, used)
-            judged = [s for s in samples if not s.fused and (every or not s.fit)]
+            judged = [s for s in samples if not s.is_fused and (use_all or not s.is_fit_sample)]
             print(json.dumps(validate(judged, gpu), indent=1))
             if not arguments.dry_run:
                 path = embedded if embedded.exists() else Path(arguments.gpu)
@@ -67,7 +69,7 @@ def main() -> int:
                     sources = efficiency_sources(gpu, used, data, arguments.split, also)
                     write_efficiency(path, gpu, sources)
         if not arguments.dry_run:
-            write_fitted(record_path(arguments.gpu), fitted)
+            record_samples(record_path(arguments.gpu), fitted)
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

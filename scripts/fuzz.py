@@ -36,7 +36,7 @@ sys.path.extend((str(ROOT / "tests" / "fuzz"), str(ROOT / "tests")))
 import targets
 
 BATCH_SECONDS = 15.0  # of one target, before the next target
-MOST_OF_A_BATCH = 1000
+MAX_BATCH_MUTANTS = 1000
 HANG_SECONDS = 120.0  # of one mutant
 FORK = multiprocessing.get_context("fork")  # children have what is imported and prepared
 KINDS = ("traceback", "hang", "crash", "several lines", "wrong value", "other")
@@ -87,10 +87,10 @@ def run_batch(
             if not select.select([pipe], [], [], HANG_SECONDS)[0]:
                 fate = "hang"
                 child.kill()
-            more = pipe.read(1 << 16)
-            if not more:
+            chunk = pipe.read(1 << 16)
+            if not chunk:
                 break
-            text += more.decode(errors="replace")
+            text += chunk.decode(errors="replace")
     child.join()
     lines = text.splitlines()
     faults = [(int(number), fault) for number, _, fault in (line.partition(" ") for line in lines) if fault]
@@ -108,17 +108,17 @@ def kind_of(fault: str) -> str:
     return next((kind for text, kind in said.items() if text in fault), "other")
 
 
-class Counts:
+class MutantCounts:
     """Counts of mutants and of their faults by target, stored in a file if `path` is given."""
 
     def __init__(self, path: Path | None, seed: int) -> None:
         self.path = path
-        kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
-        if kept.get("seed", seed) != seed:
-            raise SystemExit(f"{path} has the counts of seed {kept['seed']}; give that, or another file")
+        stored = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        if stored.get("seed", seed) != seed:
+            raise SystemExit(f"{path} has the counts of seed {stored['seed']}; give that, or another file")
         self.seed = seed
-        self.read = Counter[str](kept.get("read", {}))
-        self.faults = {name: Counter[str](kept.get("faults", {}).get(name, {})) for name in targets.TARGETS}
+        self.read = Counter[str](stored.get("read", {}))
+        self.faults = {name: Counter[str](stored.get("faults", {}).get(name, {})) for name in targets.TARGETS}
 
     def add(self, name: str, read: int, kinds: list[str]) -> None:
         """Add a batch, and store the counts."""
@@ -139,7 +139,7 @@ class Counts:
         return "\n".join(lines)
 
 
-def attack(shares: dict[str, float], counts: Counts, end: float, found: Path | None) -> int:
+def attack(shares: dict[str, float], counts: MutantCounts, end: float, fault_folder: Path | None) -> int:
     """Read mutants of the targets in turn, up to their shares or until `end`: how many have a fault."""
     faults = 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -156,16 +156,16 @@ def attack(shares: dict[str, float], counts: Counts, end: float, found: Path | N
         while time.monotonic() < end and any(counts.read[name] < share for name, share in shares.items()):
             for name in (name for name, share in shares.items() if counts.read[name] < share):
                 first = counts.read[name]
-                numbers = range(first, int(min(shares[name], first + MOST_OF_A_BATCH)))
+                numbers = range(first, int(min(shares[name], first + MAX_BATCH_MUTANTS)))
                 folder = Path(scratch) / targets.slug(name)
                 read, wrong = run_batch(name, counts.seed, numbers, seeds[name], folder)
                 counts.add(name, read, [kind_of(fault) for _, fault in wrong])
                 faults += len(wrong)
                 for number, fault in wrong:
                     print(f"{name} {number}: {fault[-600:]}", file=sys.stderr, flush=True)
-                    if found:
-                        found.mkdir(parents=True, exist_ok=True)
-                        place = found / f"{targets.slug(name)}.{number}{targets.TARGETS[name].suffix}"
+                    if fault_folder:
+                        fault_folder.mkdir(parents=True, exist_ok=True)
+                        place = fault_folder / f"{targets.slug(name)}.{number}{targets.TARGETS[name].suffix}"
                         place.write_bytes(mutant_of(name, counts.seed, number, seeds[name]))
     return faults
 
@@ -180,10 +180,10 @@ def main() -> int:
     parser.add_argument("--found", type=Path, metavar="FOLDER", help="where mutants with a fault go")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
-    counts = Counts(args.counts, args.seed)
+    counts = MutantCounts(args.counts, args.seed)
     weights = {name: targets.TARGETS[name].weight for name in args.targets}
-    each = args.mutants / sum(weights.values()) if args.mutants else math.inf
-    shares = {name: np.ceil(weight * each) for name, weight in weights.items()}
+    mutants_per_weight = args.mutants / sum(weights.values()) if args.mutants else math.inf
+    shares = {name: np.ceil(weight * mutants_per_weight) for name, weight in weights.items()}
     faults = attack(shares, counts, time.monotonic() + 60 * args.minutes, args.found)
     print(counts.table())
     if args.update:

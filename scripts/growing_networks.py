@@ -8,13 +8,13 @@ from zoo_graphs import GraphBuilder
 ROWS = 14
 # Widths repeat, as in a deep network, whose layers are of few kinds.
 WIDTHS = tuple(range(48, 144, 8))
-BLOCKS_OF_A_WIDTH = 4
+BLOCKS_PER_WIDTH = 4
 EXPANSION = 4
-REGIONS_OF_A_RESIDUAL, REGIONS_OF_A_JOIN = 3, 7
+REGIONS_PER_RESIDUAL, REGIONS_PER_JOIN = 3, 7
 
 
 def _width(block: int) -> int:
-    return WIDTHS[block // BLOCKS_OF_A_WIDTH % len(WIDTHS)]
+    return WIDTHS[block // BLOCKS_PER_WIDTH % len(WIDTHS)]
 
 
 def _relu(
@@ -27,7 +27,7 @@ def chain(regions: int) -> onnx.ModelProto:
     """Inverted residuals (MobileNetV2, table 1) one after the other."""
     graph = GraphBuilder({"input": (1, WIDTHS[0], ROWS, ROWS)})
     last, before = "input", WIDTHS[0]
-    for block in range(max(1, regions // REGIONS_OF_A_RESIDUAL)):
+    for block in range(max(1, regions // REGIONS_PER_RESIDUAL)):
         width, hidden, name = _width(block), before * EXPANSION, f"block{block}"
         x = _relu(graph, f"{name}.expand", last, (hidden, before), 1)
         x = _relu(graph, f"{name}.depthwise", x, (hidden, hidden), 3, group=hidden)
@@ -41,10 +41,10 @@ def branchy(regions: int) -> onnx.ModelProto:
     """Modules of four branches that are joined (GoogLeNet, figure 2b), one after the other."""
     graph = GraphBuilder({"input": (1, WIDTHS[0] * 4, ROWS, ROWS)})
     last, before = "input", WIDTHS[0] * 4
-    for block in range(max(1, regions // REGIONS_OF_A_JOIN)):
+    for block in range(max(1, regions // REGIONS_PER_JOIN)):
         width, name = _width(block), f"block{block}"
         narrow, wide = width // 2, (width, before)
-        one = _relu(graph, f"{name}.one", last, wide, 1)
+        pointwise = _relu(graph, f"{name}.one", last, wide, 1)
         three = _relu(graph, f"{name}.three_before", last, (narrow, before), 1)
         three = _relu(graph, f"{name}.three", three, (width, narrow), 3)
         five = _relu(graph, f"{name}.five_before", last, (narrow, before), 1)
@@ -52,7 +52,7 @@ def branchy(regions: int) -> onnx.ModelProto:
         window = {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [1, 1]}
         pooled = graph.add("MaxPool", f"{name}.pool", [last], **window)
         pooled = _relu(graph, f"{name}.pool_after", pooled, wide, 1)
-        last = graph.add("Concat", f"{name}.join", [one, three, five, pooled], axis=1)
+        last = graph.add("Concat", f"{name}.join", [pointwise, three, five, pooled], axis=1)
         before = 4 * width
     return graph.model("branchy", {"output": (last, (1, before, ROWS, ROWS))})
 

@@ -51,13 +51,13 @@ EARLY_MS = range(0, 205, 5)
 LEAVE_SECONDS = 5.0  # until workers must have exited
 HANG_SECONDS = 120.0
 INTERRUPTED = 130
-SAID = "pimflow: interrupted\n"
+INTERRUPT_MESSAGE = "pimflow: interrupted\n"
 LACKS = re.compile(r"pimflow: interrupted: out is whole, and its report lacks [^\n]*\n")  # some conventions
 OUTCOMES = ("130 and one line", "no word, by the signal", "Python's traceback", "through", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CommandOutcome:
     """What a command did.
 
     Attributes
@@ -94,7 +94,7 @@ def session_members(leader: int) -> list[int]:
     return [pid for pid in map(int, done.stdout.split()) if pid != leader]
 
 
-def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_seconds: float) -> Outcome:
+def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_seconds: float) -> CommandOutcome:
     """Run a command in an empty folder, and signal it `delay_seconds` after it handles signals."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
         shutil.copy(layer, folder)
@@ -112,7 +112,7 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
             time.sleep(0.001)
         begin, finished = time.monotonic(), True
         try:
-            _, said = process.communicate(timeout=delay_seconds if stop else HANG_SECONDS)
+            _, message = process.communicate(timeout=delay_seconds if stop else HANG_SECONDS)
         except subprocess.TimeoutExpired:
             finished = False
             if stop == signal.SIGINT:
@@ -120,43 +120,43 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
             else:
                 process.send_signal(stop or signal.SIGKILL)
             try:
-                _, said = process.communicate(timeout=HANG_SECONDS)
+                _, message = process.communicate(timeout=HANG_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                return Outcome(flaws=("hang",), detail=f"{options}: hangs after signal {stop}")
+                return CommandOutcome(flaws=("hang",), detail=f"{options}: hangs after signal {stop}")
         seconds = time.monotonic() - begin
-        until = time.monotonic() + LEAVE_SECONDS
-        while session_members(process.pid) and time.monotonic() < until:
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while session_members(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        flaws = [*_said_wrong(process.returncode, said, finished, stop)]
+        flaws = [*_message_flaws(process.returncode, message, finished, stop)]
         if session_members(process.pid):
             flaws.append("orphan")
             os.killpg(process.pid, signal.SIGKILL)
-        left = sorted(path.name for place in (folder, scratch) for path in Path(place).iterdir())
-        left = [name for name in left if name not in (layer.name, "out")]
+        leftovers = sorted(path.name for place in (folder, scratch) for path in Path(place).iterdir())
+        leftovers = [name for name in leftovers if name not in (layer.name, "out")]
         if stop == signal.SIGKILL:  # the next run for this place removes it: host/directories.py
-            left = [name for name in left if not name.startswith(".out.new.")]
-        if left:
+            leftovers = [name for name in leftovers if not name.startswith(".out.new.")]
+        if leftovers:
             flaws.append("litter")
         out = Path(folder) / "out"
         if out.exists() and options.startswith("compile") and not (out / "interface.json").exists():
             flaws.append("half-written")
         if not _is_whole(cache):
             flaws.append("cache")
-        detail = f"{options}: {stop!r} after {delay_seconds:.3f} s, code {process.returncode}, {left}: {said}"
-        return Outcome(flaws=tuple(flaws), seconds=seconds, finished=finished, detail=detail)
+        detail = f"{options}: {stop!r} after {delay_seconds:.3f} s, code {process.returncode}, {leftovers}: {message}"
+        return CommandOutcome(flaws=tuple(flaws), seconds=seconds, finished=finished, detail=detail)
 
 
-def _said_wrong(code: int, said: str, finished: bool, stop: int | None) -> list[str]:
+def _message_flaws(code: int, message: str, finished: bool, stop: int | None) -> list[str]:
     """What is wrong with an exit code and stderr; 0 is right also where the signal came at the very end."""
-    if "Traceback" in said or "Exception ignored" in said:
+    if "Traceback" in message or "Exception ignored" in message:
         return ["traceback"]
     right = {0: ""}
     if not finished:
-        right |= {-stop: ""} if stop == signal.SIGKILL else {INTERRUPTED: SAID}
+        right |= {-stop: ""} if stop == signal.SIGKILL else {INTERRUPTED: INTERRUPT_MESSAGE}
     if code not in right:
         return ["exit code"]
-    return [] if said == right[code] or (code == INTERRUPTED and LACKS.fullmatch(said)) else ["stderr"]
+    return [] if message == right[code] or (code == INTERRUPTED and LACKS.fullmatch(message)) else ["stderr"]
 
 
 def _is_whole(cache: Path) -> bool:
@@ -166,7 +166,7 @@ def _is_whole(cache: Path) -> bool:
         return file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def started(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple[bool, str]:
+def interrupt_at_start(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple[bool, str]:
     """Interrupt a starting command: whether it already handled signals, and its outcome."""
     process = subprocess.Popen(
         command,
@@ -177,25 +177,29 @@ def started(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple
         start_new_session=True,
     )
     time.sleep(delay_seconds)
-    ours = takes_signals(process.pid)
+    took_signals = takes_signals(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=HANG_SECONDS)
-    outcome = early_outcome(process.returncode, said)
+    _, message = process.communicate(timeout=HANG_SECONDS)
+    outcome = early_outcome(process.returncode, message)
     if outcome == OUTCOMES[-1]:
-        print(f"after {delay_seconds * 1e3:.0f} ms: code {process.returncode}: {said}", file=sys.stderr)
-    return ours, outcome
+        print(f"after {delay_seconds * 1e3:.0f} ms: code {process.returncode}: {message}", file=sys.stderr)
+    return took_signals, outcome
 
 
-def early_outcome(code: int, said: str) -> str:
+def early_outcome(code: int, message: str) -> str:
     """Which of `OUTCOMES` an exit code and stderr are."""
-    known = {(INTERRUPTED, SAID): OUTCOMES[0], (-signal.SIGINT, ""): OUTCOMES[1], (0, ""): OUTCOMES[3]}
-    if (code, said) in known:
-        return known[code, said]
-    of_python = "Traceback (most recent call last)" in said or said.startswith("Fatal Python error")
-    return OUTCOMES[2] if of_python else OUTCOMES[4]
+    outcomes = {
+        (INTERRUPTED, INTERRUPT_MESSAGE): OUTCOMES[0],
+        (-signal.SIGINT, ""): OUTCOMES[1],
+        (0, ""): OUTCOMES[3],
+    }
+    if (code, message) in outcomes:
+        return outcomes[code, message]
+    is_python = "Traceback (most recent call last)" in message or message.startswith("Fatal Python error")
+    return OUTCOMES[2] if is_python else OUTCOMES[4]
 
 
-def start_up() -> tuple[str, int]:
+def start_up_table() -> tuple[str, int]:
     """Interrupt commands early: the table, and the number of wrong outcomes."""
     header = ("command", "took signals", "runs", *OUTCOMES)
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
@@ -206,16 +210,20 @@ def start_up() -> tuple[str, int]:
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, command in commands.items():
-            found: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+            outcome_counts: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
             for delay_ms in EARLY_MS:
-                ours, outcome = started([*command, *EARLY.split()], delay_ms / 1e3, Path(folder))
-                found[ours][outcome] += 1
-                if outcome == OUTCOMES[4] or (ours and outcome not in (OUTCOMES[0], OUTCOMES[3])):
+                took_signals, outcome = interrupt_at_start(
+                    [*command, *EARLY.split()], delay_ms / 1e3, Path(folder)
+                )
+                outcome_counts[took_signals][outcome] += 1
+                if outcome == OUTCOMES[4] or (took_signals and outcome not in (OUTCOMES[0], OUTCOMES[3])):
                     bad += 1
                     print(f"{name} after {delay_ms} ms: {outcome}", file=sys.stderr, flush=True)
-            for ours, counts in found.items():
-                runs = (counts.total(), *(counts[each] for each in OUTCOMES))
-                lines.append(f"| {' | '.join(map(str, (name, 'yes' if ours else 'not yet', *runs)))} |")
+            for took_signals, counts in outcome_counts.items():
+                runs = (counts.total(), *(counts[kind] for kind in OUTCOMES))
+                lines.append(
+                    f"| {' | '.join(map(str, (name, 'yes' if took_signals else 'not yet', *runs)))} |"
+                )
     return "\n".join(lines), bad
 
 
@@ -235,25 +243,25 @@ def attack(
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         layer = _program(Path(name))
-        seconds = {each: _undisturbed(each, layer, Path(name)) for each in commands}
+        seconds = {entry: _full_run_seconds(entry, layer, Path(name)) for entry in commands}
         for kind in kinds:
-            found = Counter(counts.get(kind, {}))
-            while found["struck in time"] < times:
-                turn = found["runs"]
+            kind_counts = Counter(counts.get(kind, {}))
+            while kind_counts["struck in time"] < times:
+                turn = kind_counts["runs"]
                 options = commands[turn % len(commands)]
                 delay_seconds = random.Random(f"{seed} {kind} {turn}").uniform(0, seconds[options])
                 outcome = strike(options, layer, Path(name) / "cache", SIGNALS[kind], delay_seconds)
-                found.update({"runs": 1, "struck in time": not outcome.finished})
-                found.update(outcome.flaws)
+                kind_counts.update({"runs": 1, "struck in time": not outcome.finished})
+                kind_counts.update(outcome.flaws)
                 if outcome.flaws:
                     bad += 1
                     print(f"{', '.join(outcome.flaws)}: {outcome.detail}", file=sys.stderr, flush=True)
                 if path:
-                    replace_file(path, json.dumps(counts | {kind: found}, indent=1).encode())
-            counts[kind] = dict(found)
-            lines.append(f"| {' | '.join(map(str, (kind, *(found[each] for each in header[1:]))))} |")
+                    replace_file(path, json.dumps(counts | {kind: kind_counts}, indent=1).encode())
+            counts[kind] = dict(kind_counts)
+            lines.append(f"| {' | '.join(map(str, (kind, *(kind_counts[entry] for entry in header[1:]))))} |")
             print(lines[-1], flush=True)
-    lines += ["", f"Commands, in turn: {', '.join(f'`{each}`' for each in commands)}."]
+    lines += ["", f"Commands, in turn: {', '.join(f'`{entry}`' for entry in commands)}."]
     return "\n".join(lines), bad
 
 
@@ -269,27 +277,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if args.start_up:
-        table, bad = start_up()
+    if args.start_up_table:
+        table, bad = start_up_table()
         print(table)
     else:
         commands = [options for options in COMMANDS if args.only in options]
         table, bad = attack(args.times, args.seed, args.signals, commands, args.counts)
     if args.update:
         text = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(text, "start-up" if args.start_up else "kills", table), encoding="utf-8")
+        args.update.write_text(
+            fill(text, "start-up" if args.start_up_table else "kills", table), encoding="utf-8"
+        )
     return 1 if bad else 0
 
 
 def _program(folder: Path) -> Path:
     """Write a ``.pimprog`` of one layer."""
-    made = [sys.executable, "-m", "pimflow", "trace", "conv:1x64x28x28,64,1x1", "--format", "pimprog"]
-    subprocess.run([*made, "-o", str(folder / "made"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
-    (found,) = (folder / "made").rglob("*.pimprog")
-    return Path(shutil.copy(found, folder / "layer.pimprog"))
+    command = [sys.executable, "-m", "pimflow", "trace", "conv:1x64x28x28,64,1x1", "--format", "pimprog"]
+    subprocess.run([*command, "-o", str(folder / "made"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    (program,) = (folder / "made").rglob("*.pimprog")
+    return Path(shutil.copy(program, folder / "layer.pimprog"))
 
 
-def _undisturbed(options: str, layer: Path, folder: Path) -> float:
+def _full_run_seconds(options: str, layer: Path, folder: Path) -> float:
     """Seconds of a command with an empty cache, without a signal."""
     with tempfile.TemporaryDirectory(dir=folder) as empty:
         outcome = strike(options, layer, Path(empty) / "cache", None, 0.0)

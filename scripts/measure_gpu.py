@@ -10,7 +10,7 @@ import csv
 import sys
 
 from pimflow import frontend, zoo
-from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, kernel_rows
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.candidates.tasks import gpu_kernels
@@ -32,7 +32,7 @@ def main() -> int:
 
     try:
         gpu = GpuSpec.load(arguments.gpu)
-        profiler = Cuda(arguments.l2, progress=say)
+        profiler = CudaProfiler(arguments.l2, progress=say)
         kernels = {}
         for model in arguments.models:
             for region in extract_regions(frontend.load(model).module, model).regions:

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pimflow
-from pimflow.api.kernel_traces import wanted
+from pimflow.api.kernel_traces import trace_request
 from pimflow.core.region import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
+from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
 from pimflow.simulators.accel_sim.profiler import AccelSim
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
 from pimflow.simulators.gpu.samples import SIZES
@@ -40,26 +40,28 @@ LAYERS = (
 )
 # Bytes read for each byte written, and bytes written.
 STREAMS = tuple((share, size << 10) for size in (32, 128, 512, 1536) for share in (1, 2, 4))
-MOST_CYCLES = 16_000
+MAX_CYCLES = 16_000
 COLUMNS = (
     *("kernel", "kind", *SIZES, "tile_m", "tile_n", "split"),
     *("n_mem", "gpu_sim_cycle", "dram_bytes", "build"),
 )
 
 
-def requests(models: list[str], layers: list[str], most_cycles: int) -> list[KernelRequest]:
+def requests(models: list[str], layers: list[str], max_cycles: int) -> list[KernelRequest]:
     """Distinct kernels of networks and layers that have a trace."""
-    found: dict[KernelRequest, None] = {}
+    kernel_requests: dict[KernelRequest, None] = {}
     system = pimflow.system(gpu=GPU)
     for source in [*layers, *models]:
-        of = wanted(source, system)
-        for request in of.layers:
-            name = kernel_name(request.kernel, of.dtype)
-            cost = kernel_cost(request.kernel, of.gpu, dtype=of.dtype, channels=request.channels)
-            cycles = cost.total_ns * of.gpu.clock_mhz / 1e3
-            if named_kernel(name, of.dtype) == request.kernel and cycles <= most_cycles:
-                found[request] = None
-    return list(found)
+        source_kernels = trace_request(source, system)
+        for request in source_kernels.layers:
+            name = kernel_name(request.kernel, source_kernels.dtype)
+            cost = kernel_cost(
+                request.kernel, source_kernels.gpu, dtype=source_kernels.dtype, channels=request.channels
+            )
+            cycles = cost.total_ns * source_kernels.gpu.clock_mhz / 1e3
+            if parse_kernel_name(name, source_kernels.dtype) == request.kernel and cycles <= max_cycles:
+                kernel_requests[request] = None
+    return list(kernel_requests)
 
 
 def streams() -> list[KernelRequest]:
@@ -74,9 +76,9 @@ def streams() -> list[KernelRequest]:
     ]
 
 
-def mixed(chosen: list[KernelRequest]) -> list[KernelRequest]:
+def shuffle(chosen: list[KernelRequest]) -> list[KernelRequest]:
     """The requests in a fixed pseudo-random order, in which similar kernels are apart."""
-    return sorted(chosen, key=lambda each: zlib.crc32(repr(each.kernel).encode()))
+    return sorted(chosen, key=lambda request: zlib.crc32(repr(request.kernel).encode()))
 
 
 def row(simulator: AccelSim, request: KernelRequest, gpu: GpuSpec) -> dict[str, object]:
@@ -103,27 +105,27 @@ def main() -> int:
     done = set()
     if arguments.csv.exists():
         with arguments.csv.open(encoding="utf-8", newline="") as file:
-            done = {(each["kernel"], int(each["n_mem"])) for each in csv.DictReader(file)}
+            done = {(entry["kernel"], int(entry["n_mem"])) for entry in csv.DictReader(file)}
     try:
         simulator = AccelSim(arguments.accel_sim)
         if models or layers:
             chosen = requests(models, layers, sys.maxsize)
         else:
-            whole = [*requests(list(WHOLE), [], sys.maxsize), *streams()]
-            more = requests(list(NETWORKS), [], MOST_CYCLES)
+            whole_requests = [*requests(list(WHOLE), [], sys.maxsize), *streams()]
+            network_requests = requests(list(NETWORKS), [], MAX_CYCLES)
             first = requests([], list(LAYERS), sys.maxsize)
-            chosen = list(dict.fromkeys([*first, *mixed(whole), *mixed(more)]))
-        left = [r for r in chosen if (kernel_name(r.kernel, "fp16"), r.channels) not in done]
+            chosen = list(dict.fromkeys([*first, *shuffle(whole_requests), *shuffle(network_requests)]))
+        remaining = [r for r in chosen if (kernel_name(r.kernel, "fp16"), r.channels) not in done]
         with arguments.csv.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if not done:
                 writer.writeheader()
             with ThreadPoolExecutor(arguments.jobs) as pool:
-                running = [pool.submit(row, simulator, each, gpu) for each in left]
+                running = [pool.submit(row, simulator, entry, gpu) for entry in remaining]
                 for number, done_row in enumerate(as_completed(running), 1):
                     writer.writerow(done_row.result())
                     file.flush()
-                    print(f"{number} of {len(left)}: {done_row.result()['kernel']}", file=sys.stderr)
+                    print(f"{number} of {len(remaining)}: {done_row.result()['kernel']}", file=sys.stderr)
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -48,7 +48,7 @@ def figure_1(graph: LayerGraph) -> list[str]:
     rows = ["| layers | operations a byte, fp32: least | median | most |", "|---|---|---|---|"]
     for kind in KINDS:
         ratios = [
-            layer.operations / (4 * graph.moved_elements(layer))
+            layer.operations / (4 * graph.traffic_elements(layer))
             for layer in graph.layers
             if layer.kind == kind and layer.operations
         ]
@@ -64,17 +64,17 @@ def figure_5() -> list[str]:
     rows = ["| rule | operand, bytes | result, bytes | saved |", "|---|---|---|---|"]
     axes = [RangeMap(extent=extent, window=4, stride=2) for extent in (8, 64)]
     for strict in (False, True):
-        found = overlap(*axes, 3, 16, strict=strict)
+        layout = overlap(*axes, 3, 16, strict=strict)
         rule = "as published" if not strict else "strict: channels are written one by one"
-        begin, end = 4 * found.lead, 4 * (found.lead + found.operand)
-        rows.append(f"| {rule} | {begin}..{end} | 0..{4 * found.result} | {found.saving:.2%} |")
+        begin, end = 4 * layout.lead, 4 * (layout.lead + layout.operand)
+        rows.append(f"| {rule} | {begin}..{end} | 0..{4 * layout.result} | {layout.saving:.2%} |")
     return rows
 
 
 def neurons(graph: LayerGraph) -> list[str]:
     """The claim that fusing all of ResNet-18 removes more than 99.6 % of the transfers (section 2.2)."""
     weights = sum(layer.weight_elements for layer in graph.layers)
-    moved, ideal = sum(map(graph.moved_elements, graph.layers)), graph.ideal_elements
+    moved, ideal = sum(map(graph.traffic_elements, graph.layers)), graph.ideal_elements
     return [
         f"Fusing all of ResNet-18 removes {1 - (ideal - weights) / (moved - weights):.2%} of the transfers "
         f"of neurons, {1 - ideal / moved:.2%} of all. The paper says more than 99.6 %."
@@ -89,42 +89,46 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
     ]
     for name, steps in plans.items():
         for step, plan in steps.items():
-            found = FusionReport.of(plan)
-            possible = found.dram_bytes_unfused - found.dram_bytes_ideal
-            share = (found.dram_bytes_unfused - found.dram_bytes) / possible
-            again = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
+            report = FusionReport.from_plan(plan)
+            possible = report.dram_bytes_unfused - report.dram_bytes_ideal
+            share = (report.dram_bytes_unfused - report.dram_bytes) / possible
+            recomputed_share = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
             rows.append(
-                f"| {name} | {step} | {found.dram_bytes / 2**20:.1f} MiB "
-                f"| {found.reduction:.1%} | {share:.1%} | {found.speedup_roofline:.2f} x "
-                f"| {found.speedup_serial_baseline:.2f} x | {again:.1%} |"
+                f"| {name} | {step} | {report.dram_bytes / 2**20:.1f} MiB "
+                f"| {report.reduction:.1%} | {share:.1%} | {report.speedup_roofline:.2f} x "
+                f"| {report.speedup_serial_baseline:.2f} x | {recomputed_share:.1%} |"
             )
     return rows
 
 
-def must_reach(
+def target_rows(
     unfolded: dict[str, FusionPlan], folded: dict[str, FusionPlan], tucker: fuse.DecomposedFusion
 ) -> list[str]:
     """Figures that have a target, beside the target and the paper's figure."""
     shares_of_1 = layer_shares(unfolded["resnet-18"].graph)
-    away = max(
-        abs(100 * getattr(row, what) - TABLE_1[row.kind][column])
+    max_distance = max(
+        abs(100 * getattr(row, column_name) - TABLE_1[row.kind][column])
         for row in shares_of_1
-        for column, what in enumerate(("computation", "memory"))
+        for column, column_name in enumerate(("computation", "memory"))
     )
     reductions = {name: plan.reduction for name, plan in unfolded.items()}
-    roof = statistics.geometric_mean(FusionReport.of(p).speedup_roofline for p in unfolded.values())
-    serial = statistics.geometric_mean(FusionReport.of(p).speedup_serial_baseline for p in unfolded.values())
+    roofline = statistics.geometric_mean(
+        FusionReport.from_plan(p).speedup_roofline for p in unfolded.values()
+    )
+    serial = statistics.geometric_mean(
+        FusionReport.from_plan(p).speedup_serial_baseline for p in unfolded.values()
+    )
     shares = [
         (p.dram_bytes_unfused - p.dram_bytes) / (p.dram_bytes_unfused - p.dram_bytes_ideal)
         for p in folded.values()
     ]
     mean, share = statistics.mean(reductions.values()), statistics.mean(shares)
-    found = [
-        ("Table 1, largest distance, points", f"{away:.2f}", "1", "", away <= 1),
+    figures = [
+        ("Table 1, largest distance, points", f"{max_distance:.2f}", "1", "", max_distance <= 1),
         ("mean reduction, unfolded", f"{mean:.1%}", "50 %", "32 %", mean >= 0.5),
         ("ResNet-50", f"{reductions['resnet-50']:.1%}", "60 %", "56 %", reductions["resnet-50"] >= 0.6),
         ("VGG-19", f"{reductions['vgg-19']:.1%}", "18 %", "15 %", reductions["vgg-19"] >= 0.18),
-        ("speed-up, roofline, geometric mean", f"{roof:.2f} x", "1.9 x", "", roof >= 1.9),
+        ("speed-up, roofline, geometric mean", f"{roofline:.2f} x", "1.9 x", "", roofline >= 1.9),
         ("speed-up over serial, geometric mean", f"{serial:.2f} x", "2.2 x", "1.6 x", serial >= 2.2),
         ("share of the ideal reduction, folded, mean", f"{share:.1%}", "60 %", "", share >= 0.6),
         (
@@ -133,22 +137,22 @@ def must_reach(
         ),
     ]  # fmt: skip
     rows = ["| | found | wanted | paper | |", "|---|---|---|---|---|"]
-    for what, value, wanted, paper, reached in found:
-        rows.append(f"| {what} | {value} | {wanted} | {paper} | {'met' if reached else 'not met'} |")
+    for column_name, value, target, paper, is_met in figures:
+        rows.append(f"| {column_name} | {value} | {target} | {paper} | {'met' if is_met else 'not met'} |")
     return rows
 
 
-def objectives(graph: LayerGraph) -> list[str]:
+def objective_rows(graph: LayerGraph) -> list[str]:
     """Traffic, time and energy of the plan that each objective of the search gives."""
     rows = ["| least | DRAM traffic | time | energy | MACs again |", "|---|---|---|---|---|"]
     for objective in OBJECTIVES:
         plan = fuse_layers(graph, halo="retain", objective=objective)
-        again = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
+        recomputed_share = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
         rows.append(
             f"| {objective} | {plan.dram_bytes / 2**20:.1f} MiB | {plan.time_overlapped_ns / 1e6:.2f} ms "
-            f"| {plan.energy_pj / 1e9:.2f} mJ | {again:.1%} |"
+            f"| {plan.energy_pj / 1e9:.2f} mJ | {recomputed_share:.1%} |"
         )
-    unfused = plan.unfused
+    unfused = plan.layer_by_layer
     rows.append(
         f"| unfused | {unfused.dram_bytes / 2**20:.1f} MiB | {unfused.time_overlapped_ns / 1e6:.2f} ms "
         f"| {unfused.energy_pj / 1e9:.2f} mJ | |"
@@ -156,18 +160,18 @@ def objectives(graph: LayerGraph) -> list[str]:
     return rows
 
 
-def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
+def tucker_rows(fusion: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
     """DRAM traffic of ResNet-18 decomposed and fused, and how far its outputs then differ."""
-    part = done.decomposition
+    part = fusion.decomposition
     rows = ["| ResNet-18 | DRAM traffic |", "|---|---|"]
     sizes = {
-        "original, unfolded, layer by layer": done.dram_bytes_original,
+        "original, unfolded, layer by layer": fusion.dram_bytes_original,
         "original, folded, layer by layer": folded_bytes,
-        f"{TUCKER}, folded, layer by layer": done.plan.dram_bytes_unfused,
-        f"{TUCKER}, fused": done.plan.dram_bytes,
-        f"{TUCKER}, inputs, weights and outputs alone": done.plan.dram_bytes_ideal,
+        f"{TUCKER}, folded, layer by layer": fusion.plan.dram_bytes_unfused,
+        f"{TUCKER}, fused": fusion.plan.dram_bytes,
+        f"{TUCKER}, inputs, weights and outputs alone": fusion.plan.dram_bytes_ideal,
     }
-    rows += [f"| {what} | {size / 2**20:.1f} MiB |" for what, size in sizes.items()]
+    rows += [f"| {label} | {size / 2**20:.1f} MiB |" for label, size in sizes.items()]
     return [
         *rows,
         "",
@@ -177,15 +181,15 @@ def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
     ]
 
 
-def on_chip_sizes(graph: LayerGraph) -> list[str]:
+def capacity_rows(graph: LayerGraph) -> list[str]:
     """DRAM traffic of one network by size of the on-chip memory."""
     rows = ["| on chip | DRAM traffic | reduction | roofline |", "|---|---|---|---|"]
     for size in ON_CHIP_KIB:
         plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), halo="retain")
-        found = FusionReport.of(plan)
+        report = FusionReport.from_plan(plan)
         rows.append(
             f"| {size} KiB | {plan.dram_bytes / 2**20:.1f} MiB | {plan.reduction:.1%} "
-            f"| {found.speedup_roofline:.2f} x |"
+            f"| {report.speedup_roofline:.2f} x |"
         )
     return rows
 
@@ -216,10 +220,10 @@ def main() -> None:
         "99.6": neurons(resnet18),
         "figures 8 and 9": figures_8_and_9(plans),
         "folded": figures_8_and_9({name: {BEST: plan} for name, plan in folded.items()}),
-        "must reach": must_reach(best, folded, tucker),
-        "objectives": objectives(graphs["googlenet"]),
+        "must reach": target_rows(best, folded, tucker),
+        "objectives": objective_rows(graphs["googlenet"]),
         "tucker": tucker_rows(tucker, folded["resnet-18"].dram_bytes_unfused),
-        "on chip": on_chip_sizes(resnet18),
+        "on chip": capacity_rows(resnet18),
     }.items():
         text = fill(text, f"deep fusion {name}", rows)
         print(f"{name}\n" + "\n".join(rows))

@@ -31,50 +31,53 @@ PAPER = {
 # Section IV-A: pool to lazy memory, to PyTorch's on two GPUs, and speed-up of the pool over eager allocation.
 PAPER_POOL_TO_LAZY, PAPER_POOL_TO_TORCH, PAPER_SPEEDUP = 1.073, 0.654, 1.59
 LARGE_BATCH = dict.fromkeys(PAPER, 32) | {"srgan": 2}  # the paper's, Figure 4
-SWEPT, BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
+SWEEP_NETWORKS, BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
 PARTS = ("counts", "memory", "sweep", "times")
 MB = 1e6
 
 
-def planned(name: str, batch: int, torch: bool) -> dict:
+def plan_memory(name: str, batch: int, torch: bool) -> dict:
     """Memory of our kernels, weights copied before their first use, and of PyTorch if `torch`."""
     print(f"{name}, batch {batch} …", file=sys.stderr)
-    found = pimflow.plan_memory(name, system(), batch=batch, weights="streamed")
+    allocation_plan = pimflow.plan_memory(name, system(), batch=batch, weights="streamed")
     return {
         "network": name,
         "batch": batch,
-        "kernels": found.liveness.steps,
-        "variables": found.eager_allocations,
-        "lazy_groups": found.lazy_groups,
-        "pool_bytes": found.plan.pool_bytes,
-        "optimal": found.plan.optimal,
-        "lazy_peak_bytes": found.lazy_peak_bytes,
-        "eager_bytes": found.eager_bytes,
+        "kernels": allocation_plan.liveness.steps,
+        "variables": allocation_plan.eager_allocations,
+        "lazy_groups": allocation_plan.lazy_groups,
+        "pool_bytes": allocation_plan.plan.pool_bytes,
+        "optimal": allocation_plan.plan.optimal,
+        "lazy_peak_bytes": allocation_plan.lazy_peak_bytes,
+        "eager_bytes": allocation_plan.eager_bytes,
         "torch_peak_bytes": occamy_operators.torch_peak_bytes(name, batch=batch) if torch else None,
     }
 
 
-def counted(name: str, ours: dict) -> dict:
+def count_variables(name: str, ours: dict) -> dict:
     """Operators, variables and allocation groups of a network, beside the paper's."""
-    found = occamy_operators.count_operators(name)
+    operators = occamy_operators.count_operators(name)
     return {
         "network": name,
         "paper": dict(zip(("operators", "variables", "lazy_groups"), PAPER.get(name, ()), strict=False)),
         "operators": {
-            "operators": found.operators,
-            "variables": found.variables,
-            "lazy_groups": found.lazy_groups,
-            "pool_to_lazy": found.plan.pool_bytes / found.lazy_peak_bytes,
+            "operators": operators.operators,
+            "variables": operators.variables,
+            "lazy_groups": operators.lazy_groups,
+            "pool_to_lazy": operators.plan.pool_bytes / operators.lazy_peak_bytes,
         },
         "kernels": {key: ours[key] for key in ("kernels", "variables", "lazy_groups")},
     }
 
 
-def timed(name: str, runs: int) -> dict:
+def time_allocations(name: str, runs: int) -> dict:
     """Latencies and allocations of a network by how memory is allocated: pool, eager, lazy."""
     print(f"{name}, {runs} runs …", file=sys.stderr)
-    found = pimflow.measure_allocations(name, runs=runs)
-    return {"network": name, **{way: vars(each) for way, each in found.items()}}
+    runs_by_allocation = pimflow.measure_allocations(name, runs=runs)
+    return {
+        "network": name,
+        **{allocation: vars(allocation_run) for allocation, allocation_run in runs_by_allocation.items()},
+    }
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -110,7 +113,7 @@ def memory_table(rows: list[dict]) -> str:
     return table(head, body)
 
 
-def compared(rows: list[dict]) -> str:
+def headline_means(rows: list[dict]) -> str:
     """Geometric means at the paper's batch sizes, beside those that the paper states."""
     large = [row for row in rows if row["batch"] == LARGE_BATCH.get(row["network"], 32)]
     text = "Geometric means at the paper's batches: pool to lazy "
@@ -128,12 +131,17 @@ def times_table(rows: list[dict]) -> str:
     head += ["allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
     body = []
     for row in rows:
-        ways = [row[way] for way in ("pool", "eager", "lazy")]
-        pool, eager, lazy = ways
+        allocations = [row[allocation] for allocation in ("pool", "eager", "lazy")]
+        pool, eager, lazy = allocations
         cells = [f"{pool['latency_ns'] / 1e6:.2f}"]
-        cells += [f"{way['latency_ns'] / pool['latency_ns']:.3f}" for way in (eager, lazy)]
-        cells += [f"{way['allocating_ns'] / way['latency_ns']:.4%}" for way in (eager, lazy, pool)]
-        cells += [", ".join(str(way[key]) for way in ways) for key in ("allocations", "groups")]
+        cells += [f"{allocation['latency_ns'] / pool['latency_ns']:.3f}" for allocation in (eager, lazy)]
+        cells += [
+            f"{allocation['allocating_ns'] / allocation['latency_ns']:.4%}"
+            for allocation in (eager, lazy, pool)
+        ]
+        cells += [
+            ", ".join(str(allocation[key]) for allocation in allocations) for key in ("allocations", "groups")
+        ]
         peak = pool["peak_bytes"]
         cells.append("-" if peak is None else str(peak - pool["allocated_bytes"]))
         body.append([row["network"], *cells])
@@ -146,29 +154,29 @@ def times_table(rows: list[dict]) -> str:
 
 def collect(models: list[str], parts: list[str], runs: int, torch: bool) -> dict[str, list[dict]]:
     """Rows of every table in `parts`; each pair of network and batch is planned once."""
-    wanted: list[tuple[str, int]] = []
+    keys: list[tuple[str, int]] = []
     if "counts" in parts or "memory" in parts:
-        wanted += [(name, 1) for name in models]
+        keys += [(name, 1) for name in models]
     if "memory" in parts:
-        wanted += [(name, LARGE_BATCH.get(name, 32)) for name in models]
+        keys += [(name, LARGE_BATCH.get(name, 32)) for name in models]
     if "sweep" in parts:
-        wanted += [(name, batch) for name in SWEPT if name in models for batch in BATCHES]
-    plans = {key: planned(*key, torch) for key in sorted(set(wanted), key=wanted.index)}
-    found: dict[str, list[dict]] = {}
+        keys += [(name, batch) for name in SWEEP_NETWORKS if name in models for batch in BATCHES]
+    plans = {key: plan_memory(*key, torch) for key in sorted(set(keys), key=keys.index)}
+    tables: dict[str, list[dict]] = {}
     if "counts" in parts:
-        found["counts"] = [counted(name, plans[name, 1]) for name in models]
+        tables["counts"] = [count_variables(name, plans[name, 1]) for name in models]
     if "memory" in parts:
-        found["memory"] = [plans[name, b] for name in models for b in (1, LARGE_BATCH.get(name, 32))]
-    if "sweep" in parts and set(SWEPT) & set(models):
-        found["sweep"] = [plans[name, b] for name in SWEPT if name in models for b in BATCHES]
+        tables["memory"] = [plans[name, b] for name in models for b in (1, LARGE_BATCH.get(name, 32))]
+    if "sweep" in parts and set(SWEEP_NETWORKS) & set(models):
+        tables["sweep"] = [plans[name, b] for name in SWEEP_NETWORKS if name in models for b in BATCHES]
     if "times" in parts:
-        found["times"] = [timed(name, runs) for name in models]
-    return found
+        tables["times"] = [time_allocations(name, runs) for name in models]
+    return tables
 
 
 TABLES = {
     "counts": counts_table,
-    "memory": lambda rows: f"{memory_table(rows)}\n\n{compared(rows)}",
+    "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
     "sweep": memory_table,
     "times": times_table,
 }
@@ -188,13 +196,13 @@ def main() -> None:
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     torch = not args.no_torch and find_spec("torch") is not None
     try:
-        found = collect(args.models, parts, args.runs, torch)
+        figures = collect(args.models, parts, args.runs, torch)
     except PimflowError as error:
         sys.exit(str(error))
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(figures, indent=1))
     else:
-        print("\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in found.items()))
+        print("\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in figures.items()))
 
 
 if __name__ == "__main__":

@@ -28,41 +28,43 @@ PARTS = ("comparison", "shares", "ablation", "sizes")
 
 def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str, Any]:
     """The rows of every part in `parts`, by the name of its table."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if "comparison" in parts:
-        found["comparison"] = pimflow_comparison.compare(searches, models)
-        found["energies"] = pimflow_comparison.energies(searches, models)
+        figures["comparison"] = pimflow_comparison.compare(searches, models)
+        figures["energies"] = pimflow_comparison.energies(searches, models)
     if "shares" in parts:
-        found["shares"] = pimflow_comparison.shares(searches, models)
+        figures["shares"] = pimflow_comparison.shares(searches, models)
     if "ablation" in parts:
-        ways = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
-        found |= {name: getattr(pimflow_ablation, way)(searches) for way, name in ways.items()}
+        functions = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
+        figures |= {
+            name: getattr(pimflow_ablation, function)(searches) for function, name in functions.items()
+        }
     if "sizes" in parts:
-        found["sizes"] = pimflow_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
-    return found
+        figures["sizes"] = pimflow_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
+    return figures
 
 
-def tables(found: dict[str, Any]) -> dict[str, str]:
+def tables(figures: dict[str, Any]) -> dict[str, str]:
     """The tables of what `collect` found, by the names of their marks in the page."""
-    drawn: dict[str, Callable[[], str]] = {}
-    if "comparison" in found:
-        rows = found["comparison"]
+    builders: dict[str, Callable[[], str]] = {}
+    if "comparison" in figures:
+        rows = figures["comparison"]
         for accounting, timing in CONVENTIONS:
             name = f"speed-up {accounting} {timing}"
-            drawn[name] = lambda a=accounting, t=timing: pimflow_tables.speedups(rows, a, t)
-        drawn["parts"] = lambda: pimflow_tables.parts(rows)
-        drawn["commands"] = lambda: pimflow_tables.commands(rows)
-        drawn["energy"] = lambda: pimflow_tables.energy(rows, found["energies"])
+            builders[name] = lambda a=accounting, t=timing: pimflow_tables.speedups(rows, a, t)
+        builders["parts"] = lambda: pimflow_tables.parts(rows)
+        builders["commands"] = lambda: pimflow_tables.commands(rows)
+        builders["energy"] = lambda: pimflow_tables.energy(rows, figures["energies"])
     for name in ("shares", "terms", "gains", "GPU side", "sizes"):
-        if name in found:
+        if name in figures:
             table = getattr(pimflow_tables, name.lower().replace(" ", "_"))
-            drawn[name] = lambda table=table, name=name: table(found[name])
-    return {f"pimflow {name}": table() for name, table in drawn.items()}
+            builders[name] = lambda table=table, name=name: table(figures[name])
+    return {f"pimflow {name}": table() for name, table in builders.items()}
 
 
-def speedups_of_page() -> list[dict[str, Any]]:
+def page_speedups() -> list[dict[str, Any]]:
     """Rows of the picture from the page's tables: of each cell, the second figure, end to end."""
-    names = [each.name for each in CONFIGURATIONS]
+    names = [configuration.name for configuration in CONFIGURATIONS]
     return [
         {"accounting": accounting, "timing": timing, "model": model, "configuration": name}
         | {"speedup": float(cell.split("/")[1])}
@@ -91,21 +93,21 @@ def main() -> None:
     if args.page and args.models:
         parser.error("the page has the networks of the paper; leave out MODEL")
     if args.picture:
-        pictures.save(PICTURE, pimflow_tables.figure(speedups_of_page()), TITLE)
+        pictures.save(PICTURE, pimflow_tables.figure(page_speedups()), TITLE)
         return
     if args.plot:
         pictures.check_format(args.plot)
     profiling = Profiling(cache=ResultCache(default_path()), executor=parse_executor("processes", args.jobs))
     say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))
-    found = collect(Searches(profiling, say), models, parts)
-    printed = tables(found)
+    figures = collect(Searches(profiling, say), models, parts)
+    printed = tables(figures)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(figures, indent=1))
     else:
         print("\n\n".join(f"{name}\n\n{table}" for name, table in printed.items()))
-    paths = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
+    paths = [args.plot, str(PICTURE) if args.page else None] if "comparison" in figures else []
     for path in filter(None, paths):
-        pictures.save(path, pimflow_tables.figure(found["comparison"]), TITLE)
+        pictures.save(path, pimflow_tables.figure(figures["comparison"]), TITLE)
     if args.page:
         text = PAGE.read_text(encoding="utf-8")
         for name, table in printed.items():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from papers import taso_selection, taso_tables
-from papers.taso_selection import NETWORKS, Say, Study
+from papers.taso_selection import NETWORKS, NetworkStudy, Progress
 from update_readme import ROOT, fill, table_of
 
 from pimflow.cli import primitive_options
@@ -21,12 +21,12 @@ from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.primitive_selection import figures
 from pimflow.primitive_selection.figures import MIB
-from pimflow.primitive_selection.problem import Selected, Sums
+from pimflow.primitive_selection.problem import SelectionResult, Sums
 from pimflow.primitive_selection.search import Point
 
 PAGE = ROOT / "docs" / "results_taso.md"
 # Columns of the table of fronts: a library, and what is bounded.
-BOUNDED = (
+FRONT_COLUMNS = (
     *(("all", "liveness"), ("all", "sum"), ("published", "liveness"), ("published", "sum")),
     *(("all", "workspace"), ("published", "workspace")),
 )
@@ -55,41 +55,47 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, str], Sequence[Study]]:
+def reproduce(
+    args: argparse.Namespace, say: Progress
+) -> tuple[dict[str, Any], dict[str, str], Sequence[NetworkStudy]]:
     """Compute everything: figures as JSON, tables by mark, and the studies that pictures show."""
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     if args.measure is None and args.profile in ("measured", "mixed"):
         args.measure = "all"
     times = primitive_options.times(args, args.profile)
-    chosen = taso_selection.selections(
+    chosen = taso_selection.select_networks(
         args.models or NETWORKS, device=args.device, cache=cache, say=say, **times
     )
     if args.output:
-        taso_selection.together(chosen).write(args.output)
+        taso_selection.merge_profiles(chosen).write(args.output)
     solved = taso_selection.solve_times(say)
-    known = {name: taso_selection.known(selection) for name, selection in chosen.items()}
-    found = taso_selection.studies(chosen, say)
+    time_counts = {name: taso_selection.time_counts(selection) for name, selection in chosen.items()}
+    studies = taso_selection.studies(chosen, say)
     say("sets of families")
     sets = taso_selection.sets_of_families(
-        next(each for each in found if (each.library, each.problem.memory_model) == ("all", "sum"))
+        next(
+            network_study
+            for network_study in studies
+            if (network_study.library, network_study.problem.memory_model) == ("all", "sum")
+        )
     )
     plain = {
         "device": next(iter(chosen.values())).profile.device.name,
         "solve_times": solved,
-        "times": known,
-        "studies": [taso_selection.plain(each) for each in found],
+        "times": time_counts,
+        "studies": [taso_selection.json_form(network_study) for network_study in studies],
         "sets_of_families": sets,
     }
-    return plain, taso_tables.tables(found, solved, known, sets), found
+    return plain, taso_tables.tables(studies, solved, time_counts, sets), studies
 
 
-def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
+def write_page(tables: dict[str, str], studies: Sequence[NetworkStudy]) -> None:
     """Write the tables of docs/results_taso.md, and draw its pictures."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = fill(text, name, table)
-    pictures.save(FRONTS, taso_tables.figure_of_fronts(found), "TASO's Figures 6 to 9")
-    first = taso_tables.figure_of_network(found, found[0].network)
+    pictures.save(FRONTS, taso_tables.fronts_figure(studies), "TASO's Figures 6 to 9")
+    first = taso_tables.network_figure(studies, studies[0].network)
     pictures.save(FIRST, first, "TASO's Figures 1, 2, 5 and 10")
     replace_file(PAGE, text.encode())
 
@@ -97,38 +103,40 @@ def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
 def _sums(ms: str, memory_mib: str, largest_mib: str) -> Sums:
     """Time and sizes of one selection, parsed from cells of the page."""
     sizes = {"memory_bytes": memory_mib, "workspace_bytes": largest_mib}
-    taken = {name: round(float(mib) * MIB) for name, mib in sizes.items()}
-    nowhere = dict.fromkeys(("memory_layer", "workspace_layer", "time_layer"), "")
-    return Sums(time_ns=float(ms) * 1e6, **taken, **nowhere, transforms=())
+    size_fields = {name: round(float(mib) * MIB) for name, mib in sizes.items()}
+    layer_fields = dict.fromkeys(("memory_layer", "workspace_layer", "time_layer"), "")
+    return Sums(time_ns=float(ms) * 1e6, **size_fields, **layer_fields, transforms=())
 
 
 def _kinds(network: str, library: str, model: str) -> dict[str, Sums]:
     """Sums of one primitive everywhere, by primitive, from the page's tables."""
 
     def cells(name: str) -> list[str]:
-        (found,) = (row for row in table_of(PAGE, name) if row[:2] == [network, library])
-        return found[2:]
+        (cells_of_row,) = (row for row in table_of(PAGE, name) if row[:2] == [network, library])
+        return cells_of_row[2:]
 
-    times, largest, found = cells("taso everywhere"), cells("taso largest layers"), {}
+    times, largest, kinds = cells("taso everywhere"), cells("taso largest layers"), {}
     for name, cell, largest_mib in zip(EVERYWHERE, times, largest):
         ms, in_sum, live = cell.split(" / ")
-        found[name] = _sums(ms, in_sum if model == "sum" else live, largest_mib)
+        kinds[name] = _sums(ms, in_sum if model == "sum" else live, largest_mib)
     ms, mib = times[5 if model == "sum" else 6].split(" / ")
-    return {**found, "least memory": _sums(ms, mib, largest[5])}
+    return {**kinds, "least memory": _sums(ms, mib, largest[5])}
 
 
 def _points(bounded: tuple[str, str]) -> list[Point]:
     """One column of the page's table of fronts; a selection is assumed to use all of its budget."""
     points = []
     for _, *cells in table_of(PAGE, "taso fronts"):
-        cell = dict(zip(BOUNDED, cells, strict=True))[bounded]
+        cell = dict(zip(FRONT_COLUMNS, cells, strict=True))[bounded]
         if cell:
             budget, _, times = cell.partition(": ")
-            taken = ("0", budget) if bounded[1] == "workspace" else (budget, "0")
+            sizes = ("0", budget) if bounded[1] == "workspace" else (budget, "0")
             ours, greedy = times.split(", ")
-            selected = Selected(choice={}, sums=_sums(ours, *taken), value=0.0, gap=0.0)
-            found = None if greedy == "none" else _sums(greedy, *taken)
-            points.append(Point(selected=selected, budget_bytes=round(float(budget) * MIB), greedy=found))
+            selected = SelectionResult(choice={}, sums=_sums(ours, *sizes), value=0.0, gap=0.0)
+            greedy_sums = None if greedy == "none" else _sums(greedy, *sizes)
+            points.append(
+                Point(selected=selected, budget_bytes=round(float(budget) * MIB), greedy=greedy_sums)
+            )
     return points
 
 
@@ -141,7 +149,7 @@ def draw_page() -> None:
         del kinds["least memory"]  # it begins the front
         title = f"{network}, {library}: {model}"
         panels.append(figures.front_view(_points((library, model)), over, kinds, title))
-    pictures.save(FRONTS, figures.panelled("", panels, 3), "TASO's Figures 6 to 9")
+    pictures.save(FRONTS, figures.arrange_panels("", panels, 3), "TASO's Figures 6 to 9")
     panels = []
     for library, model in (("published", "sum"), ("all", "liveness")):
         kinds = _kinds(network, library, model)
@@ -150,7 +158,7 @@ def draw_page() -> None:
             figures.memory_view(kinds, f"{library} primitives: {model}"),
             figures.speedups_view(_points((library, model))),
         ]
-    pictures.save(FIRST, figures.panelled(network, panels, 3), "TASO's Figures 1, 2, 5 and 10")
+    pictures.save(FIRST, figures.arrange_panels(network, panels, 3), "TASO's Figures 1, 2, 5 and 10")
 
 
 def main() -> None:
@@ -164,9 +172,9 @@ def main() -> None:
         parser.error("the page has the networks of the paper; leave out MODEL")
     say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))
     try:
-        plain, tables, found = run(args, say)
+        plain, tables, studies = reproduce(args, say)
         if args.page:
-            write_page(tables, found)
+            write_page(tables, studies)
     except PimflowError as error:
         print(f"reproduce_taso: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

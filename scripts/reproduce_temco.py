@@ -26,7 +26,7 @@ from papers.temco_variants import (
 from pimflow import hardware
 from pimflow.errors import PimflowError
 from pimflow.host import pictures
-from pimflow.host.charts import MANY, chart, legend_at_top
+from pimflow.host.charts import PALETTE, chart, legend_at_top
 
 # Section 4.2: reduction of internal tensors by family, percent. The paper names none of its ten networks, so
 # which network stands for which figure is assumed.
@@ -38,14 +38,14 @@ PAPER = {
     "unet": 79.3,
 }
 PAPER_MEAN, PAPER_SKIP_SHARE, PAPER_TIMES = 75.7, 76.2, {4: 1.08, 32: 1.70}
-WANTED = {"vgg-16": 90.6, "alexnet": 49.4, "unet": 79.3, "densenet-121": 54.0, "resnet-18": 58.0}  # batch 4
+TARGETS = {"vgg-16": 90.6, "alexnet": 49.4, "unet": 79.3, "densenet-121": 54.0, "resnet-18": 58.0}  # batch 4
 LAYERS = {  # pairs of convolutions with nothing but an activation between them
     "vgg-16": (("features.5", "features.7"), ("features.12", "features.14"), ("features.19", "features.21")),
     "alexnet": (("conv3", "conv4"), ("conv4", "conv5")),
 }
 OVER_TIME = ("unet", "vgg-16")  # Figure 4
-TIMED = ("vgg-16", "resnet-18", "unet")
-FIRST = ("original", "original, coalesced", "decomposed", "decomposed, coalesced")
+TIMED_NETWORKS = ("vgg-16", "resnet-18", "unet")
+BASELINES = ("original", "original, coalesced", "decomposed", "decomposed, coalesced")
 PARTS = ("memory", "equations", "over-time", "times")
 MIB = 2**20
 
@@ -58,8 +58,8 @@ def pools(models: list[str], batches: list[int], decompose: str, progress: Progr
     for name in models:
         for batch in batches:
             progress(f"{name}, batch {batch}")
-            found = variants(name, batch, decompose, progress).pools(hardware.system())
-            rows.append({"network": name, "batch": batch, "pool_bytes": found})
+            pool_bytes = variants(name, batch, decompose, progress).pools(hardware.system())
+            rows.append({"network": name, "batch": batch, "pool_bytes": pool_bytes})
     return rows
 
 
@@ -77,33 +77,34 @@ def reduction(row: dict) -> float:
 
 def pools_table(rows: list[dict]) -> str:
     """Section 4.2: sizes of pools, the reduction, and whether it reaches the target."""
-    names = [*FIRST, *VARIANTS]
+    names = [*BASELINES, *VARIANTS]
     body = []
     for row in rows:
-        name, least = row["network"], WANTED.get(row["network"]) if row["batch"] == 4 else None
-        cells = [f"{row['pool_bytes'][each] / MIB:.2f}" for each in names]
-        wanted = f"{least}: {'met' if reduction(row) >= least else 'not met'}" if least else ""
-        cells += [f"{reduction(row):.1f}", PAPER.get(name, ""), wanted]
+        name, target = row["network"], TARGETS.get(row["network"]) if row["batch"] == 4 else None
+        cells = [f"{row['pool_bytes'][variant] / MIB:.2f}" for variant in names]
+        verdict = f"{target}: {'met' if reduction(row) >= target else 'not met'}" if target else ""
+        cells += [f"{reduction(row):.1f}", PAPER.get(name, ""), verdict]
         body.append([name, row["batch"], *cells])
     text = table(["network", "batch", *names, "less (%)", "paper", "wanted"], body)
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        some = [row for row in rows if row["batch"] == batch]
-        mean = 100 * (1 - geometric_mean(1 - reduction(row) / 100 for row in some))
-        text += f"\n\nBatch {batch}, {len(some)} networks, 1 - geometric mean: {mean:.1f} % (paper: "
+        batch_rows = [row for row in rows if row["batch"] == batch]
+        mean = 100 * (1 - geometric_mean(1 - reduction(row) / 100 for row in batch_rows))
+        text += f"\n\nBatch {batch}, {len(batch_rows)} networks, 1 - geometric mean: {mean:.1f} % (paper: "
         text += f"{PAPER_MEAN} %)"
     return text
 
 
-def equations(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+def check_equations(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
     """Equations 1 to 4 of the pairs in `LAYERS`, beside what is planned."""
-    found = []
-    for name in (each for each in LAYERS if each in models):
+    rows = []
+    for name in (layer_network for layer_network in LAYERS if layer_network in models):
         progress(name)
-        made = variants(name, batches[0], decompose, progress)
-        found += [
-            {"network": name, "batch": batches[0], **vars(two_layers(made, *pair))} for pair in LAYERS[name]
+        network_variants = variants(name, batches[0], decompose, progress)
+        rows += [
+            {"network": name, "batch": batches[0], **vars(two_layers(network_variants, *pair))}
+            for pair in LAYERS[name]
         ]
-    return found
+    return rows
 
 
 def equations_table(rows: list[dict]) -> str:
@@ -119,44 +120,48 @@ def equations_table(rows: list[dict]) -> str:
     return table(head, body)
 
 
-def over_time(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+def collect_over_time(
+    models: list[str], batches: list[int], decompose: str, progress: Progress
+) -> list[dict]:
     """Live bytes during each layer of the networks in `OVER_TIME`, original and decomposed."""
-    found = []
-    for name in (each for each in OVER_TIME if each in models):
+    rows = []
+    for name in (plotted for plotted in OVER_TIME if plotted in models):
         progress(name)
-        change = variants(name, batches[0], decompose, progress).networks
-        found += [
-            {"network": name, "batch": batches[0], "form": form, **vars(memory_over_time(change[form]))}
+        networks = variants(name, batches[0], decompose, progress).networks
+        rows += [
+            {"network": name, "batch": batches[0], "form": form, **vars(memory_over_time(networks[form]))}
             for form in ("original", "decomposed")
         ]
-    return found
+    return rows
 
 
-def over_time_table(rows: list[dict]) -> str:
+def memory_over_time_table(rows: list[dict]) -> str:
     """Figure 4 in figures: the peak, and the share of skip connections in it."""
     head = ["network", "batch", "form", "peak (MiB)", "skip connections at the peak"]
     head += ["at the layer with most of them", "their most, over the peak"]
     body = []
     for row in rows:
-        found = MemoryOverTime(live_bytes=row["live_bytes"], skip_bytes=row["skip_bytes"])
-        shares = (found.share_at_peak, found.largest_share, found.skips_to_peak)
-        known = row["form"] == "decomposed"  # what is restored by an lconv is a skip connection
-        cells = [f"{max(found.live_bytes) / MIB:.2f}", *(f"{s:.1%}" if known else "-" for s in shares)]
+        memory = MemoryOverTime(live_bytes=row["live_bytes"], skip_bytes=row["skip_bytes"])
+        shares = (memory.share_at_peak, memory.largest_share, memory.skips_to_peak)
+        has_skips = row["form"] == "decomposed"  # what is restored by an lconv is a skip connection
+        cells = [f"{max(memory.live_bytes) / MIB:.2f}", *(f"{s:.1%}" if has_skips else "-" for s in shares)]
         body.append([row["network"], row["batch"], row["form"], *cells])
     return table(head, body) + f"\n\nThe paper: {PAPER_SKIP_SHARE} % of the peak of its decomposed U-Net."
 
 
-def times(
+def measure_times(
     models: list[str], batches: list[int], decompose: str, progress: Progress, runs: int = 3
 ) -> list[dict]:
     """Latency, allocations and errors of the variants, run in turns."""
-    found = []
-    for batch, name in itertools.product(batches, (each for each in TIMED if each in models)):
-        made = variants(name, batch, decompose, progress)
+    rows = []
+    for batch, name in itertools.product(
+        batches, (timed_network for timed_network in TIMED_NETWORKS if timed_network in models)
+    ):
+        network_variants = variants(name, batch, decompose, progress)
         progress(f"{name}, batch {batch}, {runs} runs")
-        forms = made.run(VARIANTS, hardware.system(), runs=runs)
-        found.append({"network": name, "batch": batch, "forms": forms})
-    return found
+        forms = network_variants.run(VARIANTS, hardware.system(), runs=runs)
+        rows.append({"network": name, "batch": batch, "forms": forms})
+    return rows
 
 
 def times_table(rows: list[dict]) -> str:
@@ -165,16 +170,16 @@ def times_table(rows: list[dict]) -> str:
     head += ["over decomposed", "error"]
     body = []
     for row in rows:
-        alone = row["forms"]["decomposed"]["latency_ns"]
-        for form, each in row["forms"].items():
-            peak = "-" if each["peak_bytes"] is None else each["peak_bytes"] - each["allocated_bytes"]
-            cells = [f"{each['latency_ns'] / 1e6:.1f}", f"{each['latency_ns'] / alone:.3f}"]
-            cells.append(f"{each['error']:.1e}")
-            body.append([row["network"], row["batch"], form, each["allocated_bytes"], peak, *cells])
+        decomposed_ns = row["forms"]["decomposed"]["latency_ns"]
+        for form, run in row["forms"].items():
+            peak = "-" if run["peak_bytes"] is None else run["peak_bytes"] - run["allocated_bytes"]
+            cells = [f"{run['latency_ns'] / 1e6:.1f}", f"{run['latency_ns'] / decomposed_ns:.3f}"]
+            cells.append(f"{run['error']:.1e}")
+            body.append([row["network"], row["batch"], form, run["allocated_bytes"], peak, *cells])
     text = table(head, body)
     for batch in dict.fromkeys(row["batch"] for row in rows):
         forms = [row["forms"] for row in rows if row["batch"] == batch]
-        ratios = [each["skip-opt+fusion"]["latency_ns"] / each["decomposed"]["latency_ns"] for each in forms]
+        ratios = [run["skip-opt+fusion"]["latency_ns"] / run["decomposed"]["latency_ns"] for run in forms]
         paper = f" (paper, on a GPU: {PAPER_TIMES[batch]})" if batch in PAPER_TIMES else ""
         text += (
             f"\n\nBatch {batch}: skip-opt+fusion over decomposed, geometric mean: "
@@ -194,23 +199,23 @@ def draw(rows: list[dict], path: Path) -> None:
     """Draw Figure 4: live bytes during each layer, and those of skip connections."""
     values = []
     for row in rows:
-        total, held = len(row["live_bytes"]), row["form"] == "decomposed" and any(row["skip_bytes"])
-        of = {"network": f"{row['network']}, batch {row['batch']}"}
+        total, has_skips = len(row["live_bytes"]), row["form"] == "decomposed" and any(row["skip_bytes"])
+        facet = {"network": f"{row['network']}, batch {row['batch']}"}
         parts = {row["form"]: row["live_bytes"]}
-        parts |= {"decomposed, skip connections": row["skip_bytes"]} if held else {}
+        parts |= {"decomposed, skip connections": row["skip_bytes"]} if has_skips else {}
         values += [
-            {**of, "what": what, "at": step / total, "mib": size / MIB}
-            for what, sizes in parts.items()
+            {**facet, "what": label, "at": step / total, "mib": size / MIB}
+            for label, sizes in parts.items()
             for step, size in enumerate(sizes)
         ]
     names = list(dict.fromkeys(value["what"] for value in values))
-    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    colours = {"domain": names, "range": list(PALETTE[: len(names)])}
     encoding = {
         "x": {"field": "at", "type": "quantitative", "title": "share of the layers"},
         "y": {"field": "mib", "type": "quantitative", "title": "live (MiB)"},
         "color": {"field": "what", "type": "nominal", "scale": colours, "legend": legend_at_top()},
     }
-    whole = chart(
+    picture = chart(
         data={"values": values},
         facet={"column": {"field": "network", "type": "nominal", "sort": None, "title": None}},
         spec={
@@ -221,14 +226,19 @@ def draw(rows: list[dict], path: Path) -> None:
         },
         resolve={"scale": {"y": "independent"}},
     )
-    pictures.save(path, whole, "memory while each layer runs")
+    pictures.save(path, picture, "memory while each layer runs")
 
 
-COLLECT = {"memory": pools, "equations": equations, "over-time": over_time, "times": times}
+COLLECT = {
+    "memory": pools,
+    "equations": check_equations,
+    "over-time": collect_over_time,
+    "times": measure_times,
+}
 TABLES = {
     "memory": pools_table,
     "equations": equations_table,
-    "over-time": over_time_table,
+    "over-time": memory_over_time_table,
     "times": times_table,
 }
 
@@ -256,15 +266,17 @@ def main() -> None:
             print(f"{text} …", file=sys.stderr)
 
     try:
-        found = {part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts}
+        rows_by_part = {part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts}
     except PimflowError as error:
         sys.exit(str(error))
-    if args.plot and found.get("over-time"):
-        draw(found["over-time"], args.plot)
+    if args.plot and rows_by_part.get("over-time"):
+        draw(rows_by_part["over-time"], args.plot)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows_by_part, indent=1))
     else:
-        print("\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in found.items() if rows))
+        print(
+            "\n\n".join(f"### {part}\n\n{TABLES[part](rows)}" for part, rows in rows_by_part.items() if rows)
+        )
 
 
 if __name__ == "__main__":

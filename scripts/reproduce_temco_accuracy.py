@@ -20,7 +20,7 @@ from update_readme import ROOT, table_of
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 from pimflow.host import pictures
-from pimflow.host.charts import MANY, chart, legend_at_top
+from pimflow.host.charts import PALETTE, chart, legend_at_top
 
 PAGE = ROOT / "docs" / "results_temco.md"
 SAMPLES = 4000
@@ -28,19 +28,19 @@ HEAD = ("", "weights", "products", "decomposed", "trained further", "with TeMCO'
 HEAD += ("error, at once",)
 
 
-def percent(found: Mapping[int, float]) -> str:
+def percent(shares: Mapping[int, float]) -> str:
     """Shares as text, one for each number of classes that count."""
-    return " / ".join(f"{share:.1%}" for share in found.values()) or "-"
+    return " / ".join(f"{share:.1%}" for share in shares.values()) or "-"
 
 
 def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
     """Figure 12 as a table in Markdown."""
     lines = [HEAD, ("---",) * len(HEAD)]
     for row in rows:
-        of_outputs = (f"{row.error_sum:.2f}", f"{row.error:.2f}") if row.request else ("-", "-")
-        kept = [f"{share:.1%}" for share in (row.weights, row.macs)]
-        found = [percent(each) for each in (row.before, row.after, row.optimised)]
-        lines.append((row.request or "as it came", *kept, *found, *of_outputs))
+        errors = (f"{row.error_sum:.2f}", f"{row.error:.2f}") if row.request else ("-", "-")
+        sizes = [f"{share:.1%}" for share in (row.weights, row.macs)]
+        accuracy_cells = [percent(accuracy) for accuracy in (row.before, row.after, row.optimised)]
+        lines.append((row.request or "as it came", *sizes, *accuracy_cells, *errors))
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
         f"{text}\n\nTop-1 / top-5 of `{NETWORK}` on {samples:,} held-out pictures of 16 classes. Trained "
@@ -49,7 +49,7 @@ def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
     )
 
 
-def accuracies_of_page() -> list[Accuracy]:
+def page_accuracies() -> list[Accuracy]:
     """The rows of the page's table, which has shares in percent, top-1 and top-5."""
 
     def share(cell: str) -> float:
@@ -76,16 +76,21 @@ def accuracies_of_page() -> list[Accuracy]:
 def draw(rows: Sequence[Accuracy], path: Path) -> None:
     """Draw top-1 accuracy against the share of weights that is kept, before and after retraining."""
     values = [
-        {"weights": row.weights, "accuracy": found[1], "method": method, "when": when}
+        {"weights": row.weights, "accuracy": accuracy[1], "method": method, "when": when}
         for method in METHODS
         for row in rows
         if row.request.startswith(f"{method}:")
-        for when, found in (("decomposed", row.before), ("trained further", row.after))
+        for when, accuracy in (("decomposed", row.before), ("trained further", row.after))
     ]
     x = {"field": "weights", "type": "quantitative", "title": "share of the weights that is kept"}
     x |= {"scale": {"type": "log", "nice": False, "padding": 12}, "axis": {"labelSeparation": 8}}
     y = {"field": "accuracy", "type": "quantitative", "title": "top-1 accuracy", "scale": {"domain": [0, 1]}}
-    colour = {"field": "method", "type": "nominal", "scale": {"range": list(MANY)}, "legend": legend_at_top()}
+    colour = {
+        "field": "method",
+        "type": "nominal",
+        "scale": {"range": list(PALETTE)},
+        "legend": legend_at_top(),
+    }
     dashes = {"field": "when", "type": "nominal", "sort": ["trained further", "decomposed"]}
     lines = {
         "mark": "line",
@@ -95,10 +100,12 @@ def draw(rows: Sequence[Accuracy], path: Path) -> None:
         "mark": {"type": "circle", "opacity": 1},
         "encoding": {"x": x, "y": y, "color": colour, "detail": dashes},
     }
-    given = {"mark": "rule", "encoding": {"y": {"datum": rows[0].before[1]}}}
+    original = {"mark": "rule", "encoding": {"y": {"datum": rows[0].before[1]}}}
     title = {"text": NETWORK, "subtitle": "the line across is the network as it came"}
-    whole = chart(width=520, height=300, title=title, data={"values": values}, layer=[lines, points, given])
-    pictures.save(path, whole, NETWORK)
+    picture = chart(
+        width=520, height=300, title=title, data={"values": values}, layer=[lines, points, original]
+    )
+    pictures.save(path, picture, NETWORK)
 
 
 def main() -> None:
@@ -118,7 +125,7 @@ def main() -> None:
     if args.of_page:
         if not args.plot or args.requests:
             parser.error("--of-page draws what the page has: give --plot, and no METHOD:RANK")
-        draw(accuracies_of_page(), args.plot)
+        draw(page_accuracies(), args.plot)
         return
     requests = args.requests or [f"{method}:{rank}" for method in METHODS for rank in RANKS]
 

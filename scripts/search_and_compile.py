@@ -13,9 +13,9 @@ def main() -> None:
     args = parser.parse_args()
 
     system = pimflow.system()
-    searched = pimflow.search(args.model, system)  # profile and solve
-    print(f"plan for {searched.graph.name}: {searched.plan.latency_ns / 1e6:.4f} ms predicted")
-    compiled = pimflow.compile(args.model, args.output, target_system=system, plan=searched.plan)
+    search_result = pimflow.search(args.model, system)  # profile and solve
+    print(f"plan for {search_result.graph.name}: {search_result.plan.latency_ns / 1e6:.4f} ms predicted")
+    compiled = pimflow.compile(args.model, args.output, target_system=system, plan=search_result.plan)
     print(report_text.table(compiled.report, args.output))
     if args.output:
         for output in pimflow.run(args.output):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from papers.trained_networks import accuracy, trained
+from papers.trained_networks import accuracy, train
 
 from pimflow import zoo
 from pimflow.zoo import glyphs, weights
@@ -31,17 +31,17 @@ def main() -> None:
     arguments = parser.parse_args()
     model = onnx.load(zoo.GRAPHS / f"{NAME}.onnx")
     for value in model.graph.input:
-        weights.forget(value)
+        weights.mark_untrained(value)
     weights.fill(model, SEED)
-    model = trained(model, arguments.steps, learning_rate=LEARNING_RATE, seed=glyphs.TRAINING)
+    model = train(model, arguments.steps, learning_rate=LEARNING_RATE, seed=glyphs.TRAINING)
     stored = {t.name: numpy_helper.to_array(t).astype(np.float16) for t in model.graph.initializer}
     for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(stored[tensor.name].astype(np.float32), tensor.name))
     partial = arguments.out.with_suffix(".partial.npz")
     np.savez_compressed(partial, **stored)
     os.replace(partial, arguments.out)
-    found = accuracy(zoo.load_model(model, batch=100), HELD_OUT)
-    shares = ", ".join(f"top-{top} {share:.1%}" for top, share in found.items())
+    accuracies = accuracy(zoo.load_model(model, batch=100), HELD_OUT)
+    shares = ", ".join(f"top-{top} {share:.1%}" for top, share in accuracies.items())
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes; {shares} of {HELD_OUT} held-out pictures")
 
 

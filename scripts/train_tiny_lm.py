@@ -35,22 +35,22 @@ def corpus() -> tuple[torch.Tensor, torch.Tensor]:
 
     text = "\n".join(topics[name] for name in sorted(topics)).translate(PLAIN)
     data = torch.tensor(list(text.encode("ascii", "ignore")))
-    kept = int(len(data) * (1 - HELD_OUT))
-    return data[:kept], data[kept:]
+    training_bytes = int(len(data) * (1 - HELD_OUT))
+    return data[:training_bytes], data[training_bytes:]
 
 
-def drawn(decoder: Decoder) -> dict[str, torch.Tensor]:
+def initial_weights(decoder: Decoder) -> dict[str, torch.Tensor]:
     """Initial weights: those that end a residual are divided by the root of the number of residuals."""
-    generator, found = torch.Generator().manual_seed(0), {}
+    generator, tensors = torch.Generator().manual_seed(0), {}
     for name, shape in decoder.weights().items():
         if name.endswith(".scale"):
-            found[name] = torch.ones(shape)
+            tensors[name] = torch.ones(shape)
             continue
         deviation = 0.02 if name == "tokens.table" else 0.6 / math.sqrt(shape[0])
         if name.endswith(("attention.weight", "down.weight")):
             deviation /= math.sqrt(2 * decoder.layers)
-        found[name] = torch.randn(shape, generator=generator) * deviation
-    return {name: value.requires_grad_() for name, value in found.items()}
+        tensors[name] = torch.randn(shape, generator=generator) * deviation
+    return {name: value.requires_grad_() for name, value in tensors.items()}
 
 
 def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -
     def heads(x: torch.Tensor, count: int) -> torch.Tensor:
         return x.view(batch, length, count, decoder.head_size).transpose(1, 2)
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
+    def rotate(x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, -1)
         return x * cosine + torch.cat([-second, first], -1) * sine
 
@@ -74,10 +74,10 @@ def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -
     for layer in range(decoder.layers):
         name = f"layers.{layer}"
         x = norm(hidden, f"{name}.attention_norm")
-        query = turned(heads(x @ w[f"{name}.query.weight"], decoder.heads))
-        key = turned(heads(x @ w[f"{name}.key.weight"], decoder.kv_heads))
+        query = rotate(heads(x @ w[f"{name}.query.weight"], decoder.heads))
+        key = rotate(heads(x @ w[f"{name}.key.weight"], decoder.kv_heads))
         value = heads(x @ w[f"{name}.value.weight"], decoder.kv_heads)
-        key, value = (each.repeat_interleave(decoder.group, 1) for each in (key, value))
+        key, value = (tensor.repeat_interleave(decoder.group, 1) for tensor in (key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + mixed.transpose(1, 2).reshape(batch, length, -1) @ w[f"{name}.attention.weight"]
         x = norm(hidden, f"{name}.feed_forward_norm")
@@ -89,8 +89,8 @@ def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -
 def loss(decoder: Decoder, w: dict[str, torch.Tensor], text: torch.Tensor) -> torch.Tensor:
     """Mean loss of windows of text [batch, length + 1], in nats a byte."""
     with torch.autocast("cpu", torch.bfloat16):
-        found = logits(decoder, w, text[:, :-1])
-    return F.cross_entropy(found.float().flatten(0, 1), text[:, 1:].flatten())
+        scores = logits(decoder, w, text[:, :-1])
+    return F.cross_entropy(scores.float().flatten(0, 1), text[:, 1:].flatten())
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     text, held_out = corpus()
-    w = drawn(TINY)
+    w = initial_weights(TINY)
     decayed = [value for value in w.values() if value.ndim == 2]
     others = [value for value in w.values() if value.ndim == 1]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
@@ -120,21 +120,24 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         starts = torch.randint(len(text) - WINDOW, (BATCH, 1), generator=generator)
-        found = loss(TINY, w, text[starts + torch.arange(WINDOW + 1)])
+        batch_loss = loss(TINY, w, text[starts + torch.arange(WINDOW + 1)])
         optimizer.zero_grad()
-        found.backward()
+        batch_loss.backward()
         torch.nn.utils.clip_grad_norm_(w.values(), 1.0)
         optimizer.step()
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}: {found.item():.3f} nats a byte, {time.process_time():.0f} s", flush=True)
+            print(
+                f"step {step + 1}: {batch_loss.item():.3f} nats a byte, {time.process_time():.0f} s",
+                flush=True,
+            )
     stored = {name: value.detach().numpy().astype(np.float16) for name, value in w.items()}
     partial = arguments.out.with_suffix(".partial.npz")
     np.savez_compressed(partial, **stored)
     os.replace(partial, arguments.out)
-    kept = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stored.items()}
+    stored_weights = {name: torch.from_numpy(value.astype(np.float32)) for name, value in stored.items()}
     windows = held_out[: len(held_out) // (WINDOW + 1) * (WINDOW + 1)].view(-1, WINDOW + 1)
     with torch.no_grad():
-        bits = loss(TINY, kept, windows).item() / math.log(2)
+        bits = loss(TINY, stored_weights, windows).item() / math.log(2)
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes; {bits:.3f} bits a byte of held-out text")
 
 

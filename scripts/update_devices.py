@@ -8,7 +8,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "devices.md"
 
 
 def main() -> None:
-    PAGE.write_text(description.updated_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(description.update_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ FULL, PAPER = ("full", "strict", "exact"), ("paper", "ramulator-pimflow", "exact
 
 def networks(*convention: str) -> Iterator[tuple[str, list[str]]]:
     """Networks of the PIMFlow paper, and their figures under one convention."""
-    for network, *asked, alone_ms, ms, speedup, alone_mj, mj in table_of(CONVENTIONS, "networks"):
-        if tuple(asked) == convention:
+    for network, *conditions, alone_ms, ms, speedup, alone_mj, mj in table_of(CONVENTIONS, "networks"):
+        if tuple(conditions) == convention:
             yield network, [alone_ms, ms, speedup, alone_mj, mj]
 
 
 def accounting() -> str:
     """Speed-ups in full accounting and in that of the paper, with their means."""
     full, paper = (
-        {name: float(found[2].rstrip("x")) for name, found in networks(*convention)}
+        {name: float(figures[2].rstrip("x")) for name, figures in networks(*convention)}
         for convention in (FULL, PAPER)
     )
     rows = ["| network | `full`, all rules | `paper`, its timing |", "|---|---|---|"]
     rows += [f"| {name} | {full[name]:.3f}x | {paper[name]:.3f}x |" for name in full]
-    means = [geometric_mean(each.values()) for each in (full, paper)]
+    means = [geometric_mean(speedups.values()) for speedups in (full, paper)]
     return "\n".join([*rows, f"| geometric mean | {means[0]:.3f}x | {means[1]:.3f}x |"])
 
 
@@ -49,7 +49,7 @@ def energy() -> str:
 TABLES = {"findings-accounting": accounting, "findings-gpu": gpu_side, "findings-energy": energy}
 
 
-def updated(text: str) -> str:
+def page_with_tables(text: str) -> str:
     """The page with the current figures of the other pages."""
     for name, make in TABLES.items():
         assert re.search(rf"<!-- {name} begin", text), name
@@ -58,4 +58,4 @@ def updated(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -46,8 +46,8 @@ def results() -> str:
     ]
     for network, (alone_ms, ms, speedup, alone_mj, mj) in claim.items():
         _, paper_ms, paper_speedup, _, paper_mj = published[network]
-        told = [f"{a} ms, {b} mJ" for a, b in ((alone_ms, alone_mj), (ms, mj), (paper_ms, paper_mj))]
-        rows.append(f"| {network} | {told[0]} | {told[1]} | {speedup} | {told[2]} | {paper_speedup} |")
+        cells = [f"{a} ms, {b} mJ" for a, b in ((alone_ms, alone_mj), (ms, mj), (paper_ms, paper_mj))]
+        rows.append(f"| {network} | {cells[0]} | {cells[1]} | {speedup} | {cells[2]} | {paper_speedup} |")
     return "\n".join(rows)
 
 
@@ -57,7 +57,7 @@ def output(script: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.rstrip()
 
 
-def compiled(model: str, text: Callable[[Report, str], str]) -> str:
+def compile_text(model: str, text: Callable[[Report, str], str]) -> str:
     """The report of compiling `model`, as text."""
     return f"```\n{text(pimflow.compile(model).report, f'build/{model}')}\n```"
 
@@ -70,11 +70,11 @@ def benches() -> str:
 
 FIGURES = {
     "install": (README, lambda: output("measure_install.py")),
-    "compile": (README, lambda: compiled("mobilenet-v2", report_text.summary)),
+    "compile": (README, lambda: compile_text("mobilenet-v2", report_text.summary)),
     "networks": (CONVENTIONS, lambda: output("compare_networks.py")),
     "results": (README, results),
     "launches": (CONVENTIONS, lambda: output("compare_networks.py", "--launches")),
-    "layers": (CONVENTIONS, lambda: compiled("mobilenet-v2", report_text.table)),
+    "layers": (CONVENTIONS, lambda: compile_text("mobilenet-v2", report_text.table)),
     "bench": (SPEED, benches),
 }
 

@@ -20,11 +20,11 @@ def cli() -> str:
     for title, commands in parser.GROUPS:
         lines += [f"## To {title}", ""]
         for command in commands:
-            sub = parser.parser_of(command)
+            sub = parser.build_parser(command)
             lines += [f"### {sub.prog}", "", f"{sub.description} `{sub.usage}`", ""]
-            for group, options in sub.documented():
+            for group, options in sub.help_groups():
                 lines += [f"| {group} | |", "|---|---|"]
-                lines += [f"| `{_cell(shown)}` | {_cell(told)} |" for shown, told in options]
+                lines += [f"| `{_cell(shown)}` | {_cell(help_text)} |" for shown, help_text in options]
                 lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -37,9 +37,16 @@ def api() -> str:
     """Every public name, with its signature and docstring."""
     lines = ["# Python", "", WRITTEN, "", f"{pimflow.__doc__.splitlines()[0]} Names of `pimflow`.", ""]
     for name in sorted(pimflow.__all__, key=str.lower):
-        found = getattr(pimflow, name)
-        signature = re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(found)))
-        lines += [f"## {name}", "", *_signature(name, signature), "", *_text(inspect.getdoc(found) or ""), ""]
+        member = getattr(pimflow, name)
+        signature = re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(member)))
+        lines += [
+            f"## {name}",
+            "",
+            *_signature(name, signature),
+            "",
+            *_text(inspect.getdoc(member) or ""),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -68,8 +68,8 @@ def main() -> None:
     if unknown := set(names) - set(TABLES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     for name in names:
-        more = (args.instances,) if name == INSTANCES else ()
-        body = output(*TABLES[name], *more)  # before reading the page, which may change meanwhile
+        extra = (args.instances,) if name == INSTANCES else ()
+        body = output(*TABLES[name], *extra)  # before reading the page, which may change meanwhile
         page = page_of(name)
         page.write_text(fill(page.read_text(encoding="utf-8"), name, body), encoding="utf-8")
 

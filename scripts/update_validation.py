@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit_record import held_out
-from pimflow.simulators.gpu.learned_model import learned_ns, residual_of
+from pimflow.simulators.gpu.fit_record import unseen_samples
+from pimflow.simulators.gpu.learned_model import residual_model, residual_model_ns
 from pimflow.simulators.gpu.samples import read_samples, validate
 
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"
@@ -28,25 +28,25 @@ def fill(text: str, name: str, rows: list[str]) -> str:
     return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
 
-def errors(found: dict) -> str:
+def errors(accuracy: dict) -> str:
     """Errors of a class, as cells of a table."""
-    tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
-    return f"{found['median_ape']:.1%} | {found['mape']:.1%} | {tau}"
+    tau = "" if accuracy["kendall_tau"] is None else f"{accuracy['kendall_tau']:.3f}"
+    return f"{accuracy['median_ape']:.1%} | {accuracy['mape']:.1%} | {tau}"
 
 
 def tensorrt(path: str) -> list[str]:
     """Errors of both models on the rows that neither was fitted to."""
     gpu = GpuSpec.load("v100")
-    samples = held_out(read_samples(path, gpu), gpu)
-    analytic, learned = validate(samples, gpu), validate(samples, gpu, learned_ns)
+    samples = unseen_samples(read_samples(path, gpu), gpu)
+    analytic, learned = validate(samples, gpu), validate(samples, gpu, residual_model_ns)
     lines = [
         "| dtype | class | rows | analytic: median | mean | τ | learned: median | mean | τ |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for dtype in DTYPES:
-        for name, found in analytic[dtype].items():
-            both = f"{errors(found)} | {errors(learned[dtype][name])}"
-            lines.append(f"| {dtype} | {name} | {found['count']} | {both} |")
+        for name, accuracy in analytic[dtype].items():
+            cells = f"{errors(accuracy)} | {errors(learned[dtype][name])}"
+            lines.append(f"| {dtype} | {name} | {accuracy['count']} | {cells} |")
     return lines
 
 
@@ -55,9 +55,9 @@ def cross_validated() -> list[str]:
     gpu = GpuSpec.load("v100")
     lines = ["| dtype | class | rows | analytic | learned |", "|---|---|---|---|---|"]
     for dtype in DTYPES:
-        for name, found in sorted(residual_of(gpu, dtype).about["classes"].items()):
-            medians = f"{found['analytic']:.1%} | {found['learned']:.1%}"
-            lines.append(f"| {dtype} | {name} | {found['rows']} | {medians} |")
+        for name, accuracy in sorted(residual_model(gpu, dtype).about["classes"].items()):
+            medians = f"{accuracy['analytic']:.1%} | {accuracy['learned']:.1%}"
+            lines.append(f"| {dtype} | {name} | {accuracy['rows']} | {medians} |")
     return lines
 
 
@@ -66,10 +66,12 @@ def deepbench(path: str) -> list[str]:
     lines = ["| GPU | dtype | launch, µs | rows | median | mean | τ |", "|---|---|---|---|---|---|---|"]
     for name in (*PASCALS, "v100"):
         gpu = GpuSpec.load(name)
-        for dtype, found in reversed(validate(held_out(read_samples(path, gpu), gpu), gpu).items()):
+        for dtype, accuracies in reversed(
+            validate(unseen_samples(read_samples(path, gpu), gpu), gpu).items()
+        ):
             launch = f"{gpu.launch_ns / 1e3:.1f}"
-            every = found["all"]
-            lines.append(f"| {name} | {dtype} | {launch} | {every['count']} | {errors(every)} |")
+            overall = accuracies["all"]
+            lines.append(f"| {name} | {dtype} | {launch} | {overall['count']} | {errors(overall)} |")
     return lines
 
 

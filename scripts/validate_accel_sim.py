@@ -17,7 +17,13 @@ from update_readme import fill
 
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import as_json, halves_table, leave_one_out, table, updated
+from pimflow.simulators.accel_sim.accuracy import (
+    as_json,
+    half_split_table,
+    leave_one_out,
+    replace_table,
+    table,
+)
 from pimflow.simulators.gpu.samples import read_samples
 
 
@@ -40,24 +46,24 @@ def main() -> int:
     try:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
-        more = read_samples(arguments.also, gpu) if arguments.also else []
+        also_samples = read_samples(arguments.also, gpu) if arguments.also else []
         if arguments.halves:
             unseen = read_samples(arguments.unseen, gpu) if arguments.unseen else ()
-            text, _ = halves_table(samples, gpu, more, unseen)
+            text, _ = half_split_table(samples, gpu, also_samples, unseen)
             print(text)
             if arguments.update:
                 page = fill(arguments.update.read_text(encoding="utf-8"), "emitted", text)
                 arguments.update.write_text(page, encoding="utf-8")
             return 0
-        chosen = [sample for sample in more if sample.fit or not sample.emitted]
-        found = leave_one_out(samples, gpu, progress, chosen)
+        chosen = [sample for sample in also_samples if sample.is_fit_sample or not sample.emitted]
+        errors = leave_one_out(samples, gpu, progress, chosen)
         if arguments.update:
-            page = updated(arguments.update.read_text(encoding="utf-8"), found)
+            page = replace_table(arguments.update.read_text(encoding="utf-8"), errors)
             arguments.update.write_text(page, encoding="utf-8")
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(as_json(found), indent=1) if arguments.json else table(found))
+    print(json.dumps(as_json(errors), indent=1) if arguments.json else table(errors))
     return 0
 
 

@@ -19,28 +19,28 @@ from update_readme import fill
 from pimflow.errors import PimflowError, UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.gpu.fit import fit
-from pimflow.simulators.gpu.fit_record import held_out, record_path
+from pimflow.simulators.gpu.fit_record import record_path, unseen_samples
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.samples import Sample, format_accuracy, read_samples, validate
 
 
-def errors(found: dict | None) -> str:
+def errors(accuracy: dict | None) -> str:
     """Errors of a class, as cells of a table."""
-    if found is None:
+    if accuracy is None:
         return " | | | "
-    tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
-    return f"{found['count']} | {found['median_ape']:.1%} | {found['bias']:+.1%} | {tau}"
+    tau = "" if accuracy["kendall_tau"] is None else f"{accuracy['kendall_tau']:.3f}"
+    return f"{accuracy['count']} | {accuracy['median_ape']:.1%} | {accuracy['bias']:+.1%} | {tau}"
 
 
-def markdown(found: dict, samples: list[Sample], gpu: GpuSpec) -> str:
+def markdown(accuracy: dict, samples: list[Sample], gpu: GpuSpec) -> str:
     """A row for each class: errors of the preset, and of a fit to one half of `samples` on the other."""
-    fitted = fit(gpu, [sample for sample in samples if sample.fit])
-    others = validate([sample for sample in samples if not sample.fit], fitted)
+    fitted = fit(gpu, [sample for sample in samples if sample.is_fit_sample])
+    others = validate([sample for sample in samples if not sample.is_fit_sample], fitted)
     lines = [
         "| dtype | class | rows | preset: median | bias | τ | other half: rows | fitted: median | bias | τ |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for dtype, classes in found.items():
+    for dtype, classes in accuracy.items():
         for name, row in classes.items():
             lines.append(f"| {dtype} | {name} | {errors(row)} | {errors(others[dtype].get(name))} |")
     return "\n".join(lines)
@@ -58,17 +58,19 @@ def main() -> int:
     try:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
-        every = arguments.split == "all"
-        scored = samples if every else held_out(samples, gpu, record_path(arguments.gpu))
+        all_rows = arguments.split == "all"
+        scored = samples if all_rows else unseen_samples(samples, gpu, record_path(arguments.gpu))
         if samples and not scored:
             raise UsageError(
                 f"{arguments.csv}: gpu '{gpu.name}' was fitted to every one of its {len(samples)} rows; "
                 "--split all scores them, which says how well the model fits, not how well it predicts"
             )
-        found = validate(scored, gpu, PREDICTIONS[arguments.profiler])
+        accuracy = validate(scored, gpu, PREDICTIONS[arguments.profiler])
         if arguments.update:
             page = arguments.update.read_text(encoding="utf-8")
-            arguments.update.write_text(fill(page, gpu.name, markdown(found, samples, gpu)), encoding="utf-8")
+            arguments.update.write_text(
+                fill(page, gpu.name, markdown(accuracy, samples, gpu)), encoding="utf-8"
+            )
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -76,9 +78,9 @@ def main() -> int:
         print(
             f"{len(samples) - len(scored)} rows of shapes that were fitted to are left out", file=sys.stderr
         )
-    for dtype, count in sorted(Counter(s.dtype for s in scored if s.dtype not in found).items()):
+    for dtype, count in sorted(Counter(s.dtype for s in scored if s.dtype not in accuracy).items()):
         print(f"{count} rows of {dtype}, which the model has no rate for, are left out", file=sys.stderr)
-    print(json.dumps(found, indent=1) if arguments.json else format_accuracy(found))
+    print(json.dumps(accuracy, indent=1) if arguments.json else format_accuracy(accuracy))
     return 0
 
 

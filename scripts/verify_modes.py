@@ -22,16 +22,16 @@ def row(model: str, modes: str) -> tuple[str, ...]:
     compiled = pimflow.compile(
         model, target_system=pimflow.system(accounting="paper"), modes=modes, conventions="none"
     )
-    done = Counter(candidate.rewrite.mode for candidate in compiled.searched.candidates)
-    found = compiled.verification
-    right = sum(region.matches for region in found.regions)
+    done = Counter(candidate.rewrite.mode for candidate in compiled.search_result.candidates)
+    verification = compiled.verification
+    right = sum(region.matches for region in verification.regions)
     return (
         model,
         modes,
         ", ".join(f"{count} {mode}" for mode, count in sorted(done.items())),
-        f"{found.max_relative_error:.1e} (bound {found.bound:.0e})",
-        f"{right} of {len(found.regions)}",
-        str(found.timing_violations),
+        f"{verification.max_relative_error:.1e} (bound {verification.bound:.0e})",
+        f"{right} of {len(verification.regions)}",
+        str(verification.timing_violations),
     )
 
 

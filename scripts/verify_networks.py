@@ -29,15 +29,15 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
     begin = (package(Path(model)), model if model in zoo.names() else Path(model).stem, shape, dtype)
     try:
         system = pimflow.system(dtype=dtype, accounting=accounting)
-        found = pimflow.compile(model, target_system=system, shapes=shapes, conventions="none")
-        own = own_deviations(model, shapes, found)
+        compiled = pimflow.compile(model, target_system=system, shapes=shapes, conventions="none")
+        deviations = reference_deviations(model, shapes, compiled)
     except errors.PimflowError as error:
         return (*begin, *("",) * 5, f"code {error.exit_code}: {error}".replace("|", "\\|"))
-    pairs = zip(found.verification.outputs, own, strict=True)
+    pairs = zip(compiled.verification.outputs, deviations, strict=True)
     output, deviation = max(pairs, key=lambda pair: pair[0].relative_error / pair[1] if pair[1] else 0.0)
     return (
         *begin,
-        f"{found.report.regions_verified} of {sum(r.on_pim for r in found.report.regions)}",
+        f"{compiled.report.regions_verified} of {sum(r.on_pim for r in compiled.report.regions)}",
         f"{output.relative_error:.1e}",
         f"{deviation:.1e}",
         f"{output.relative_error / deviation:.2f}" if deviation else "",
@@ -46,32 +46,39 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
     )
 
 
-def own_deviations(model: str, shapes: dict[str, tuple[int, ...]], found: pimflow.Compiled) -> list[float]:
+def reference_deviations(
+    model: str, shapes: dict[str, tuple[int, ...]], compiled: pimflow.Compiled
+) -> list[float]:
     """Deviation of the reference with random roundings, for each output."""
-    network, searched = frontend.load(model, shapes), found.searched
+    network, search_result = frontend.load(model, shapes), compiled.search_result
     inputs = network.example_inputs()
-    stored = verification.stored(found.builds[0], searched.system, searched.doing)
+    stored = verification.fp16_storage(
+        compiled.builds[0], search_result.system, search_result.candidate_by_region
+    )
     return conditioning.reference_deviations(network.perturbed(stored), inputs, network.reference(inputs))
 
 
 def package(path: Path) -> str:
     """Name and version of the Python package that installed `path`; empty if there is none."""
     for folder in path.resolve().parents if path.is_file() else ():
-        for found in importlib.metadata.distributions(path=[str(folder)]):
-            if any(Path(found.locate_file(file)).resolve() == path.resolve() for file in found.files or ()):
-                return f"{found.name} {found.version}"
+        for distribution in importlib.metadata.distributions(path=[str(folder)]):
+            if any(
+                Path(distribution.locate_file(file)).resolve() == path.resolve()
+                for file in distribution.files or ()
+            ):
+                return f"{distribution.name} {distribution.version}"
     return ""
 
 
 def networks(words: list[str]) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
     """Networks of the command line, with the shapes that follow each."""
-    found: list[tuple[str, dict[str, tuple[int, ...]]]] = []
+    models: list[tuple[str, dict[str, tuple[int, ...]]]] = []
     for word in words:
-        if found and "=" in word and not word.endswith(".onnx"):
-            found[-1][1].update([zoo.parse_shape(word)])
+        if models and "=" in word and not word.endswith(".onnx"):
+            models[-1][1].update([zoo.parse_shape(word)])
         else:
-            found.append((word, {}))
-    return found
+            models.append((word, {}))
+    return models
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def _densenet(name: str, blocks: tuple[int, ...], growth: int = 32) -> onnx.Mode
     """DenseNet-BC at 224 x 224: arXiv 1608.06993, table 1; a norm and a rectifier before each convolution."""
     graph = GraphBuilder({"input": (1, 3, 224, 224)})
 
-    def normed(prefix: str, source: str, channels: int) -> str:
+    def norm_relu(prefix: str, source: str, channels: int) -> str:
         return graph.add("Relu", f"{prefix}.relu", [graph.norm(f"{prefix}.norm", source, channels)])
 
     def conv(prefix: str, source: str, channels: tuple[int, int], kernel: int) -> str:
@@ -138,22 +138,22 @@ def _densenet(name: str, blocks: tuple[int, ...], growth: int = 32) -> onnx.Mode
         features = [hidden]
         for index in range(1, layers + 1):
             prefix, width = f"block{number}.{index}", channels + (index - 1) * growth
-            whole = hidden
+            inner = hidden
             if index > 1:
-                whole = graph.add("Concat", f"{prefix}.concat", list(features), axis=1)
-            whole = normed(f"{prefix}.first", whole, width)
-            whole = conv(f"{prefix}.first.conv", whole, (4 * growth, width), 1)
-            whole = normed(f"{prefix}.second", whole, 4 * growth)
-            features.append(conv(f"{prefix}.second.conv", whole, (growth, 4 * growth), 3))
+                inner = graph.add("Concat", f"{prefix}.concat", list(features), axis=1)
+            inner = norm_relu(f"{prefix}.first", inner, width)
+            inner = conv(f"{prefix}.first.conv", inner, (4 * growth, width), 1)
+            inner = norm_relu(f"{prefix}.second", inner, 4 * growth)
+            features.append(conv(f"{prefix}.second.conv", inner, (growth, 4 * growth), 3))
         hidden = graph.add("Concat", f"block{number}.concat", features, axis=1)
         channels += layers * growth
         if number < len(blocks):
             prefix = f"transition{number}"
-            hidden = normed(prefix, hidden, channels)
+            hidden = norm_relu(prefix, hidden, channels)
             hidden = conv(f"{prefix}.conv", hidden, (channels // 2, channels), 1)
             window = dict(kernel_shape=[2, 2], strides=[2, 2])
             hidden, channels = graph.add("AveragePool", f"{prefix}.pool", [hidden], **window), channels // 2
-    hidden = graph.add("GlobalAveragePool", "pool", [normed("head", hidden, channels)])
+    hidden = graph.add("GlobalAveragePool", "pool", [norm_relu("head", hidden, channels)])
     return graph.model(name, {"output": (_dense(graph, hidden, (channels,)), (1, 1000))})
 
 

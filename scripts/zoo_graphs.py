@@ -87,7 +87,7 @@ class GraphBuilder:
             group=group,
         )
 
-    def transposed(self, name: str, source: str, channels: tuple[int, int], size: int) -> str:
+    def conv_transpose(self, name: str, source: str, channels: tuple[int, int], size: int) -> str:
         """A transposed convolution from channels[1] to channels[0] that makes maps `size` times as large."""
         out_channels, in_channels = channels
         dims = [(in_channels, out_channels, size, size), (out_channels,)]
@@ -108,7 +108,7 @@ class GraphBuilder:
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
         """The network; `outputs` has by name the node of each output, and its shape."""
-        renamed = {made: output for output, (made, _) in outputs.items()}
+        renamed = {node_name: output for output, (node_name, _) in outputs.items()}
         for node in self.nodes:
             node.input[:] = [renamed.get(operand, operand) for operand in node.input]
             node.output[0] = renamed.get(node.output[0], node.output[0])
@@ -198,10 +198,10 @@ def bert(
     hidden = graph.add("Add", "embeddings.add_types", [hidden, kind])
     hidden = norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
 
-    kept = graph.add("Cast", "mask.kept", ["attention_mask"], to=TensorProto.BOOL)
+    visible = graph.add("Cast", "mask.kept", ["attention_mask"], to=TensorProto.BOOL)
     zero, hide = graph.constant("zero", 0.0), graph.constant("minus_10000", -10000.0)
-    kept = graph.add("Where", "mask.added", [kept, zero, hide])
-    mask = graph.add("Unsqueeze", "mask", [kept, graph.constant("axes", [1, 2], np.int64)])
+    visible = graph.add("Where", "mask.added", [visible, zero, hide])
+    mask = graph.add("Unsqueeze", "mask", [visible, graph.constant("axes", [1, 2], np.int64)])
 
     for index in range(layers):
         hidden = _encoder_layer(graph, f"layers.{index}", hidden, mask, width, heads, dense, norm)

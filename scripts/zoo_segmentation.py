@@ -30,7 +30,7 @@ def unet() -> onnx.ModelProto:
         skips.append(hidden)
     for level in range(len(WIDTHS) - 1, 0, -1):
         width = WIDTHS[level - 1]
-        hidden = graph.transposed(f"up{level}.transposed", hidden, (width, channels), 2)
+        hidden = graph.conv_transpose(f"up{level}.transposed", hidden, (width, channels), 2)
         hidden = graph.add("Concat", f"up{level}.concat", [skips[level - 1], hidden], axis=1)
         hidden, channels = double(f"up{level}", hidden, width, channels), width
     hidden = graph.conv("head", hidden, (2, channels), 1)

@@ -26,7 +26,7 @@ def run_simulator(
     who: str,
     timeout_seconds: float,
     environment: Mapping[str, str] | None = None,
-    ended: Callable[[Path], bool] | None = None,
+    is_complete: Callable[[Path], bool] | None = None,
     libraries: Sequence[Path] = (),
 ) -> None:
     """Run `command` in the folder of the file `output`, which receives its standard output.
@@ -50,7 +50,7 @@ def run_simulator(
     """
     try:
         with output.open("wb") as file:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -63,25 +63,25 @@ def run_simulator(
         raise ProfilerError(f"{who}: no end after {timeout_seconds:g} s") from error
     except OSError as error:
         raise ProfilerError(f"{who}: cannot be run: {error.strerror or error}") from error
-    if done.returncode == 0 or (ended is not None and ended(output)):
+    if process.returncode == 0 or (is_complete is not None and is_complete(output)):
         return
-    stderr_text = done.stderr.decode("utf-8", "replace").strip()
+    stderr_text = process.stderr.decode("utf-8", "replace").strip()
     if match := _MISSING_LIBRARY.search(stderr_text):
         path = (os.environ if environment is None else environment).get(_LIBRARY_PATH, "")
         raise ProfilerError(f"{who}: {_missing_library(match[1] or match[2], path, libraries)}")
     raise ProfilerError(
-        f"{who}: failed ({_ending(done.returncode, stderr_text.removeprefix(f'{command[0]}: '))})"
+        f"{who}: failed ({_exit_text(process.returncode, stderr_text.removeprefix(f'{command[0]}: '))})"
     )
 
 
 def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:
     """Message that tells how to add a shared library that is not on `path`."""
-    file_there = next((file for place in libraries for file in sorted(place.rglob(name))), None)
-    where = f"'{file_there.parent}'" if file_there else "the directory that has it"
-    now = f"'{path}'" if path else "empty"
-    return f"no shared library '{name}': add {where} to {_LIBRARY_PATH}, which is {now}"
+    library = next((file for place in libraries for file in sorted(place.rglob(name))), None)
+    where = f"'{library.parent}'" if library else "the directory that has it"
+    current = f"'{path}'" if path else "empty"
+    return f"no shared library '{name}': add {where} to {_LIBRARY_PATH}, which is {current}"
 
 
-def _ending(code: int, said: str) -> str:
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}: {said.splitlines()[-1][:_SHOWN_CHARACTERS]}" if said else how
+def _exit_text(code: int, message: str) -> str:
+    status = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{status}: {message.splitlines()[-1][:_SHOWN_CHARACTERS]}" if message else status

@@ -53,8 +53,8 @@ def randomly_wired(nodes: int, seed: int) -> onnx.ModelProto:
     layers = convolution("n0", "x", (16, 32), 3, weights)
     unread = {"n0"}
     for index in range(1, nodes):
-        known = [f"n{earlier}" for earlier in range(max(index - 10, 0), index)]
-        reads = draw.sample(known, min(len(known), draw.choice([1, 1, 2, 3])))
+        candidates = [f"n{earlier}" for earlier in range(max(index - 10, 0), index)]
+        reads = draw.sample(candidates, min(len(candidates), draw.choice([1, 1, 2, 3])))
         unread = (unread - set(reads)) | {f"n{index}"}
         source = reads[0]
         if len(reads) > 1:
@@ -66,7 +66,7 @@ def randomly_wired(nodes: int, seed: int) -> onnx.ModelProto:
     return model(layers, weights, 16)
 
 
-def padded_everywhere(rows: int = 16, channels: int = 16) -> onnx.ModelProto:
+def network_with_padding(rows: int = 16, channels: int = 16) -> onnx.ModelProto:
     """3x3 convolutions of what others pad, keep, join along rows or read besides."""
     weights: dict[str, np.ndarray] = {}
     same = (channels, channels)

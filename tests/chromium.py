@@ -19,7 +19,7 @@ needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chr
 
 
 @contextmanager
-def started():
+def browser_session():
     """A browser."""
     webdriver = pytest.importorskip("selenium.webdriver")
     service = pytest.importorskip("selenium.webdriver.chrome.service")

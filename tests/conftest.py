@@ -48,9 +48,9 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
     """All tests run on all cores where pytest-xdist is installed; neighbours share a core and fixtures."""
-    asked = not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if asked or not whole or config.option.usepdb or "PYTEST_XDIST_WORKER" in os.environ:
+    has_workers = not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None
+    is_whole_suite = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if has_workers or not is_whole_suite or config.option.usepdb or "PYTEST_XDIST_WORKER" in os.environ:
         return
     config.option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     config.option.dist = "worksteal"

@@ -12,20 +12,23 @@ ON_CPU = [name for name, primitive in PRIMITIVES.items() if primitive.target == 
 ON_CUDA = [name for name, primitive in PRIMITIVES.items() if primitive.target == "cuda"]
 
 
-def convolved(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:
+def convolve(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """Float64, NHWC; `filters` as ONNX has them."""
-    top, left, bottom, right = layer.padding
-    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    pad_top, pad_left, pad_bottom, pad_right = layer.padding
+    padded = np.pad(x.astype(np.float64), ((0, 0), (pad_top, pad_bottom), (pad_left, pad_right), (0, 0)))
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     outer, inner = layer.oc // layer.groups, layer.c // layer.groups
     y = np.zeros((layer.n, layer.oh, layer.ow, layer.oc))
-    for i in range(layer.kh):
-        for j in range(layer.kw):
-            rows = padded[:, i * dh :][:, : (layer.oh - 1) * sh + 1 : sh]
-            part = rows[:, :, j * dw :][:, :, : (layer.ow - 1) * sw + 1 : sw]
-            for g in range(layer.groups):
-                mine = slice(g * outer, (g + 1) * outer)
-                y[..., mine] += part[..., g * inner : (g + 1) * inner] @ filters[mine, :, i, j].T
+    for tap_row in range(layer.kh):
+        for tap_column in range(layer.kw):
+            rows = padded[:, tap_row * dh :][:, : (layer.oh - 1) * sh + 1 : sh]
+            part = rows[:, :, tap_column * dw :][:, :, : (layer.ow - 1) * sw + 1 : sw]
+            for group in range(layer.groups):
+                outputs = slice(group * outer, (group + 1) * outer)
+                y[..., outputs] += (
+                    part[..., group * inner : (group + 1) * inner]
+                    @ filters[outputs, :, tap_row, tap_column].T
+                )
     return y
 
 
@@ -36,7 +39,7 @@ def operands(layer: ConvGeometry, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return x, rng.standard_normal(filter_shape(layer), np.float32)
 
 
-def laid_out(layout: str, x: np.ndarray) -> np.ndarray:
+def to_layout(layout: str, x: np.ndarray) -> np.ndarray:
     """An NHWC tensor in `layout`."""
     if layout == "HWC":
         return x
@@ -49,8 +52,8 @@ def laid_out(layout: str, x: np.ndarray) -> np.ndarray:
 def layers_for(primitive: Primitive, count: int) -> list[ConvGeometry]:
     """Layers that `primitive` takes, drawn from its name: any sizes, strides, padding, dilation."""
     rng = np.random.default_rng(list(primitive.name.encode()))
-    found: list[ConvGeometry] = []
-    while len(found) < count:
+    layers: list[ConvGeometry] = []
+    while len(layers) < count:
         kh, kw = (int(k) for k in rng.choice([1, 2, 3, 3, 5], 2))
         if rng.random() < 0.4:
             kh = kw = 3 if rng.random() < 0.7 else 1
@@ -67,5 +70,5 @@ def layers_for(primitive: Primitive, count: int) -> list[ConvGeometry]:
             groups=groups,
         )  # fmt: skip
         if min(layer.oh, layer.ow) > 0 and primitive.applies(layer):
-            found.append(layer)
-    return found
+            layers.append(layer)
+    return layers

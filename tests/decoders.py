@@ -25,7 +25,7 @@ SMALL = decoder.Decoder(
 )
 
 
-class Decoder:
+class DecoderModel:
     """A GPT-2-shaped decoder: LayerNorm, attention, LayerNorm, ReLU.
 
     Parameters
@@ -61,10 +61,10 @@ class Decoder:
         if mask == "given":
             self.inputs.append(helper.make_tensor_value_info("attention_mask", FLOAT, [1, self.length]))
         self.outputs = []
-        x = self.add("Gather", self.drawn(vocabulary, self.width), "input_ids", name="embedding")
+        x = self.add("Gather", self.random_weight(vocabulary, self.width), "input_ids", name="embedding")
         for layer in range(layers):
             x = self.layer(layer, x, hidden)
-        logits = self.add("MatMul", x, self.drawn(self.width, vocabulary), name="head")
+        logits = self.add("MatMul", x, self.random_weight(self.width, vocabulary), name="head")
         self.nodes[-1].output[0] = "logits"
         assert logits
         self.outputs.insert(0, helper.make_tensor_value_info("logits", FLOAT, [1, tokens, vocabulary]))
@@ -75,20 +75,20 @@ class Decoder:
 
     def layer(self, index: int, x: str, hidden: int) -> str:
         width = self.width
-        y = self.add("MatMul", self.attention(index, self.norm(x)), self.drawn(width, width))
+        y = self.add("MatMul", self.attention(index, self.norm(x)), self.random_weight(width, width))
         x = self.add("Add", x, y)
-        y = self.add("Relu", self.add("MatMul", self.norm(x), self.drawn(width, hidden)))
-        return self.add("Add", x, self.add("MatMul", y, self.drawn(hidden, width)))
+        y = self.add("Relu", self.add("MatMul", self.norm(x), self.random_weight(width, hidden)))
+        return self.add("Add", x, self.add("MatMul", y, self.random_weight(hidden, width)))
 
     def attention(self, layer: int, x: str) -> str:
         query, key, value = (
             self.split_heads(x, count) for count in (self.heads, self.kv_heads, self.kv_heads)
         )
-        key, value = self.appended(layer, "key", key), self.appended(layer, "value", value)
-        return self.merged(self.attended(layer, query, key, value))
+        key, value = self.append_to_cache(layer, "key", key), self.append_to_cache(layer, "value", value)
+        return self.merge_heads(self.attention_values(layer, query, key, value))
 
-    def attended(self, layer: int, query: str, key: str, value: str) -> str:
-        key, value = self.repeated(key), self.repeated(value)
+    def attention_values(self, layer: int, query: str, key: str, value: str) -> str:
+        key, value = self.repeat_kv_heads(key), self.repeat_kv_heads(value)
         key = self.add("Transpose", key, perm=[0, 1, 3, 2])
         if self.scaled == "both":
             root = self.constant(np.float32(self.head_size**-0.25))
@@ -106,7 +106,7 @@ class Decoder:
             scores = self.add("Add", scores, self.add("Reshape", "attention_mask", shape))
         return self.add("MatMul", self.add("Softmax", scores, axis=-1), value, name=f"layer{layer}.values")
 
-    def appended(self, layer: int, kind: str, new: str) -> str:
+    def append_to_cache(self, layer: int, kind: str, new: str) -> str:
         """What is in the cache after the step."""
         dims = [1, self.kv_heads, self.past, self.head_size]
         past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
@@ -116,23 +116,23 @@ class Decoder:
         self.nodes.append(helper.make_node("Concat", [past, new], [present], f"{present}.append", axis=2))
         return present
 
-    def repeated(self, cache: str) -> str:
+    def repeat_kv_heads(self, cache: str) -> str:
         """Keys or values of every query head."""
         if self.heads == self.kv_heads:
             return cache
         dims = [1, self.kv_heads, self.heads // self.kv_heads, self.length, self.head_size]
-        apart = self.add("Unsqueeze", cache, self.constant(np.array([2])))
-        apart = self.add("Expand", apart, self.constant(np.array(dims)))
-        whole = [1, self.heads, self.length, self.head_size]
-        return self.add("Reshape", apart, self.constant(np.array(whole)))
+        expanded = self.add("Unsqueeze", cache, self.constant(np.array([2])))
+        expanded = self.add("Expand", expanded, self.constant(np.array(dims)))
+        merged_dims = [1, self.heads, self.length, self.head_size]
+        return self.add("Reshape", expanded, self.constant(np.array(merged_dims)))
 
     def split_heads(self, x: str, count: int) -> str:
-        y = self.add("MatMul", x, self.drawn(self.width, count * self.head_size))
-        y = self.add("Add", y, self.drawn(count * self.head_size))
+        y = self.add("MatMul", x, self.random_weight(self.width, count * self.head_size))
+        y = self.add("Add", y, self.random_weight(count * self.head_size))
         y = self.add("Reshape", y, self.constant(np.array([1, self.tokens, count, self.head_size])))
         return self.add("Transpose", y, perm=[0, 2, 1, 3])
 
-    def merged(self, x: str) -> str:
+    def merge_heads(self, x: str) -> str:
         x = self.add("Transpose", x, perm=[0, 2, 1, 3])
         return self.add("Reshape", x, self.constant(np.array([1, self.tokens, self.width])))
 
@@ -140,7 +140,7 @@ class Decoder:
         ones, zeros = np.ones(self.width, np.float32), np.zeros(self.width, np.float32)
         return self.add("LayerNormalization", x, self.constant(ones), self.constant(zeros), axis=-1)
 
-    def drawn(self, *dims: int) -> str:
+    def random_weight(self, *dims: int) -> str:
         return self.constant((self.rng.normal(size=dims) / np.sqrt(dims[0])).astype(np.float32))
 
     def constant(self, array: np.ndarray) -> str:
@@ -183,7 +183,9 @@ def tables(rows: int, half: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def grouped(past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, size=16, batch=1, **attributes):
+def gqa_model(
+    past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, size=16, batch=1, **attributes
+):
     """GroupQueryAttention, and its operands: a cache of `length` places, or one that grows."""
     total = past + tokens
     places = length or past
@@ -202,10 +204,10 @@ def grouped(past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, siz
     present = [batch, kv_heads, length or total, size]
     results = {"y": [batch, tokens, heads * size], "present_key": present, "present_value": present}
     constants = [name for name in ("cos_cache", "sin_cache", "total_sequence_length") if name in inputs]
-    given = {"num_heads": heads, "kv_num_heads": kv_heads, **attributes}
+    node_attributes = {"num_heads": heads, "kv_num_heads": kv_heads, **attributes}
     if not places:
         inputs = {name: array for name, array in inputs.items() if not name.startswith("past")}
-    model = one_node("GroupQueryAttention", inputs, results, constants, **given)
+    model = one_node("GroupQueryAttention", inputs, results, constants, **node_attributes)
     if not places:
         operands = list(model.graph.node[0].input)
         model.graph.node[0].input[:] = [*operands[:3], "", "", *operands[3:]]

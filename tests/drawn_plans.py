@@ -3,25 +3,32 @@
 import random
 
 from pimflow.core.candidate import Candidate, CostTable
-from pimflow.placement import Candidates
+from pimflow.placement import CandidateGenerator
 from pimflow.placement.solvers import steps
 
 
-def drawn(maker: Candidates, table: CostTable, draw: random.Random) -> tuple[Candidate, ...]:
+def random_plan(
+    generator: CandidateGenerator, table: CostTable, random_source: random.Random
+) -> tuple[Candidate, ...]:
     """Of each kind of candidate, one is as likely as of another. What leads nowhere is drawn anew."""
-    graph = maker.graph
+    graph = generator.graph
     while True:
-        chosen, position, state = [], 0, steps.begin(table)
+        plan, position, state = [], 0, steps.initial_state(table)
         while position < len(graph.regions):
             kinds = {}
-            for c in table.candidates[graph.regions[position].name]:
-                if steps.fits(graph, table, c, state):
-                    kind = c.rewrite.mode, c.rewrite.axis, len(c.covers) > 1, bool(c.rewrite.primitive)
-                    kinds.setdefault((*kind, c.output.layout), []).append(c)
+            for candidate in table.candidates[graph.regions[position].name]:
+                if steps.is_feasible(graph, table, candidate, state):
+                    kind = (
+                        candidate.rewrite.mode,
+                        candidate.rewrite.axis,
+                        len(candidate.covers) > 1,
+                        bool(candidate.rewrite.primitive),
+                    )
+                    kinds.setdefault((*kind, candidate.output.layout), []).append(candidate)
             if not kinds:
                 break
-            chosen.append(draw.choice(kinds[draw.choice(sorted(kinds))]))
-            state = steps.after(graph, chosen[-1], state)
-            position += len(chosen[-1].covers)
-        if position == len(graph.regions) and not state.open:
-            return tuple(chosen)
+            plan.append(random_source.choice(kinds[random_source.choice(sorted(kinds))]))
+            state = steps.next_state(graph, plan[-1], state)
+            position += len(plan[-1].covers)
+        if position == len(graph.regions) and not state.open_form:
+            return tuple(plan)

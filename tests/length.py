@@ -23,9 +23,9 @@ def long_but(quick: Iterable, values: Collection | Mapping) -> list:
     assert quick <= set(values), f"no parameters: {quick - set(values)}"
     return [
         pytest.param(
-            values[each] if isinstance(values, Mapping) else each,
-            id=each if isinstance(values, Mapping) else None,
-            marks=() if each in quick else pytest.mark.long,
+            values[value] if isinstance(values, Mapping) else value,
+            id=value if isinstance(values, Mapping) else None,
+            marks=() if value in quick else pytest.mark.long,
         )
-        for each in values
+        for value in values
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import strategies as st
-from papers.taso_instances import candidate, network, problem_of
+from papers.taso_instances import candidate, network, selection_problem
 from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
@@ -21,77 +21,79 @@ def problems(draw, memory_model: str, most: int = 5) -> SelectionProblem:
     count = draw(st.integers(1, most))
     inputs = []
     for i in range(count):
-        ways = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
-        inputs.append(tuple(draw(ways)))
+        operands = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
+        inputs.append(tuple(draw(operands)))
     graph = network(inputs, draw(st.lists(st.sampled_from([16, 32, 64]), min_size=count, max_size=count)))
     sizes = st.integers(0, 40).map(lambda n: 100 * n)
     candidates = {}
     for region in graph.regions:
-        made = draw(
+        drawn_fields = draw(
             st.lists(
                 st.tuples(*(st.sampled_from(LAYOUTS),) * 2, st.integers(1, 30).map(float), sizes, sizes),
                 min_size=1,
                 max_size=4,
             )
         )
-        candidates[region.name] = tuple(candidate(region.name, f"p{n}", *of) for n, of in enumerate(made))
+        candidates[region.name] = tuple(
+            candidate(region.name, f"p{n}", *fields) for n, fields in enumerate(drawn_fields)
+        )
     prices = draw(st.lists(st.integers(0, 9), min_size=6, max_size=6))
     price = dict(zip(itertools.permutations(LAYOUTS, 2), prices))
-    return problem_of(graph, candidates, lambda _, a, b: float(price[a, b]), memory_model)
+    return selection_problem(graph, candidates, lambda _, a, b: float(price[a, b]), memory_model)
 
 
 def choices(problem: SelectionProblem) -> Iterator[dict[str, Candidate]]:
     """Every one."""
     names = [region.name for region in problem.graph.regions]
-    for found in itertools.product(*(problem.table.candidates[name] for name in names)):
-        yield dict(zip(names, found))
+    for combination in itertools.product(*(problem.table.candidates[name] for name in names)):
+        yield dict(zip(names, combination))
 
 
-def added_up(problem: SelectionProblem, choice: dict[str, Candidate]) -> tuple[float, int, int]:
+def choice_costs(problem: SelectionProblem, choice: dict[str, Candidate]) -> tuple[float, int, int]:
     """Time, memory and workspace, from the definitions: what is live is looked up reader by reader."""
     graph, table = problem.graph, problem.table
 
-    def up(size: int) -> int:
+    def align_up(size: int) -> int:
         return (size + 63) // 64 * 64
 
     order = [region.name for region in graph.regions]
-    size = {"%x": up(4 * int(np.prod((1, 4, 4, 16))))}
-    size |= {region.name: up(4 * int(np.prod(region.output_shape))) for region in graph.regions}
+    size = {"%x": align_up(4 * int(np.prod((1, 4, 4, 16))))}
+    size |= {region.name: align_up(4 * int(np.prod(region.output_shape))) for region in graph.regions}
     reads = {region.name: list(dict.fromkeys(region.inputs)) for region in graph.regions}
     steps = [(name, reads[name]) for name in order] + [(None, [name]) for name in graph.outputs]
     time_ns = sum(choice[name].tasks[0].execution_ns for name in order)
     peak = 0
     for number, (name, operands) in enumerate(steps):
         later = {tensor for _, others in steps[number + 1 :] for tensor in others} | set(graph.outputs)
-        there = {tensor for tensor in ("%x", *order[:number]) if tensor in later or tensor in operands}
+        live = {tensor for tensor in ("%x", *order[:number]) if tensor in later or tensor in operands}
         if not any("%x" in others for _, others in steps[number:]):
-            there.discard("%x")
-        made = set()
+            live.discard("%x")
+        transformed = set()
         for tensor in operands:
-            given = choice[tensor].output.layout if tensor in choice else "HWC"
-            taken = choice[name].input.layout if name else "HWC"
-            edge = table.transforms.get((tensor, given, taken))
+            output_layout = choice[tensor].output.layout if tensor in choice else "HWC"
+            input_layout = choice[name].input.layout if name else "HWC"
+            edge = table.transforms.get((tensor, output_layout, input_layout))
             if edge:
                 time_ns += edge.task.execution_ns
-                made.add(f"{tensor} copied")
+                transformed.add(f"{tensor} copied")
                 size[f"{tensor} copied"] = size[tensor]
-                peak = max(peak, sum(size[t] for t in there | made))
+                peak = max(peak, sum(size[t] for t in live | transformed))
                 if tensor not in later:
-                    there.discard(tensor)
-        own = size[name] + up(choice[name].workspace_bytes) if name else 0
-        peak = max(peak, sum(size[t] for t in there | made) + own)
-    filters = sum(up(choice[name].filter_bytes) for name in order)
+                    live.discard(tensor)
+        output_bytes = size[name] + align_up(choice[name].workspace_bytes) if name else 0
+        peak = max(peak, sum(size[t] for t in live | transformed) + output_bytes)
+    filters = sum(align_up(choice[name].filter_bytes) for name in order)
     footprints = [
         sum(size[t] for t in (*reads[name], name))
-        + up(choice[name].filter_bytes)
-        + up(choice[name].workspace_bytes)
+        + align_up(choice[name].filter_bytes)
+        + align_up(choice[name].workspace_bytes)
         for name in order
     ]
     memory = sum(footprints) if problem.memory_model == "sum" else peak + filters
     return time_ns, memory, max(footprints)
 
 
-def product_form(problem: SelectionProblem, memory_bytes: float) -> float | None:
+def min_time_ns(problem: SelectionProblem, memory_bytes: float) -> float | None:
     """Least time in the paper's own form, made linear: z >= x_i + x_j - 1 for pairs; memory is the sum."""
     names = [region.name for region in problem.graph.regions]
     x = {(name, c.name): n for n, (name, c) in enumerate(
@@ -103,16 +105,16 @@ def product_form(problem: SelectionProblem, memory_bytes: float) -> float | None
         for c in problem.table.candidates[name]:
             region = problem.graph.region(name)
             tensors = [problem.tensor_bytes[t] for t in (*dict.fromkeys(region.inputs), name)]
-            own = (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
-            footprint[name, c.name] = sum(tensors) + own if chosen else 0
+            buffer_bytes = (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
+            footprint[name, c.name] = sum(tensors) + buffer_bytes if chosen else 0
             costs[x[name, c.name]] += sum(task.execution_ns for task in c.tasks)
         rows.append(({x[name, c.name]: 1.0 for c in problem.table.candidates[name]}, 1.0, 1.0))
     for region in problem.graph.regions:
         for tensor in dict.fromkeys(region.inputs):
             for c in problem.table.candidates[region.name]:
                 for p in problem.table.candidates.get(tensor, (None,)):
-                    given = p.output.layout if p else problem.table.inputs[tensor].layout
-                    edge = problem.table.transforms.get((tensor, given, c.input.layout))
+                    output_layout = p.output.layout if p else problem.table.inputs[tensor].layout
+                    edge = problem.table.transforms.get((tensor, output_layout, c.input.layout))
                     if edge is None:
                         continue
                     if p is None:
@@ -132,10 +134,10 @@ def product_form(problem: SelectionProblem, memory_bytes: float) -> float | None
     for n, (row, _, _) in enumerate(rows):
         for column, factor in row.items():
             matrix[n, column] = factor
-    found = optimize.milp(
+    solution = optimize.milp(
         costs,
         integrality=[n < len(x) for n in range(len(costs))],
         bounds=optimize.Bounds(0, 1),
         constraints=optimize.LinearConstraint(matrix.tocsr(), [r[1] for r in rows], [r[2] for r in rows]),
     )
-    return None if found.x is None else float(found.fun)
+    return None if solution.x is None else float(solution.fun)

@@ -38,9 +38,9 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text_of(page))):
         if not target.startswith("http"):
             path, _, anchor = target.partition("#")
-            other = (page.parent / path).resolve() if path else page
-            assert other.exists(), target
-            assert not anchor or anchor in anchors(other), target
+            linked_page = (page.parent / path).resolve() if path else page
+            assert linked_page.exists(), target
+            assert not anchor or anchor in anchors(linked_page), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -75,10 +75,12 @@ def test_the_first_page_and_the_examples_have_every_command():
     """In the groups of the help; and an example of each."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     rows = re.findall(r"^    (\S.*?)  +(\S.*)$", text, re.MULTILINE)
-    assert rows == [(", ".join(map(parser.name_of, own)), title) for title, own in parser.GROUPS]
+    assert rows == [
+        (", ".join(map(parser.command_name, commands)), title) for title, commands in parser.GROUPS
+    ]
     examples = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^    pimflow (\w+)", examples, re.MULTILINE))
-    assert shown == {parser.name_of(command) for command in parser.COMMANDS}
+    assert shown == {parser.command_name(command) for command in parser.COMMANDS}
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_the_first_page_shows_results_of_the_table_of_conventions(script):
 
 def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    assert script("update_findings").updated(text) == text, "run scripts/update_findings.py"
+    assert script("update_findings").page_with_tables(text) == text, "run scripts/update_findings.py"
 
 
 @pytest.mark.parametrize("page", ["cli.md", "api.md"])

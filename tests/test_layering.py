@@ -122,17 +122,17 @@ MODULES = {module_name(path): path for path in PACKAGE_FILES}
 
 def imports(source: str, package: str = "") -> list[tuple[str, int]]:
     """Absolute dotted names that `source` imports, with their lines; ``from a import b`` gives ``a.b``."""
-    found = []
+    names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 up = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*up, base] if base else up)
-            found += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
-    return found
+            names += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
+    return names
 
 
 def room(module: str) -> str:
@@ -226,8 +226,8 @@ def test_no_two_files_import_one_another():
     for module, path in MODULES.items():
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         names = [name for name, _ in imports(path.read_text(), package)]
-        found = {name if name in MODULES else name.rpartition(".")[0] for name in names}
-        reads[module] = (found & MODULES.keys()) - {module}
+        modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+        reads[module] = (modules & MODULES.keys()) - {module}
     finished: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:
@@ -256,9 +256,9 @@ def test_tests_import_the_installed_package():
 
 
 def test_every_room_has_a_layer():
-    known = [name for layer in LAYERS for name in layer]
-    assert len(known) == len(set(known))
-    assert {room(module) for module in MODULES} == set(known), "name its layer in LAYERS"
+    rooms = [name for layer in LAYERS for name in layer]
+    assert len(rooms) == len(set(rooms))
+    assert {room(module) for module in MODULES} == set(rooms), "name its layer in LAYERS"
 
 
 def test_no_package_hands_on_the_name_of_one_of_its_files():
@@ -349,10 +349,10 @@ def test_a_script_violation_is_seen(line):
 
 def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
-    parts = ("zoo", "placement", "simulators.pim.timing", "memory", "cli.main", "api.trace", "fusion")
-    more = ("api.simulate", "api.fuse", "api.timeline", "api.report", "api.options")
-    rest = ("api.explain", "api.report_text", "primitive_selection.problem")
-    names = ", ".join(f"pimflow.{each}" for each in (*parts, *more, *rest))
+    packages = ("zoo", "placement", "simulators.pim.timing", "memory", "cli.main", "api.trace", "fusion")
+    api_modules = ("api.simulate", "api.fuse", "api.timeline", "api.report", "api.options")
+    other_modules = ("api.explain", "api.report_text", "primitive_selection.problem")
+    names = ", ".join(f"pimflow.{module_path}" for module_path in (*packages, *api_modules, *other_modules))
     heavy = {"tvm", "tvm_ffi", "torch"}
     code = f"import sys, pimflow, {names}; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

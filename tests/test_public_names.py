@@ -109,13 +109,19 @@ def test_what_is_listed_is_public():
 
 
 def test_results_are_shown_in_a_line():
-    found = pimflow.search("toy")
+    search_result = pimflow.search("toy")
     memory = pimflow.plan_memory("toy")
-    for result in (found, *found.programs().values(), memory, memory.plan, pimflow.fuse("toy")):
+    for result in (
+        search_result,
+        *search_result.programs().values(),
+        memory,
+        memory.plan,
+        pimflow.fuse("toy"),
+    ):
         assert type(result).__name__ in repr(result) and len(repr(result)) < 160
     assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
     with pytest.raises(UsageError, match=r"model is a name, a file, .*, not Searched"):
-        pimflow.search(found)
+        pimflow.search(search_result)
 
 
 MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")
@@ -123,9 +129,9 @@ MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "Gpu
 
 @pytest.mark.parametrize("name", MADE_BY_USERS)
 def test_a_class_refuses_keywords_that_it_does_not_have(name):
-    made = getattr(pimflow, name)
-    (first, *_) = inspect.signature(made).parameters
+    public_class = getattr(pimflow, name)
+    (first, *_) = inspect.signature(public_class).parameters
     with pytest.raises(UnknownNameError, match=f"unknown keyword '{first}x'; did you mean {first}"):
-        made(**{f"{first}x": 1})
+        public_class(**{f"{first}x": 1})
     with pytest.raises(UsageError, match=f"{name}: .*; it takes {first}, "):
-        made(1)
+        public_class(1)

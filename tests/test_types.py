@@ -15,7 +15,7 @@ ROOT_TEXT, MYPY_PATH = "$MYPY_CONFIG_FILE_DIR", SETTINGS["mypy"]["mypy_path"]
 MYPY_ROOTS = [Path(path.replace(ROOT_TEXT, str(ROOT))) for path in MYPY_PATH]
 
 
-def mapped_folders() -> dict[str, str]:
+def package_folders() -> dict[str, str]:
     """`FOLDERS` of setup.py: what is imported as which package."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FOLDERS":
@@ -23,22 +23,22 @@ def mapped_folders() -> dict[str, str]:
     raise AssertionError("setup.py has no FOLDERS")
 
 
-def found_by_mypy(package: str) -> list[Path]:
+def mypy_paths(package: str) -> list[Path]:
     places = [root.joinpath(*package.split(".")) for root in MYPY_ROOTS]
     return [place.resolve() for place in places if place.exists()]
 
 
 def test_mypy_finds_every_folder_of_the_package():
-    assert {name: found_by_mypy(name) for name in mapped_folders()} == {
+    assert {name: mypy_paths(name) for name in package_folders()} == {
         "pimflow": [ROOT / "python/pimflow", ROOT / ".ci/types/pimflow"],
-        **{name: [ROOT / folder] for name, folder in mapped_folders().items() if name != "pimflow"},
+        **{name: [ROOT / folder] for name, folder in package_folders().items() if name != "pimflow"},
     }
 
 
 def test_what_mypy_checks_is_there():
     for name in SETTINGS["mypy"]["packages"]:
         folder, _, module = name.rpartition(".")
-        places = found_by_mypy(name) + [place / f"{module}.py" for place in found_by_mypy(folder)]
+        places = mypy_paths(name) + [place / f"{module}.py" for place in mypy_paths(folder)]
         assert any(place.exists() for place in places), name
 
 

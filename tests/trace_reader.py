@@ -12,11 +12,11 @@ from pimflow.simulators.accel_sim.trace import (
     LISTED,
     STRIDED,
     VERSION,
-    Copy,
+    HostCopy,
     SassInstruction,
     ThreadBlock,
     TraceHeader,
-    stridable,
+    is_stridable,
 )
 
 _INSTRUCTION = re.compile(
@@ -36,12 +36,12 @@ def read_trace(path: str | os.PathLike) -> tuple[TraceHeader, Iterator[ThreadBlo
         With file and line, if it cannot be read, is malformed, ends early, or has another version. The
         iterator raises it too.
     """
-    lines = _numbered(Path(path))
+    lines = _read_lines(Path(path))
     header = _header(path, lines)
     return header, _blocks(path, header, lines)
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open(encoding="ascii", newline="\n") as file:
             yield from ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
@@ -60,10 +60,10 @@ def _header(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> TraceH
         if line.startswith("-"):
             name, equals, text = line[1:].partition(" = ")
             if not equals or name in fields:
-                raise TraceError(f"{path}:{number}: not '-<field> = <value>', each once: {_shown(line)}")
+                raise TraceError(f"{path}:{number}: not '-<field> = <value>', each once: {_excerpt(line)}")
             fields[name] = (number, text)
         elif line:
-            raise TraceError(f"{path}:{number}: not a line of a trace's header: {_shown(line)}")
+            raise TraceError(f"{path}:{number}: not a line of a trace's header: {_excerpt(line)}")
     if (version := _number(path, fields, "accelsim tracer version", number)) != VERSION:
         raise TraceError(f"{path}: is of tracer version {version}; version {VERSION} is what pimflow reads")
     numbers = {
@@ -93,15 +93,15 @@ def _field(path, fields: dict[str, tuple[int, str]], name: str, last: int) -> tu
 def _number(path, fields: dict[str, tuple[int, str]], name: str, last: int) -> int:
     number, text = _field(path, fields, name, last)
     if not re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,18}", text, re.ASCII):
-        raise TraceError(f"{path}:{number}: '-{name}' is no number: {_shown(text)}")
+        raise TraceError(f"{path}:{number}: '-{name}' is no number: {_excerpt(text)}")
     return int(text, 0) if text.startswith("0x") else int(text)
 
 
 def _triple(path: str | os.PathLike, number: int, text: str) -> tuple[int, int, int]:
     match = re.fullmatch(r"\(?(\d{1,9}),(\d{1,9}),(\d{1,9})\)?", text, re.ASCII)
     if not match:
-        raise TraceError(f"{path}:{number}: not three numbers: {_shown(text)}")
-    return tuple(int(each) for each in match.groups())
+        raise TraceError(f"{path}:{number}: not three numbers: {_excerpt(text)}")
+    return tuple(int(number_text) for number_text in match.groups())
 
 
 def _blocks(
@@ -111,7 +111,7 @@ def _blocks(
     count, number = 0, 0
     for number, line in lines:
         if line.strip() != "#BEGIN_TB":
-            raise TraceError(f"{path}:{number}: not '#BEGIN_TB': {_shown(line)}")
+            raise TraceError(f"{path}:{number}: not '#BEGIN_TB': {_excerpt(line)}")
         yield _block(path, header, lines)
         count += 1
     if count != header.blocks:
@@ -121,20 +121,20 @@ def _blocks(
 def _block(path, header: TraceHeader, lines: Iterator[tuple[int, str]]) -> ThreadBlock:
     number, text = _value(path, lines, "thread block")
     index = _triple(path, number, text)
-    if any(at >= size for at, size in zip(index, header.grid)):
+    if any(coordinate >= size for coordinate, size in zip(index, header.grid)):
         raise TraceError(f"{path}:{number}: thread block {text} is outside the grid {header.grid}")
     warps = []
     for warp in range(header.warps):
         number, text = _value(path, lines, "warp")
         if text != str(warp):
-            raise TraceError(f"{path}:{number}: warp {_shown(text)} where warp {warp} is due")
+            raise TraceError(f"{path}:{number}: warp {_excerpt(text)} where warp {warp} is due")
         number, text = _value(path, lines, "insts")
         if not re.fullmatch(r"\d{1,12}", text, re.ASCII):
-            raise TraceError(f"{path}:{number}: 'insts' is no number: {_shown(text)}")
+            raise TraceError(f"{path}:{number}: 'insts' is no number: {_excerpt(text)}")
         warps.append(tuple(parse_instruction(*_next(path, lines), path) for _ in range(int(text))))
     number, line = _next(path, lines)
     if line.strip() != "#END_TB":
-        raise TraceError(f"{path}:{number}: not '#END_TB': {_shown(line)}")
+        raise TraceError(f"{path}:{number}: not '#END_TB': {_excerpt(line)}")
     return ThreadBlock(index, tuple(warps))
 
 
@@ -148,7 +148,7 @@ def _next(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> tuple[in
 def _value(path: str | os.PathLike, lines: Iterator[tuple[int, str]], name: str) -> tuple[int, str]:
     number, line = _next(path, lines)
     if not line.startswith(f"{name} = "):
-        raise TraceError(f"{path}:{number}: not '{name} = …': {_shown(line)}")
+        raise TraceError(f"{path}:{number}: not '{name} = …': {_excerpt(line)}")
     return number, line.partition(" = ")[2].strip()
 
 
@@ -156,11 +156,11 @@ def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>
     """The instruction of line `number` of a file."""
     match = _INSTRUCTION.fullmatch(line)
     if not match:
-        raise TraceError(f"{path}:{number}: not an instruction: {_shown(line)}")
+        raise TraceError(f"{path}:{number}: not an instruction: {_excerpt(line)}")
     pc, mask, written, destinations, opcode, read, sources, width, memory = match.groups()
     destinations, sources = (tuple(int(r[1:]) for r in text.split()) for text in (destinations, sources))
     if len(destinations) != int(written) or len(sources) != int(read):
-        raise TraceError(f"{path}:{number}: not as many registers as it says: {_shown(line)}")
+        raise TraceError(f"{path}:{number}: not as many registers as it says: {_excerpt(line)}")
     mode, addresses = LISTED, ()
     try:
         if int(width):
@@ -168,7 +168,7 @@ def parse_instruction(number: int, line: str, path: str | os.PathLike = "<trace>
         elif memory.strip():
             raise ValueError("addresses without a width")
     except ValueError as error:
-        raise TraceError(f"{path}:{number}: {error}: {_shown(line)}") from None
+        raise TraceError(f"{path}:{number}: {error}: {_excerpt(line)}") from None
     return SassInstruction(
         int(pc, 16), opcode, destinations, sources, int(mask, 16), int(width), addresses, mode
     )
@@ -183,7 +183,7 @@ def _addresses(mask: int, words: list[str]) -> tuple[int, tuple[int, ...]]:
     elif len(words) < 2:
         addresses = ()
     elif mode == STRIDED:
-        if len(words) != 3 or not stridable(mask):
+        if len(words) != 3 or not is_stridable(mask):
             raise ValueError("not a first address and a stride of neighbouring lanes")
         first, stride = int(words[1], 16), int(words[2])
         addresses = tuple(first + stride * lane for lane in range(lanes))
@@ -196,22 +196,22 @@ def _addresses(mask: int, words: list[str]) -> tuple[int, tuple[int, ...]]:
     return mode, addresses
 
 
-def read_kernels_list(path: str | os.PathLike) -> list[Copy | str]:
+def read_kernels_list(path: str | os.PathLike) -> list[HostCopy | str]:
     """Copies, and the file names of traces, of a ``kernelslist.g``, in order.
 
     Copies back to the host mean nothing to Accel-Sim; they are left out.
     """
-    entries: list[Copy | str] = []
-    for number, line in _numbered(Path(path)):
+    entries: list[HostCopy | str] = []
+    for number, line in _read_lines(Path(path)):
         line = line.strip()
         if match := re.fullmatch(r"MemcpyHtoD,(?:0x)?([0-9a-fA-F]{1,16}),(\d{1,18})", line, re.ASCII):
-            entries.append(Copy(int(match[1], 16), int(match[2])))
+            entries.append(HostCopy(int(match[1], 16), int(match[2])))
         elif re.fullmatch(r"kernel[-\w.]*\.traceg", line, re.ASCII):
             entries.append(line)
         elif line and not line.startswith("MemcpyDtoH"):
-            raise TraceError(f"{path}:{number}: neither a copy nor a kernel's trace: {_shown(line)}")
+            raise TraceError(f"{path}:{number}: neither a copy nor a kernel's trace: {_excerpt(line)}")
     return entries
 
 
-def _shown(text: str) -> str:
+def _excerpt(text: str) -> str:
     return repr(text[:_SHOWN_CHARACTERS])

@@ -22,15 +22,15 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.products import Product, Vector, commands, product_table
-from pimflow.pim_backend.programs.rolling import compact, shifted
+from pimflow.pim_backend.programs.products import BankProduct, BufferVector, product_commands, product_table
+from pimflow.pim_backend.programs.rolling import roll_loops, shift
 
 # What stays in place while the other changes: the vector in its buffer, or the open row.
 ORDERS = ("vector", "row")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class ProductOrders:
     """The products of every channel, in the order in which they are computed.
 
     Channels of one kind compute the same products, but for an offset of their pixels and outputs.
@@ -48,7 +48,7 @@ class Orders:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class AttentionProduct:
     """One product of a decode step: its programs, their operands, and how their results are combined.
 
     Attributes
@@ -66,23 +66,23 @@ class Step:
     """
 
     programs: tuple[PimProgram, ...]
-    orders: tuple[Orders, ...]
-    taken: tuple[np.ndarray, ...]
-    found: np.ndarray
+    orders: tuple[ProductOrders, ...]
+    operand_indices: tuple[np.ndarray, ...]
+    result_indices: np.ndarray
 
     def operands(self, x: np.ndarray) -> list[np.ndarray]:
         """Inputs of the programs, float32 [pixels, 1, 1, elements], from vectors [batch, heads, elements]."""
         flat = np.append(np.asarray(x, np.float32).reshape(-1), np.float32(0))  # index -1 is the zero
-        return [flat[each].reshape(len(each), 1, 1, -1) for each in self.taken]
+        return [flat[indices].reshape(len(indices), 1, 1, -1) for indices in self.operand_indices]
 
-    def result(self, found: Sequence[np.ndarray]) -> np.ndarray:
+    def result(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """The product, [batch, heads, outputs], from the programs' outputs."""
-        flat = np.concatenate([each.reshape(-1) for each in found])
-        total: np.ndarray = flat[self.found].sum(axis=0, dtype=flat.dtype)
+        flat = np.concatenate([output.reshape(-1) for output in outputs])
+        total: np.ndarray = flat[self.result_indices].sum(axis=0, dtype=flat.dtype)
         return total
 
 
-def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
+def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> AttentionProduct:
     """``Q K^T`` over the first `tokens` tokens of the cache.
 
     Raises
@@ -90,34 +90,43 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
     UnsupportedOpError, InfeasibleError
         As from `layout.fits`.
     """
-    layout.fits()
+    layout.check_fit()
     a, parts = layout.attention, layout.parts
     M = layout.matrices * parts
     tiles = layout.tiles(tokens)
-    whole = parts > 1 or layout.pim.one_host
-    outputs = tiles * layout.banks if whole else tokens
+    has_full_tiles = parts > 1 or layout.pim.has_single_host
+    outputs = tiles * layout.banks if has_full_tiles else tokens
 
-    def own(channel: int) -> _Work:
-        share, held = channel % layout.spread, layout.held(channel)
+    def channel_work(channel: int) -> _ChannelWork:
+        share, matrices = channel % layout.spread, layout.channel_matrices(channel)
         turns = range(-(-max(0, tiles - share) // layout.spread))
-        return _Work(kind=(len(held), turns), pixels=held.start * parts, outputs=share * layout.banks)
+        return _ChannelWork(
+            kind=(len(matrices), turns), pixels=matrices.start * parts, outputs=share * layout.banks
+        )
 
-    def products(channel: int) -> Iterator[Product]:
-        return _scores_of_channel(layout, channel, M, own(channel).kind[1], order)
+    def products(channel: int) -> Iterator[BankProduct]:
+        return _scores_of_channel(layout, channel, M, channel_work(channel).kind[1], order)
 
-    orders = _orders(layout, products, own)
+    orders = _orders(layout, products, channel_work)
     geometry = matrix_geometry(a.group * M, a.head_size, outputs)
     program = _program(layout, "scores", geometry, orders, M, order)
     token = np.arange(tokens)
-    channel, part, tile = layout.share(token)
+    channel, part, tile = layout.token_place(token)
     output = (tile * layout.spread + channel) * layout.banks + token % layout.banks
-    taken = np.repeat(_by_member(a, a.head_size), parts, axis=1).reshape(-1, a.head_size)
-    each = np.arange(a.group * M * outputs).reshape(a.group, layout.matrices, parts, outputs)
-    found = _by_head(a, each[:, :, part, output])[None]
-    return Step(programs=(program,), orders=(orders,), taken=(_indices(taken),), found=_indices(found))
+    operand_indices = np.repeat(_member_indices(a, a.head_size), parts, axis=1).reshape(-1, a.head_size)
+    results = np.arange(a.group * M * outputs).reshape(a.group, layout.matrices, parts, outputs)
+    result_indices = _head_major(a, results[:, :, part, output])[None]
+    return AttentionProduct(
+        programs=(program,),
+        orders=(orders,),
+        operand_indices=(_indices(operand_indices),),
+        result_indices=_indices(result_indices),
+    )
 
 
-def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False) -> Step:
+def mix(
+    layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False
+) -> AttentionProduct:
     """``S V`` over the first `tokens` tokens of the cache; results are partial sums by chunk and channel.
 
     Parameters
@@ -130,65 +139,69 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
     UnsupportedOpError, InfeasibleError
         As from `layout.fits`.
     """
-    layout.fits()
-    columns, most = layout.columns(tokens), layout.buffer_columns
-    full = columns // most
-    pieces = [range(1)] if accumulate else [range(full), range(full, -(-columns // most))]
-    steps = [mix_of_chunks(layout, tokens, chunks, order, accumulate) for chunks in pieces if chunks]
-    sizes = [step.programs[0].geometry.pixels * layout.attention.value_size for step in steps]
+    layout.check_fit()
+    columns, chunk_columns = layout.columns(tokens), layout.buffer_columns
+    full_chunks = columns // chunk_columns
+    pieces = (
+        [range(1)] if accumulate else [range(full_chunks), range(full_chunks, -(-columns // chunk_columns))]
+    )
+    products = [mix_of_chunks(layout, tokens, chunks, order, accumulate) for chunks in pieces if chunks]
+    sizes = [product.programs[0].geometry.pixels * layout.attention.value_size for product in products]
     begins = np.cumsum([0, *sizes])
-    return Step(
-        programs=tuple(step.programs[0] for step in steps),
-        orders=tuple(step.orders[0] for step in steps),
-        taken=tuple(step.taken[0] for step in steps),
-        found=_indices(np.concatenate([step.found + begin for step, begin in zip(steps, begins)])),
+    return AttentionProduct(
+        programs=tuple(product.programs[0] for product in products),
+        orders=tuple(product.orders[0] for product in products),
+        operand_indices=tuple(product.operand_indices[0] for product in products),
+        result_indices=_indices(
+            np.concatenate([product.result_indices + begin for product, begin in zip(products, begins)])
+        ),
     )
 
 
 def mix_of_chunks(
     layout: ValueLayout, tokens: int, chunks: range, order: str = "vector", accumulate: bool = False
-) -> Step:
+) -> AttentionProduct:
     """The part of `mix` over some chunks of tokens, the last of which may be shorter.
 
     With `accumulate` it is all of `mix`. If no chunk is shorter, its program forms all products of its
     geometry.
     """
-    a, E, most = layout.attention, layout.elements, layout.buffer_columns
+    a, E, chunk_columns = layout.attention, layout.elements, layout.buffer_columns
     columns, M = layout.columns(tokens), len(chunks) * layout.spread * layout.matrices
-    length = columns if accumulate else min(most, columns - chunks.start * most)
+    length = columns if accumulate else min(chunk_columns, columns - chunks.start * chunk_columns)
 
-    def own(channel: int) -> _Work:
-        share, held = channel % layout.spread, layout.held(channel)
-        return _Work(kind=(len(held),), pixels=share * layout.matrices + held.start, outputs=0)
+    def channel_work(channel: int) -> _ChannelWork:
+        share, matrices = channel % layout.spread, layout.channel_matrices(channel)
+        return _ChannelWork(kind=(len(matrices),), pixels=share * layout.matrices + matrices.start, outputs=0)
 
     products = functools.partial(
         _mix_of_channel, layout, chunks=chunks, columns=columns, M=M, order=order, accumulate=accumulate
     )
-    orders = _orders(layout, products, own)
+    orders = _orders(layout, products, channel_work)
     geometry = matrix_geometry(a.group * M, length * E, a.value_size)
     # Token of each element of the vector of a chunk and channel; `tokens` or more where there is none.
-    column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
+    column = (np.array(chunks)[:, None] * chunk_columns + np.arange(length))[:, None] * layout.spread
     column = column + np.arange(layout.spread)[:, None]
     token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
-    places = _by_member(a, tokens)[:, :, np.minimum(token, tokens - 1)]
+    places = _member_indices(a, tokens)[:, :, np.minimum(token, tokens - 1)]
     places[:, :, token >= tokens] = -1
     # Indices of the sums of each chunk and channel: [group, chunks * channels, matrices, value_size].
     sums = np.arange(a.group * M * a.value_size).reshape(a.group, -1, layout.matrices, a.value_size)
-    found = [_by_head(a, sums[:, index]) for index in range(sums.shape[1])]
-    return Step(
+    result_indices = [_head_major(a, sums[:, index]) for index in range(sums.shape[1])]
+    return AttentionProduct(
         programs=(_program(layout, "mix", geometry, orders, M, order),),
         orders=(orders,),
-        taken=(_indices(places.swapaxes(1, 2).reshape(-1, token.shape[1])),),
-        found=_indices(np.stack(found)),
+        operand_indices=(_indices(places.swapaxes(1, 2).reshape(-1, token.shape[1])),),
+        result_indices=_indices(np.stack(result_indices)),
     )
 
 
-def may_accumulate(layout: ValueLayout) -> bool:
+def can_accumulate(layout: ValueLayout) -> bool:
     """Whether a bank has enough latches to keep the sums of a vector over all chunks of tokens."""
     return layout.tiles <= layout.pim.accumulators and layout.slots == 1
 
 
-class _Work(NamedTuple):
+class _ChannelWork(NamedTuple):
     """The work of a channel; channels of one `kind` differ only in their first pixel and output."""
 
     kind: tuple[Any, ...]
@@ -196,72 +209,90 @@ class _Work(NamedTuple):
     outputs: int
 
 
-def _scores_of_channel(layout: KeyLayout, channel: int, M: int, own: range, order: str) -> Iterator[Product]:
+def _scores_of_channel(
+    layout: KeyLayout, channel: int, M: int, tiles: range, order: str
+) -> Iterator[BankProduct]:
     share, w = channel % layout.spread, layout.columns
-    begin = layout.held(channel).start * layout.parts
+    begin = layout.channel_matrices(channel).start * layout.parts
     for first, slots in layout.blocks(channel):
         pixels = [member * M + begin + first for member in range(layout.attention.group)]
         if len(layout.chunks) > 1:
-            yield from _scores_of_long_keys(layout, pixels, first, own, share)
+            yield from _scores_of_long_keys(layout, pixels, first, tiles, share)
             continue
-        vectors = [Vector(pixel, slots, 0, w) for pixel in pixels]
-        for vector, tile in _ordered(vectors, own, layout.places_per_row, layout.pim, order):
+        vectors = [BufferVector(pixel, slots, 0, w) for pixel in pixels]
+        for vector, tile in _vector_tile_order(vectors, tiles, layout.places_per_row, layout.pim, order):
             for slot in range(slots):
-                row, column = layout.place(first + slot, tile)
+                row, column = layout.chunk_place(first + slot, tile)
                 output = (tile * layout.spread + share) * layout.banks
-                yield Product(vector, row, column, w, vector.pixel + slot, output, output)
+                yield BankProduct(vector, row, column, w, vector.pixel + slot, output, output)
 
 
 def _scores_of_long_keys(
-    layout: KeyLayout, pixels: Sequence[int], slot: int, own: range, share: int
-) -> Iterator[Product]:
+    layout: KeyLayout, pixels: Sequence[int], slot: int, tiles: range, share: int
+) -> Iterator[BankProduct]:
     """Each chunk of a vector is multiplied with as many tiles as a bank has accumulators, chunk by chunk."""
     step = layout.pim.accumulators
     for pixel in pixels:
-        for begin in range(0, len(own), step):
+        for begin in range(0, len(tiles), step):
             for index, chunk in enumerate(layout.chunks):
-                vector = Vector(pixel, 1, chunk.start * layout.elements, len(chunk))
-                for tile in own[begin : begin + step]:
-                    row, column = layout.place(slot, tile, index)
+                vector = BufferVector(pixel, 1, chunk.start * layout.elements, len(chunk))
+                for tile in tiles[begin : begin + step]:
+                    row, column = layout.chunk_place(slot, tile, index)
                     output = (tile * layout.spread + share) * layout.banks
-                    yield Product(vector, row, column, len(chunk), pixel, output, output)
+                    yield BankProduct(vector, row, column, len(chunk), pixel, output, output)
 
 
 def _mix_of_channel(
     layout: ValueLayout, channel: int, chunks: range, columns: int, M: int, order: str, accumulate: bool
-) -> Iterator[Product]:
+) -> Iterator[BankProduct]:
     """Products of each of `chunks`, up to `columns`; with `accumulate`, a vector has those of all chunks."""
-    share, held, most = channel % layout.spread, layout.held(channel), layout.buffer_columns
+    share, matrices, chunk_columns = (
+        channel % layout.spread,
+        layout.channel_matrices(channel),
+        layout.buffer_columns,
+    )
     group, tiles = range(layout.attention.group), range(layout.tiles)
 
     def part(chunk: int, k: int) -> tuple[int, int, int]:
-        return chunk, k, min(most, columns - chunk * most)
+        return chunk, k, min(chunk_columns, columns - chunk * chunk_columns)
 
     for first, slots in layout.blocks(channel):
         for index, chunk in enumerate(chunks):
-            pixel = (index * layout.spread + share) * layout.matrices + held.start + first
+            pixel = (index * layout.spread + share) * layout.matrices + matrices.start + first
             parts = [part(chunk, 0)]
             if accumulate:
-                parts = [part(c, c * most * layout.elements) for c in range(-(-columns // most))]
-            for members in _passes(group, layout.pim.global_buffers) if accumulate else [group]:
-                for at, k, count in parts:
+                parts = [
+                    part(c, c * chunk_columns * layout.elements) for c in range(-(-columns // chunk_columns))
+                ]
+            for members in _buffer_passes(group, layout.pim.global_buffers) if accumulate else [group]:
+                for part_chunk, k, count in parts:
                     width = layout.width if slots > 1 else count
-                    vectors = [Vector(member * M + pixel, slots, k, width) for member in members]
-                    for vector, tile in _ordered(vectors, tiles, layout.places_per_row, layout.pim, order):
+                    vectors = [BufferVector(member * M + pixel, slots, k, width) for member in members]
+                    for vector, tile in _vector_tile_order(
+                        vectors, tiles, layout.places_per_row, layout.pim, order
+                    ):
                         for slot in range(slots):
-                            row, column = layout.place(first + slot, at, tile)
+                            row, column = layout.chunk_place(first + slot, part_chunk, tile)
                             output = tile * layout.banks
-                            yield Product(vector, row, column, count, vector.pixel + slot, output, at * most)
+                            yield BankProduct(
+                                vector,
+                                row,
+                                column,
+                                count,
+                                vector.pixel + slot,
+                                output,
+                                part_chunk * chunk_columns,
+                            )
 
 
-def _passes(members: range, buffers: int) -> list[range]:
+def _buffer_passes(members: range, buffers: int) -> list[range]:
     """The members of a group in parts of at most `buffers`, so that each member has a buffer."""
     return [members[b : b + buffers] for b in range(0, len(members), buffers)]
 
 
-def _ordered(
-    vectors: Sequence[Vector], tiles: range, per_row: int, pim: PimSpec, order: str
-) -> Iterator[tuple[Vector, int]]:
+def _vector_tile_order(
+    vectors: Sequence[BufferVector], tiles: range, per_row: int, pim: PimSpec, order: str
+) -> Iterator[tuple[BufferVector, int]]:
     """Each vector with each tile: either the vectors stay in their buffers, or the row stays open."""
     rows = [tiles[b : b + per_row] for b in range(0, len(tiles), per_row)]
     if order == "vector":
@@ -278,21 +309,21 @@ def _ordered(
         turn.reverse()  # the next row begins with the vector in the buffer
 
 
-def _by_member(a: Attention, elements: int) -> np.ndarray:
+def _member_indices(a: Attention, elements: int) -> np.ndarray:
     """Indices into [batch, heads, elements], arranged as [group, batch * kv_heads, elements]."""
-    each = np.arange(a.batch * a.heads * elements).reshape(a.batch, a.kv_heads, a.group, elements)
-    return each.transpose(2, 0, 1, 3).reshape(a.group, -1, elements)
+    indices = np.arange(a.batch * a.heads * elements).reshape(a.batch, a.kv_heads, a.group, elements)
+    return indices.transpose(2, 0, 1, 3).reshape(a.group, -1, elements)
 
 
-def _by_head(a: Attention, x: np.ndarray) -> np.ndarray:
+def _head_major(a: Attention, x: np.ndarray) -> np.ndarray:
     """`x`, [group, batch * kv_heads, elements], arranged as [batch, heads, elements]."""
-    each = x.reshape(a.group, a.batch, a.kv_heads, -1).transpose(1, 2, 0, 3)
-    return each.reshape(a.batch, a.heads, -1)
+    grouped = x.reshape(a.group, a.batch, a.kv_heads, -1).transpose(1, 2, 0, 3)
+    return grouped.reshape(a.batch, a.heads, -1)
 
 
-def _indices(each: np.ndarray) -> np.ndarray:
+def _indices(array: np.ndarray) -> np.ndarray:
     """Indices as runtime modules take them: int32, contiguous."""
-    return np.ascontiguousarray(each, np.int32)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
@@ -301,34 +332,36 @@ def matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
 
 
 def _orders(
-    layout: CacheLayout, products: Callable[[int], Iterable[Product]], work: Callable[[int], _Work]
-) -> Orders:
+    layout: CacheLayout, products: Callable[[int], Iterable[BankProduct]], work: Callable[[int], _ChannelWork]
+) -> ProductOrders:
     """The `products` of each channel, computed once for all channels of a kind (`work`)."""
-    made: dict[tuple[Any, ...], tuple[int, _Work]] = {}
+    kinds_by_key: dict[tuple[Any, ...], tuple[int, _ChannelWork]] = {}
     kinds, channels = [], []
     for channel in range(layout.channels):
-        own = work(channel)
-        if own.kind not in made:
-            made[own.kind] = len(kinds), own
+        channel_work = work(channel)
+        if channel_work.kind not in kinds_by_key:
+            kinds_by_key[channel_work.kind] = len(kinds), channel_work
             kinds.append(product_table(list(products(channel))))
-        kind, first = made[own.kind]
-        channels.append((kind, own.pixels - first.pixels, own.outputs - first.outputs))
-    return Orders(kinds=tuple(kinds), channels=tuple(channels))
+        kind, first = kinds_by_key[channel_work.kind]
+        channels.append((kind, channel_work.pixels - first.pixels, channel_work.outputs - first.outputs))
+    return ProductOrders(kinds=tuple(kinds), channels=tuple(channels))
 
 
 def _program(
-    layout: CacheLayout, name: str, geometry: ConvGeometry, orders: Orders, matrices: int, order: str
+    layout: CacheLayout, name: str, geometry: ConvGeometry, orders: ProductOrders, matrices: int, order: str
 ) -> PimProgram:
     """The program that computes products in a given order."""
-    made = [tuple(compact(commands(layout.pim, table))) for table in orders.kinds]
+    kind_nodes = [tuple(roll_loops(product_commands(layout.pim, table))) for table in orders.kinds]
     streams = [
-        tuple(shifted(node, pixels, 0, outputs) for node in made[kind]) if pixels or outputs else made[kind]
+        tuple(shift(node, pixels, 0, outputs) for node in kind_nodes[kind])
+        if pixels or outputs
+        else kind_nodes[kind]
         for kind, pixels, outputs in orders.channels
     ]
-    return program_of(layout, name, geometry, streams, matrices, order)
+    return build_program(layout, name, geometry, streams, matrices, order)
 
 
-def program_of(
+def build_program(
     layout: CacheLayout,
     name: str,
     geometry: ConvGeometry,
@@ -341,7 +374,7 @@ def program_of(
     return PimProgram(
         region=name,
         pim=pim.name,
-        pim_digest=pim.uncatalogued_digest,
+        pim_digest=pim.custom_digest,
         dtype=layout.dtype,
         geometry=geometry,
         pixel_begin=0,

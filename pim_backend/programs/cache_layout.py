@@ -26,7 +26,7 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
 
-class Block(NamedTuple):
+class SlotRange(NamedTuple):
     """Slots that lie side by side: `count` slots of a channel from slot `first` on."""
 
     first: int
@@ -89,17 +89,17 @@ class CacheLayout(abc.ABC):
         """How many times the width of a buffer fits into a row."""
         return self.pim.columns_per_row // self.buffer_columns
 
-    def held(self, channel: int) -> range:
+    def channel_matrices(self, channel: int) -> range:
         """Matrices that a channel holds a share of."""
         group, groups = channel // self.spread, self.channels // self.spread
         return range(group * self.matrices // groups, (group + 1) * self.matrices // groups)
 
     @property
-    def most_held(self) -> int:
+    def max_channel_matrices(self) -> int:
         """Largest number of matrices that a channel holds a share of."""
-        return max(len(self.held(channel)) for channel in range(self.channels))
+        return max(len(self.channel_matrices(channel)) for channel in range(self.channels))
 
-    def image(self) -> MemoryImage:
+    def empty_image(self) -> MemoryImage:
         """An image of zeros with one page for each row of each channel, so that it can be written."""
         row = self.pim.columns_per_row * self.elements
         pages = np.zeros((self.channels * self.rows, row, self.banks), NUMPY_DTYPE[self.dtype])
@@ -111,16 +111,16 @@ class CacheLayout(abc.ABC):
     def rows(self) -> int:
         """Rows of each bank that the cache takes."""
 
-    def fits(self) -> None:
+    def check_fit(self) -> None:
         """Raise `InfeasibleError` if the banks lack rows, `UnsupportedOpError` for other reasons."""
         a, pim = self.attention, self.pim
-        if not pim.writes:
+        if not pim.can_write:
             raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so that no cache lies in it")
         if self.channels % self.spread or self.lanes not in (1, pim.elements_per_column(self.dtype)):
             raise UnsupportedOpError(
                 f"pim '{pim.name}': {self.spread} of {self.channels} channels share no matrix"
             )
-        if pim.one_host and self.matrices % (self.channels // self.spread):
+        if pim.has_single_host and self.matrices % (self.channels // self.spread):
             raise UnsupportedOpError(
                 f"pim '{pim.name}': {self.matrices} KV heads are not dealt evenly to channels in lockstep"
             )
@@ -156,8 +156,8 @@ class KeyLayout(CacheLayout):
     @property
     def chunks(self) -> list[range]:
         """Columns of each chunk of a key: as many as a buffer holds."""
-        most = self.buffer_columns
-        return [range(b, min(b + most, self.columns)) for b in range(0, self.columns, most)]
+        chunk_columns = self.buffer_columns
+        return [range(b, min(b + chunk_columns, self.columns)) for b in range(0, self.columns, chunk_columns)]
 
     @property
     def slots(self) -> int:
@@ -173,29 +173,29 @@ class KeyLayout(CacheLayout):
         turns = -(-self.attention.keys // (self.banks * self.spread))
 
         def cycles(parts: int) -> int:
-            slots, tiles = self.most_held * parts, -(-turns // parts)
+            slots, tiles = self.max_channel_matrices * parts, -(-turns // parts)
             rows = -(-slots // self.slots) * -(-tiles * len(self.chunks) // self.places_per_row)
             products = slots * tiles * self.columns * self.pim.timing["nCCDS"]
             return rows * self.pim.row_switch_cycles + products
 
         return min(range(1, self.slots + 1), key=cycles)
 
-    def blocks(self, channel: int) -> list[Block]:
+    def blocks(self, channel: int) -> list[SlotRange]:
         """Ranges of slots that share rows in a channel; slot ``i * parts + part`` belongs to matrix i."""
-        total = len(self.held(channel)) * self.parts
-        return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
+        total = len(self.channel_matrices(channel)) * self.parts
+        return [SlotRange(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
 
     def tiles(self, tokens: int) -> int:
         """Tiles (one token a bank) of the first part of a matrix, over all channels that share it."""
         last = -(-tokens // self.banks) - 1
         turn, channel = divmod(last, self.spread)
-        if self.pim.one_host:  # in lockstep, all channels do the same work
+        if self.pim.has_single_host:  # in lockstep, all channels do the same work
             channel = self.spread - 1
-        own, part = divmod(turn, self.parts)
-        return own * self.spread + (self.spread if part else channel + 1)
+        full_turns, part = divmod(turn, self.parts)
+        return full_turns * self.spread + (self.spread if part else channel + 1)
 
     @property
-    def rows_of_block(self) -> int:
+    def rows_per_block(self) -> int:
         """Rows of a block of slots."""
         tiles = -(-self.tiles(self.attention.keys) // self.spread)
         return -(-tiles * len(self.chunks) // self.places_per_row)
@@ -204,20 +204,20 @@ class KeyLayout(CacheLayout):
     def rows(self) -> int:
         """Rows of each bank that the cache takes."""
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
-        return blocks * self.rows_of_block
+        return blocks * self.rows_per_block
 
-    def share(self, token: np.ndarray | int) -> tuple:
+    def token_place(self, token: np.ndarray | int) -> tuple:
         """For tokens: channel (among those that share the matrix), part, and tile within the channel."""
         turn, channel = divmod(token // self.banks, self.spread)
         tile, part = divmod(turn, self.parts)
         return channel, part, tile
 
-    def place(self, slot: int, tile: int, chunk: int = 0) -> tuple[int, int]:
+    def chunk_place(self, slot: int, tile: int, chunk: int = 0) -> tuple[int, int]:
         """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
-        block, within = divmod(slot, self.slots)
+        block, slot_in_block = divmod(slot, self.slots)
         row, position = divmod(tile * len(self.chunks) + chunk, self.places_per_row)
-        first = position * self.buffer_columns + within * self.columns
-        return self.first_row + block * self.rows_of_block + row, first
+        first = position * self.buffer_columns + slot_in_block * self.columns
+        return self.first_row + block * self.rows_per_block + row, first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,10 +254,10 @@ class ValueLayout(CacheLayout):
         """Chunks of the whole context."""
         return -(-self.columns(self.attention.keys) // self.buffer_columns)
 
-    def blocks(self, channel: int) -> list[Block]:
+    def blocks(self, channel: int) -> list[SlotRange]:
         """Ranges of matrices that share rows in a channel."""
-        total = len(self.held(channel))
-        return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
+        total = len(self.channel_matrices(channel))
+        return [SlotRange(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
 
     @property
     def rows(self) -> int:
@@ -265,15 +265,15 @@ class ValueLayout(CacheLayout):
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return -(-blocks * self.chunks * self.tiles // self.places_per_row)
 
-    def place(self, slot: int, chunk: int, tile: int) -> tuple[int, int]:
+    def chunk_place(self, slot: int, chunk: int, tile: int) -> tuple[int, int]:
         """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
-        block, within = divmod(slot, self.slots)
+        block, slot_in_block = divmod(slot, self.slots)
         row, position = divmod((block * self.chunks + chunk) * self.tiles + tile, self.places_per_row)
-        return self.first_row + row, position * self.buffer_columns + within * self.width
+        return self.first_row + row, position * self.buffer_columns + slot_in_block * self.width
 
-    def share(self, token: np.ndarray | int) -> tuple:
+    def token_place(self, token: np.ndarray | int) -> tuple:
         """For tokens: channel (among those that share the matrix), chunk, column in it, and element."""
         column, element = divmod(token, self.elements)
-        own, channel = divmod(column, self.spread)
-        chunk, within = divmod(own, self.buffer_columns)
-        return channel, chunk, within, element
+        local_column, channel = divmod(column, self.spread)
+        chunk, column_in_chunk = divmod(local_column, self.buffer_columns)
+        return channel, chunk, column_in_chunk, element

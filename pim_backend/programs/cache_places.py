@@ -14,66 +14,66 @@ import numpy as np
 
 from pimflow.core.commands import Affine, GAct, Loop, Node, Write
 from pimflow.core.program import PimProgram
-from pimflow.pim_backend.programs.cache_appends import of_streams
+from pimflow.pim_backend.programs.cache_appends import write_program
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 
 
-def every_place(layout: KeyLayout | ValueLayout) -> PimProgram:
+def all_places_program(layout: KeyLayout | ValueLayout) -> PimProgram:
     """The program that writes every place of a cache, [places * matrices, 1, 1, size].
 
     Pixel ``t * matrices + m`` is token t of matrix m.
     Rows are filled completely, so there may be more places than the context has tokens.
     """
-    layout.fits()
-    parts = _of_keys if isinstance(layout, KeyLayout) else _of_values
+    layout.check_fit()
+    channel_writes = _key_writes if isinstance(layout, KeyLayout) else _value_writes
     size = layout.attention.head_size if isinstance(layout, KeyLayout) else layout.attention.value_size
-    made: dict[int, list[tuple[int, tuple[Node, ...]]]] = {}
+    nodes_by_count: dict[int, list[tuple[int, tuple[Node, ...]]]] = {}
     streams = []
     for channel in range(layout.channels):
-        held, share = layout.held(channel), channel % layout.spread
-        if len(held) not in made:
-            made[len(held)] = list(parts(layout, len(held))) if held else []
-        per_share = _tokens_of_share(layout) * layout.matrices
+        matrices, share = layout.channel_matrices(channel), channel % layout.spread
+        if len(matrices) not in nodes_by_count:
+            nodes_by_count[len(matrices)] = list(channel_writes(layout, len(matrices))) if matrices else []
+        per_share = _tokens_per_share(layout) * layout.matrices
         streams.append(
             tuple(
-                _moved(node, held.start + share * per_share + pixels)
-                for pixels, nodes in made[len(held)]
+                _shift_pixels(node, matrices.start + share * per_share + pixels)
+                for pixels, nodes in nodes_by_count[len(matrices)]
                 for node in nodes
             )
         )
-    return of_streams(layout, "places", (places(layout) * layout.matrices, size), streams)
+    return write_program(layout, "places", (place_count(layout) * layout.matrices, size), streams)
 
 
-def places(layout: KeyLayout | ValueLayout) -> int:
+def place_count(layout: KeyLayout | ValueLayout) -> int:
     """Tokens that fit into the rows of a cache."""
     if isinstance(layout, KeyLayout):
-        return _tiles(layout) * layout.parts * layout.spread * layout.banks
+        return _tile_count(layout) * layout.parts * layout.spread * layout.banks
     return layout.chunks * layout.width * layout.spread * layout.elements
 
 
-def _tokens_of_share(layout: KeyLayout | ValueLayout) -> int:
+def _tokens_per_share(layout: KeyLayout | ValueLayout) -> int:
     """Consecutive tokens that lie in one channel, before the next channel that shares the matrix."""
     return layout.banks if isinstance(layout, KeyLayout) else layout.elements
 
 
-def _tiles(layout: KeyLayout) -> int:
-    return layout.rows_of_block * layout.places_per_row // len(layout.chunks)
+def _tile_count(layout: KeyLayout) -> int:
+    return layout.rows_per_block * layout.places_per_row // len(layout.chunks)
 
 
-def _of_keys(layout: KeyLayout, held: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
+def _key_writes(layout: KeyLayout, matrix_count: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
     """Nodes of a channel that has the first matrices and the first share, each with its offset in pixels."""
-    matrix = np.arange(held)
+    matrix = np.arange(matrix_count)
     per_gang = layout.banks // layout.pim.gangs
     period = layout.places_per_row // math.gcd(layout.places_per_row, len(layout.chunks))
-    whole = _tiles(layout) // period * period
-    grids = [np.arange(whole).reshape(-1, period), np.arange(whole, _tiles(layout))[None]]
+    full_tiles = _tile_count(layout) // period * period
+    grids = [np.arange(full_tiles).reshape(-1, period), np.arange(full_tiles, _tile_count(layout))[None]]
     for part in range(layout.parts):
         for index, chunk in enumerate(layout.chunks):
             for tiles in grids:
                 if not tiles.size:
                     continue
                 tile = tiles[..., None]
-                row, column = layout.place(matrix * layout.parts + part, tile, index)
+                row, column = layout.chunk_place(matrix * layout.parts + part, tile, index)
                 token = (tile * layout.parts + part) * layout.spread * layout.banks
                 values = _grid(row, column, token * layout.matrices + matrix, chunk.start * layout.elements)
                 for bank in range(layout.banks):
@@ -88,10 +88,10 @@ def _of_keys(layout: KeyLayout, held: int) -> Iterator[tuple[int, tuple[Node, ..
                     yield bank * layout.matrices, tuple(_nest(values, (), write))
 
 
-def _of_values(layout: ValueLayout, held: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
-    matrix, per_gang = np.arange(held), layout.banks // layout.pim.gangs
+def _value_writes(layout: ValueLayout, matrix_count: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
+    matrix, per_gang = np.arange(matrix_count), layout.banks // layout.pim.gangs
     period = layout.places_per_row // math.gcd(layout.places_per_row, layout.tiles)
-    own = np.arange(layout.width)[:, None, None]
+    column_in_chunk = np.arange(layout.width)[:, None, None]
     for gang in range(layout.pim.gangs):
         first = gang * per_gang
         tile = np.arange(-(-(layout.attention.value_size - first) // layout.banks))[:, None]
@@ -99,18 +99,18 @@ def _of_values(layout: ValueLayout, held: int) -> Iterator[tuple[int, tuple[Node
             continue
         for begin in range(min(period, layout.chunks)):
             chunk = np.arange(begin, layout.chunks, period)[:, None, None, None]
-            row, column = layout.place(matrix, chunk, tile)
-            token = (chunk * layout.buffer_columns + own) * layout.spread * layout.elements
+            row, column = layout.chunk_place(matrix, chunk, tile)
+            token = (chunk * layout.buffer_columns + column_in_chunk) * layout.spread * layout.elements
             pixel = token * layout.matrices + matrix
-            values = _grid(row, column + own, pixel, tile * layout.banks + first)
+            values = _grid(row, column + column_in_chunk, pixel, tile * layout.banks + first)
             for element in range(layout.elements):
                 write = _write(gang=gang, bank=0, banks=per_gang, count=1, element=element, elements=1)
                 yield element * layout.matrices, tuple(_nest(values, (), write))
 
 
 def _write(**fixed: int) -> Write:
-    nothing = Affine(0)
-    return Write(**fixed, row=nothing, column=nothing, pixel=nothing, k=nothing)
+    zero = Affine(0)
+    return Write(**fixed, row=zero, column=zero, pixel=zero, k=zero)
 
 
 def _grid(*axes: np.ndarray | int) -> np.ndarray:
@@ -142,10 +142,10 @@ def _nest(values: np.ndarray, steps: Sequence[np.ndarray], write: Write) -> Iter
         begin = end
 
 
-def _moved(node: Node, pixels: int) -> Node:
+def _shift_pixels(node: Node, pixels: int) -> Node:
     """`node` with `pixels` added to all its pixels."""
     if isinstance(node, Loop):
-        return replace(node, body=tuple(_moved(each, pixels) for each in node.body))
+        return replace(node, body=tuple(_shift_pixels(child, pixels) for child in node.body))
     if isinstance(node, Write) and pixels:
         return replace(node, pixel=Affine(node.pixel.base + pixels, node.pixel.coefficients))
     return node

@@ -57,7 +57,7 @@ class ProductSchedule:
             row_begin=row_begin,
         )
 
-    def step(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.Step:
+    def attention_product(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.AttentionProduct:
         """``Q K^T`` or ``S V`` over the first `tokens` tokens of keys or values in `layout`."""
         if isinstance(layout, KeyLayout):
             return programs.scores(layout, tokens, self.order)
@@ -121,14 +121,14 @@ class CacheSchedule:
         UnsupportedOpError
             As `group`.
         """
-        group, found = self.group(attention).of_all_places(), []
+        group, group_layouts = self.group(attention).with_full_cache(), []
         for _ in range(self.parts):
             keys = self.keys.layout(KeyLayout, group, pim, dtype, channels, row_begin)
             row_begin += keys.rows
             values = self.values.layout(ValueLayout, group, pim, dtype, channels, row_begin)
             row_begin += values.rows
-            found.append((keys, values))
-        return tuple(found)
+            group_layouts.append((keys, values))
+        return tuple(group_layouts)
 
     def __str__(self) -> str:
         parts = f"; {self.parts} parts" if self.parts > 1 else ""
@@ -142,10 +142,14 @@ class CacheSchedule:
         if match is None:
             raise ValueError(f"'{text}' is no schedule of attention")
 
-        def made(order: str, spread: str, lanes: str | None, sums: str | None) -> ProductSchedule:
+        def product_schedule(order: str, spread: str, lanes: str | None, sums: str | None) -> ProductSchedule:
             return ProductSchedule(
                 order=order, spread=int(spread), lanes=int(lanes or 1), accumulate=sums is not None
             )
 
         groups = match.groups()
-        return cls(keys=made(*groups[:4]), values=made(*groups[4:8]), parts=int(groups[8] or 1))
+        return cls(
+            keys=product_schedule(*groups[:4]),
+            values=product_schedule(*groups[4:8]),
+            parts=int(groups[8] or 1),
+        )

@@ -13,11 +13,11 @@ from pimflow.core.program import PimProgram
 from pimflow.core.stages import part_name
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.attention import Step
+from pimflow.pim_backend.programs.attention import AttentionProduct
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.pim_backend.programs.growing import GrowingProduct
+from pimflow.pim_backend.programs.growing import DynamicProduct
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 
@@ -37,20 +37,20 @@ class CachedGroup:
     attention: Attention
     keys: KeyLayout
     values: ValueLayout
-    scores: Step
-    mix: Step
+    scores: AttentionProduct
+    mix: AttentionProduct
 
-    def step(self, product: str) -> Step:
+    def attention_product(self, product: str) -> AttentionProduct:
         """The product of a kind: `SCORES` or `VALUES`."""
         return self.scores if product == SCORES else self.mix
 
-    def growing(self, product: str, schedule: CacheSchedule) -> GrowingProduct:
+    def dynamic_product(self, product: str, schedule: CacheSchedule) -> DynamicProduct:
         """A product (`SCORES` or `VALUES`) over a number of tokens that is known only when it runs."""
         if product == SCORES:
-            return GrowingProduct.of(self.keys, schedule.keys, self.attention.extent)
-        return GrowingProduct.of(self.values, schedule.values, self.attention.extent)
+            return DynamicProduct.from_layout(self.keys, schedule.keys, self.attention.extent)
+        return DynamicProduct.from_layout(self.values, schedule.values, self.attention.extent)
 
-    def appends(self, position: int) -> tuple[PimProgram, PimProgram]:
+    def append_programs(self, position: int) -> tuple[PimProgram, PimProgram]:
         """The programs that write a key, and a value, of each matrix at a position."""
         return append_keys(self.keys, position), append_values(self.values, position)
 
@@ -74,7 +74,7 @@ class CachedAttention:
     groups: tuple[CachedGroup, ...]
 
     @classmethod
-    def of(
+    def from_schedule(
         cls,
         attention: Attention,
         schedule: CacheSchedule,
@@ -98,33 +98,33 @@ class CachedAttention:
             )
         group, groups = schedule.group(attention), []
         for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
-            scores = schedule.keys.step(keys, attention.extent)
-            mix = schedule.values.step(values, attention.extent)
+            scores = schedule.keys.attention_product(keys, attention.extent)
+            mix = schedule.values.attention_product(values, attention.extent)
             groups.append(CachedGroup(attention=group, keys=keys, values=values, scores=scores, mix=mix))
         return cls(region=region, attention=attention, schedule=schedule, groups=tuple(groups))
 
     @functools.cached_property
     def keys(self) -> PackedCache:
         """All keys."""
-        return self._packed(tuple(group.keys for group in self.groups))
+        return self._cache_from_groups(tuple(group.keys for group in self.groups))
 
     @functools.cached_property
     def values(self) -> PackedCache:
         """All values."""
-        return self._packed(tuple(group.values for group in self.groups))
+        return self._cache_from_groups(tuple(group.values for group in self.groups))
 
-    def _packed(self, groups: tuple[KeyLayout, ...] | tuple[ValueLayout, ...]) -> PackedCache:
-        return PackedCache(attention=self.attention.of_all_places(), groups=groups)
+    def _cache_from_groups(self, groups: tuple[KeyLayout, ...] | tuple[ValueLayout, ...]) -> PackedCache:
+        return PackedCache(attention=self.attention.with_full_cache(), groups=groups)
 
     @property
     def terms(self) -> int:
         """Number of partial sums for each element of the product with values."""
-        return len(self.groups[0].mix.found)
+        return len(self.groups[0].mix.result_indices)
 
-    def at(self, tokens: int) -> CachedAttention:
+    def with_tokens(self, tokens: int) -> CachedAttention:
         """The same attention with programs for exactly `tokens` tokens, as a step executes it."""
         first = self.groups[0].keys
-        return CachedAttention.of(
+        return CachedAttention.from_schedule(
             replace(self.attention, read=tokens % self.attention.keys),
             self.schedule,
             first.pim,
@@ -138,11 +138,11 @@ class CachedAttention:
         """Name of a product of a group among the parts of the region."""
         return product + (f"_g{group + 1}" if len(self.groups) > 1 else "")
 
-    def programs_of(self, product: str, group: int) -> dict[str, PimProgram]:
+    def product_programs(self, product: str, group: int) -> dict[str, PimProgram]:
         """Programs of a product of a group, by part name, in order."""
-        made = enumerate(self.groups[group].step(product).programs)
-        numbered = ((f"{product}{number + 1 if number else ''}", each) for number, each in made)
-        return dict(self._named(part, group, each) for part, each in numbered)
+        programs = enumerate(self.groups[group].attention_product(product).programs)
+        numbered = ((f"{product}{number + 1 if number else ''}", program) for number, program in programs)
+        return dict(self._name_part(part, group, program) for part, program in numbered)
 
     @functools.cached_property
     def programs(self) -> dict[str, PimProgram]:
@@ -151,17 +151,17 @@ class CachedAttention:
 
     def _programs(self) -> Iterator[tuple[str, PimProgram]]:
         for number, group in enumerate(self.groups):
-            new_keys, new_values = group.appends(self.attention.extent - 1)
-            yield self._named("new_keys", number, new_keys)
-            yield from self.programs_of(SCORES, number).items()
-            yield self._named("new_values", number, new_values)
-            yield from self.programs_of(VALUES, number).items()
+            new_keys, new_values = group.append_programs(self.attention.extent - 1)
+            yield self._name_part("new_keys", number, new_keys)
+            yield from self.product_programs(SCORES, number).items()
+            yield self._name_part("new_values", number, new_values)
+            yield from self.product_programs(VALUES, number).items()
 
     def append_part(self, kind: str, group: int) -> str:
         """Name of the program that appends ``keys`` or ``values`` of a group."""
         return part_name(self.region, self.product_part(f"new_{kind}", group))
 
-    def _named(self, part: str, group: int, program: PimProgram) -> tuple[str, PimProgram]:
+    def _name_part(self, part: str, group: int, program: PimProgram) -> tuple[str, PimProgram]:
         name = part_name(self.region, self.product_part(part, group))
         return name, replace(program, region=name)
 
@@ -179,17 +179,17 @@ class CachedAttention:
                 "row_begin": first.row_begin,
             }
         )
-        _PRINTED[text] = self
+        _LIVE_BY_TEXT[text] = self
         return text
 
     @classmethod
     def from_json(cls, text: str) -> CachedAttention:
         """The inverse of `to_json`: the same object with its programs, if it still exists, else a new one."""
-        printed = _PRINTED.get(text)
-        if printed is not None:
-            return printed
+        live = _LIVE_BY_TEXT.get(text)
+        if live is not None:
+            return live
         tree = json.loads(text)
-        return cls.of(
+        return cls.from_schedule(
             Attention.from_json(tree["attention"]),
             CacheSchedule.parse(tree["schedule"]),
             PimSpec.from_json(tree["pim"]),
@@ -200,4 +200,4 @@ class CachedAttention:
         )
 
 
-_PRINTED: weakref.WeakValueDictionary[str, CachedAttention] = weakref.WeakValueDictionary()
+_LIVE_BY_TEXT: weakref.WeakValueDictionary[str, CachedAttention] = weakref.WeakValueDictionary()

@@ -6,7 +6,7 @@ from pimflow.core.region import Region
 from pimflow.hardware.systems import SCHEDULINGS
 
 
-def refusal(region: Region, level: str = SCHEDULINGS[-1]) -> str:
+def unsupported_reason(region: Region, level: str = SCHEDULINGS[-1]) -> str:
     """Why PIM cannot run `region` with the loop orders of a level of `SCHEDULINGS`; empty if it can.
 
     PIM runs layers that have a matrix-vector form with constant weights: convolutions of any kernel, stride,
@@ -19,6 +19,6 @@ def refusal(region: Region, level: str = SCHEDULINGS[-1]) -> str:
     if region.geometry is None:
         return f"{region.operator}: no product with constant weights"
     if region.geometry.groups > 1 and level != SCHEDULINGS[-1]:
-        kind = "depthwise" if region.geometry.depthwise else "grouped"
+        kind = "depthwise" if region.geometry.is_depthwise else "grouped"
         return f"{kind} convolution: the compilers of scheduling '{level}' leave it to the GPU"
     return ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from pimflow.core.program import PimProgram
 from pimflow.host import native
-from pimflow.pim_backend.programs.attention import Orders, Step, mix_of_chunks, scores
+from pimflow.pim_backend.programs.attention import AttentionProduct, ProductOrders, mix_of_chunks, scores
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.products import device_words
@@ -23,7 +23,7 @@ _products_of_tokens = native.get("pimflow.simulators.products_of_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowingProduct:
+class DynamicProduct:
     """One product of a step, over any number of tokens up to the number of places that it may read.
 
     Attributes
@@ -41,43 +41,49 @@ class GrowingProduct:
         the first token from which on it exists.
     """
 
-    whole: Step
+    full_product: AttentionProduct
     sizes: np.ndarray
     limits: np.ndarray
-    begins: np.ndarray
+    first_tokens: np.ndarray
 
     @classmethod
-    def of(cls, layout: KeyLayout | ValueLayout, schedule: ProductSchedule, places: int) -> GrowingProduct:
+    def from_layout(
+        cls, layout: KeyLayout | ValueLayout, schedule: ProductSchedule, places: int
+    ) -> DynamicProduct:
         """The product with the first `places` places of `layout`; raises what `CacheLayout.fits` does."""
         device = device_words(layout.pim)
         if isinstance(layout, KeyLayout):
             ends = range(layout.banks, places + layout.banks, layout.banks)
             return cls(
-                whole=scores(layout, places, schedule.order),
+                full_product=scores(layout, places, schedule.order),
                 sizes=np.array([*device, layout.banks, 0, 0], np.int64),
                 limits=np.array([layout.tiles(tokens) * layout.banks for tokens in ends], np.int64),
-                begins=np.arange(places, dtype=np.int32),
+                first_tokens=np.arange(places, dtype=np.int32),
             )
-        columns, most = layout.columns(places), layout.buffer_columns
-        chunks = range(1 if schedule.accumulate else -(-columns // most))
-        together = layout.elements * layout.spread
-        of_chunk = layout.spread * layout.attention.value_size
+        columns, chunk_columns = layout.columns(places), layout.buffer_columns
+        chunks = range(1 if schedule.accumulate else -(-columns // chunk_columns))
+        tokens_per_column = layout.elements * layout.spread
+        results_per_chunk = layout.spread * layout.attention.value_size
         return cls(
-            whole=mix_of_chunks(layout, places, chunks, schedule.order, schedule.accumulate),
-            sizes=np.array([*device, together, 0 if schedule.accumulate else most, 1], np.int64),
+            full_product=mix_of_chunks(layout, places, chunks, schedule.order, schedule.accumulate),
+            sizes=np.array(
+                [*device, tokens_per_column, 0 if schedule.accumulate else chunk_columns, 1], np.int64
+            ),
             limits=np.arange(1, columns + 1, dtype=np.int64),
-            begins=np.repeat(np.arange(len(chunks), dtype=np.int32) * most * together, of_chunk),
+            first_tokens=np.repeat(
+                np.arange(len(chunks), dtype=np.int32) * chunk_columns * tokens_per_column, results_per_chunk
+            ),
         )
 
     @property
     def program(self) -> PimProgram:
         """The program over all places; if a chunk is shorter, `commands` computes that chunk separately."""
-        return self.whole.programs[0]
+        return self.full_product.programs[0]
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> ProductOrders:
         """The products of that program, in order."""
-        return self.whole.orders[0]
+        return self.full_product.orders[0]
 
     def arrays(self) -> list[np.ndarray]:
         """Arguments of ``products_of_tokens`` in C++: products, begins of kinds, channels, sizes, limits."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
-from pimflow.pim_backend.programs.schedule import BankTiling, tiles_of_channel
+from pimflow.pim_backend.programs.schedule import BankTiling, channel_tiles
 
-BAND = 64  # elements
+BAND_ELEMENTS = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
 
 
@@ -38,7 +38,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     """
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
-    tiling = BankTiling.of_program(program)
+    tiling = BankTiling.from_program(program)
     if program.geometry.groups > 1:
         weights = _block_diagonal(program, weights, tiling)
     if program.added_channels:
@@ -50,8 +50,10 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)
     for channel in range(len(program.channels)):
-        held = [row for tiles in tiles_of_channel(program, tiling, channel) for row in tiling.rows(tiles)]
-        table[channel, : len(held)] = held
+        channel_pages = [
+            row for tiles in channel_tiles(program, tiling, channel) for row in tiling.rows(tiles)
+        ]
+        table[channel, : len(channel_pages)] = channel_pages
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
 
 
@@ -63,13 +65,13 @@ def with_identity(weights: np.ndarray) -> np.ndarray:
 def _block_diagonal(program: PimProgram, weights: np.ndarray, tiling: BankTiling) -> np.ndarray:
     """The matrices of a grouped convolution, one below the other, each padded to whole tiles."""
     g, matrices = program.geometry, program.matrices
-    together, outputs, channels = g.groups // matrices, g.oc // g.groups, g.c // g.groups
-    groups = weights.reshape(matrices, together, outputs, g.kh * g.kw, channels)
+    groups_per_matrix, outputs, channels = g.groups // matrices, g.oc // g.groups, g.c // g.groups
+    groups = weights.reshape(matrices, groups_per_matrix, outputs, g.kh * g.kw, channels)
     filters = tiling.tiles_of_matrix * tiling.outputs
-    whole = np.zeros((matrices, filters, g.kh * g.kw, together, channels), weights.dtype)
-    for group in range(together):
-        whole[:, group * outputs : (group + 1) * outputs, :, group] = groups[:, group]
-    return whole.reshape(matrices * filters, -1)
+    padded = np.zeros((matrices, filters, g.kh * g.kw, groups_per_matrix, channels), weights.dtype)
+    for group in range(groups_per_matrix):
+        padded[:, group * outputs : (group + 1) * outputs, :, group] = groups[:, group]
+    return padded.reshape(matrices * filters, -1)
 
 
 def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:
@@ -83,14 +85,14 @@ def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:
     places = lanes.reshape(len(lanes) * tiling.chunks_per_row, -1, lanes.shape[-1])
     places = places[: tiling.tiles * tiling.chunks, : tiling.slots * width]
     rows = places.reshape(tiling.tiles, tiling.chunks, tiling.slots, width, lanes.shape[-1])
-    whole, rest = divmod(oc, banks)
+    full_tiles, rest = divmod(oc, banks)
     for chunk in range(tiling.chunks):
-        for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND):
-            end = min(begin + BAND, (chunk + 1) * width, reduction)
+        for begin in range(chunk * width, min((chunk + 1) * width, reduction), BAND_ELEMENTS):
+            end = min(begin + BAND_ELEMENTS, (chunk + 1) * width, reduction)
             with np.errstate(over="ignore"):  # becomes infinity, which verification finds
                 band = np.array(weights[:, begin:end].T, lanes.dtype, order="C")
-            to = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
-            tiles = band[:, : whole * banks].reshape(end - begin, whole, banks)
-            to[:whole, ..., :banks] = tiles.swapaxes(0, 1)[:, None]
+            target = rows[:, chunk, :, begin - chunk * width : end - chunk * width]
+            tiles = band[:, : full_tiles * banks].reshape(end - begin, full_tiles, banks)
+            target[:full_tiles, ..., :banks] = tiles.swapaxes(0, 1)[:, None]
             if rest:
-                to[whole, ..., :rest] = band[:, whole * banks :]
+                target[full_tiles, ..., :rest] = band[:, full_tiles * banks :]

@@ -18,8 +18,8 @@ from pimflow.pim_backend.programs.schedule import (
     STATIONARY,
     BankTiling,
     Schedule,
+    channel_runs,
     lockstep_phases,
-    runs_of_channels,
     schedules,
 )
 
@@ -38,7 +38,7 @@ def lower(
     pixel_end: int | None = None,
     row_begin: int = 0,
     only_busiest: bool = False,
-    to_time: bool = False,
+    timing_only: bool = False,
     initial: str = "",
     added_channels: int = 0,
     activation: str = "",
@@ -73,23 +73,25 @@ def lower(
         If `schedule` does not fit `geometry` or the device, or the device cannot set latches or apply
         activation functions although the layer needs it.
     """
-    if initial and not pim.writes_latches:
+    if initial and not pim.can_write_latches:
         raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
-    if activation and not pim.activates:
+    if activation and not pim.can_activate:
         raise UnsupportedOpError(f"region '{region}': {pim.name} has no AF, which would apply '{activation}'")
     # A part of a layer may have fewer pixels than groups; it then has as many groups as pixels.
     order = replace(schedule, pixel_groups=1) if schedule.pixel_groups > 1 else schedule
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
-    tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs, schedule.together)
+    tiling = BankTiling.from_geometry(geometry, pim, dtype, schedule.gangs, schedule.together)
     end = geometry.pixels if pixel_end is None else pixel_end
-    deal = _lockstep if schedule.pixel_groups else _runs
-    dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
+    place_blocks = _lockstep_blocks if schedule.pixel_groups else _run_blocks
+    channel_blocks, rows = place_blocks(end - pixel_begin, tiling, channels, schedule)
     # In lockstep, time also depends on the other channels, and on which vectors the host writes to all at
     # once.
-    to_time, only_busiest = (each and not schedule.pixel_groups for each in (to_time, only_busiest))
+    timing_only, only_busiest = (flag and not schedule.pixel_groups for flag in (timing_only, only_busiest))
     if only_busiest:
-        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
+        channel_blocks = [
+            max(channel_blocks, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))
+        ]
     one_pixel = end - pixel_begin == 1
     shares = one_pixel and schedule.accumulators > 1 and not schedule.resumed and schedule.pixel_groups > 0
     fields = {
@@ -99,13 +101,13 @@ def lower(
         "pixel_begin": pixel_begin,
         "row_begin": row_begin,
         "one_pixel": one_pixel,
-        "shares_accumulators": shares and len(dealt[0]) > 1,
-        "to_time": to_time,
+        "shares_accumulators": shares and len(channel_blocks[0]) > 1,
+        "to_time": timing_only,
     }
     return PimProgram(
         region=region,
         pim=pim.name,
-        pim_digest=pim.uncatalogued_digest,
+        pim_digest=pim.custom_digest,
         dtype=dtype,
         geometry=geometry,
         pixel_begin=pixel_begin,
@@ -126,40 +128,40 @@ def lower(
         matrices=tiling.matrices,
         added_channels=added_channels,
         activation=activation,
-        channels=_streams(fields, dealt),
+        channels=_streams(fields, channel_blocks),
         schedule=str(schedule),
     )
 
 
 # Pixels and tiles of a block, and the row in which tile 0 would lie.
-_Placed = tuple[range, range, int]
+_PlacedBlock = tuple[range, range, int]
 
 
-def _runs(
+def _run_blocks(
     pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
-) -> tuple[list[list[_Placed]], int]:
+) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, whose units are one run, and the largest number of rows of a channel."""
-    dealt, rows = [], 0
-    for blocks, touched in runs_of_channels(pixels, tiling.tiles, channels, schedule.dealt_groups):
-        held = tiling.rows(touched)
-        dealt.append([(*block, -held.start) for block in blocks])
-        rows = max(rows, len(held))
-    return dealt, rows
+    channel_blocks, rows = [], 0
+    for blocks, touched in channel_runs(pixels, tiling.tiles, channels, schedule.pixel_major_groups):
+        tile_rows = tiling.rows(touched)
+        channel_blocks.append([(*block, -tile_rows.start) for block in blocks])
+        rows = max(rows, len(tile_rows))
+    return channel_blocks, rows
 
 
-def _lockstep(
+def _lockstep_blocks(
     pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
-) -> tuple[list[list[_Placed]], int]:
+) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, one for each phase in which it takes part, and the rows of all phases."""
-    dealt: list[list[_Placed]] = [[] for _ in range(channels)]
+    channel_blocks: list[list[_PlacedBlock]] = [[] for _ in range(channels)]
     rows = 0
     for phase in lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups):
         for channel in range(phase.channels):
             block = phase.block(channel)
-            held = tiling.rows(block[1])
-            dealt[channel].append((*block, rows - held.start))
-        rows += len(held)
-    return dealt, rows
+            tile_rows = tiling.rows(block[1])
+            channel_blocks[channel].append((*block, rows - tile_rows.start))
+        rows += len(tile_rows)
+    return channel_blocks, rows
 
 
 def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
@@ -192,16 +194,16 @@ def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: st
     }
 
 
-def _streams(fields: dict[str, int], dealt: list[list[_Placed]]) -> tuple[CommandStream, ...]:
+def _streams(fields: dict[str, int], channel_blocks: list[list[_PlacedBlock]]) -> tuple[CommandStream, ...]:
     """The command stream of every channel; channels with equal commands share one."""
     import tvm_ffi
 
     blocks = [
         (channel, pixels.start, len(pixels), tiles.start, len(tiles), row)
-        for channel, placed in enumerate(dealt)
-        for pixels, tiles, row in placed
+        for channel, placed_blocks in enumerate(channel_blocks)
+        for pixels, tiles, row in placed_blocks
     ]
     table = tvm_ffi.from_dlpack(np.array(blocks, np.int64).reshape(-1, 6))
-    words, begins, kinds = map(np.from_dlpack, _lower_streams(fields, table, len(dealt)))
+    words, begins, kinds = map(np.from_dlpack, _lower_streams(fields, table, len(channel_blocks)))
     streams = [CommandStream(words[begin:end]) for begin, end in itertools.pairwise(begins.tolist())]
     return tuple(streams[kind] for kind in kinds.tolist())

@@ -15,7 +15,7 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
 SIZES = ("batch", "heads", "kv_heads", "head_size", "value_size", "queries", "keys")  # of an attention
-MOST = 1 << 20  # channels, tokens, rows: beyond any
+MAX_SIZE = 1 << 20  # channels, tokens, rows: beyond any
 LAYOUTS = {layout.kind: layout for layout in (KeyLayout, ValueLayout)}
 
 
@@ -34,14 +34,14 @@ class PackedCache:
     groups: tuple[KeyLayout | ValueLayout, ...]
 
     @property
-    def first(self) -> KeyLayout | ValueLayout:
+    def first_layout(self) -> KeyLayout | ValueLayout:
         """Layout of the first group; the others differ only in their matrices and first row."""
         return self.groups[0]
 
     @property
     def kind(self) -> str:
         """Key of its layout in `LAYOUTS`: ``keys`` or ``values``."""
-        return self.first.kind
+        return self.first_layout.kind
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
@@ -51,22 +51,22 @@ class PackedCache:
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
         """Shape of the packed cache: [groups, channels, rows, elements of a row, banks]."""
-        layout = self.first
+        layout = self.first_layout
         row = layout.pim.columns_per_row * layout.elements
         return (len(self.groups), layout.channels, layout.rows, row, layout.banks)
 
     @property
     def dtype(self) -> np.dtype:
         """The storage type."""
-        return np.dtype(NUMPY_DTYPE[self.first.dtype])
+        return np.dtype(NUMPY_DTYPE[self.first_layout.dtype])
 
-    def table(self, group: int) -> np.ndarray:
+    def page_table(self, group: int) -> np.ndarray:
         """Page of each row of a group, int32 [channels, rows]."""
         _, channels, rows, *_ = self.shape
         pages = np.arange(channels * rows, dtype=np.int32).reshape(channels, rows)
         return pages + np.int32(group * channels * rows)
 
-    def packed(self, cache: np.ndarray) -> np.ndarray:
+    def pack(self, cache: np.ndarray) -> np.ndarray:
         """`cache` [batch, kv_heads, places, size] in the layout of the banks.
 
         Raises
@@ -74,17 +74,17 @@ class PackedCache:
         UsageError
             If it is of another shape.
         """
-        wanted = self.cache_shape
-        if cache.shape != wanted:
-            raise UsageError(f"a cache of shape {wanted} is packed, not one of {cache.shape}")
+        shape = self.cache_shape
+        if cache.shape != shape:
+            raise UsageError(f"a cache of shape {shape} is packed, not one of {cache.shape}")
         state = np.zeros(self.shape, self.dtype)
-        matrices = cache.reshape(-1, *wanted[2:])
+        matrices = cache.reshape(-1, *shape[2:])
         with np.errstate(over="ignore"):  # becomes infinity, which verification finds
-            for matrix, flat, places in self._matrices(state):
+            for matrix, flat, places in self._matrix_places(state):
                 flat[places] = matrices[matrix]
         return state
 
-    def unpacked(self, state: np.ndarray) -> np.ndarray:
+    def unpack(self, state: np.ndarray) -> np.ndarray:
         """The inverse of `packed`: [batch, kv_heads, places, size], float32.
 
         Raises
@@ -96,20 +96,20 @@ class PackedCache:
             raise UsageError(f"a packed cache has shape {self.shape}, not {state.shape}")
         dims = self.cache_shape
         cache = np.empty((dims[0] * dims[1], *dims[2:]), np.float32)
-        for matrix, flat, places in self._matrices(state):
+        for matrix, flat, places in self._matrix_places(state):
             cache[matrix] = flat[places]
         return cache.reshape(dims)
 
-    def _matrices(self, state: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _matrix_places(self, state: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each matrix: its index, the flat part of `state` of its group, and its places in that part."""
         for group, layout in enumerate(self.groups):
             flat = state[group].reshape(-1)
             for matrix in range(layout.matrices):
-                yield group * layout.matrices + matrix, flat, places_of(layout, matrix)
+                yield group * layout.matrices + matrix, flat, element_places(layout, matrix)
 
     def to_table(self) -> dict[str, Any]:
         """A table that `from_table` reads; it does not hold the device."""
-        layout = self.first
+        layout = self.first_layout
         return {
             "kind": self.kind,
             "shape": self.shape,
@@ -130,25 +130,28 @@ class PackedCache:
         LookupError, TypeError, ValueError
             If `table` is not one that `to_table` returns.
         """
-        made = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
+        options = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
         sizes = [*table["shape"], *(table["attention"][name] for name in SIZES)]
-        sizes += [made[name] for name in ("channels", "spread", "lanes")]
+        sizes += [options[name] for name in ("channels", "spread", "lanes")]
         sizes += [size for *group, _ in table["groups"] for size in group]
         firsts = [row_begin + 1 for *_, row_begin in table["groups"]]
-        if not all(type(size) is int and 0 < size < MOST for size in (*sizes, *firsts)):
+        if not all(type(size) is int and 0 < size < MAX_SIZE for size in (*sizes, *firsts)):
             raise ValueError("a size of a packed cache is none")
         if type(read := table["attention"]["read"]) is not int or not 0 <= read < table["attention"]["keys"]:
             raise ValueError("a packed cache is read where it has no places")
         uneven = (
             table["attention"]["heads"] % table["attention"]["kv_heads"],
-            made["channels"] % made["spread"],
+            options["channels"] % options["spread"],
         )
-        if any(uneven) or pim.elements_per_column(made["dtype"]) % made["lanes"]:
+        if any(uneven) or pim.elements_per_column(options["dtype"]) % options["lanes"]:
             raise ValueError("heads, channels or lanes of a packed cache are not dealt evenly")
         attention = Attention.from_json(table["attention"])
         groups = tuple(
             LAYOUTS[table["kind"]](
-                attention=attention.part(batch, kv_heads), pim=pim, row_begin=row_begin, **made
+                attention=attention.with_batch_and_heads(batch, kv_heads),
+                pim=pim,
+                row_begin=row_begin,
+                **options,
             )
             for batch, kv_heads, row_begin in table["groups"]
         )
@@ -161,22 +164,22 @@ class PackedCache:
         return cache
 
 
-def places_of(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
+def element_places(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
     """Index of each element of each token of a matrix in a packed group: int64 [places, size]."""
     groups = layout.channels // layout.spread
-    group = next(g for g in range(groups) if matrix in layout.held(g * layout.spread))
-    local = matrix - layout.held(group * layout.spread).start
+    group = next(g for g in range(groups) if matrix in layout.channel_matrices(g * layout.spread))
+    local = matrix - layout.channel_matrices(group * layout.spread).start
     token = np.arange(layout.attention.keys)[:, None]
     if isinstance(layout, KeyLayout):
-        share, part, tile = layout.share(token)
+        share, part, tile = layout.token_place(token)
         column, within = np.divmod(np.arange(layout.attention.head_size), layout.elements)
         chunk, column = np.divmod(column, layout.buffer_columns)
-        row, first = layout.place(local * layout.parts + part, tile, chunk)
+        row, first = layout.chunk_place(local * layout.parts + part, tile, chunk)
         bank = token % layout.banks
     else:
-        share, chunk, column, within = layout.share(token)
+        share, chunk, column, within = layout.token_place(token)
         tile, bank = np.divmod(np.arange(layout.attention.value_size), layout.banks)
-        row, first = layout.place(local, chunk, tile)
+        row, first = layout.chunk_place(local, chunk, tile)
     elements = layout.pim.columns_per_row * layout.elements
     element = (first + column) * layout.elements + within
     page = (group * layout.spread + share) * layout.rows + row - layout.first_row

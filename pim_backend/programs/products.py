@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pimflow.core.commands import Node, decoded
+from pimflow.core.commands import Node, decode
 from pimflow.hardware import PimSpec
 from pimflow.host import native
 
 _product_commands = native.get("pimflow.simulators.product_commands")
 
 
-class Vector(NamedTuple):
+class BufferVector(NamedTuple):
     """Contents of a buffer: elements from `k` on of the vectors of `pixels` pixels from `pixel` on."""
 
     pixel: int
@@ -27,14 +27,14 @@ class Vector(NamedTuple):
     columns: int
 
 
-class Product(NamedTuple):
+class BankProduct(NamedTuple):
     """`count` columns of `row` from `column` on times `vector`: part of the sums at `pixel` and `channel`.
 
     `first` is the place along the tokens of a cache where its operand begins: for scores counted in outputs,
     for values in columns.
     """
 
-    vector: Vector
+    vector: BufferVector
     row: int
     column: int
     count: int
@@ -43,7 +43,7 @@ class Product(NamedTuple):
     first: int
 
 
-def product_table(products: Sequence[Product]) -> np.ndarray:
+def product_table(products: Sequence[BankProduct]) -> np.ndarray:
     """Products as ``products.cc`` reads them: int32 [products, 10]."""
     words = [(*product.vector, *product[1:]) for product in products]
     return np.array(words, np.int32).reshape(-1, 10)
@@ -54,10 +54,10 @@ def device_words(pim: PimSpec) -> list[int]:
     return [pim.global_buffers, pim.accumulators, pim.gangs, int(pim.comp_starts_at_row)]
 
 
-def commands(pim: PimSpec, table: np.ndarray) -> list[Node]:
+def product_commands(pim: PimSpec, table: np.ndarray) -> list[Node]:
     """Commands of one channel that compute all products of a table, in order."""
     import tvm_ffi
 
     sizes = np.array(device_words(pim), np.int64)
     words = _product_commands(tvm_ffi.from_dlpack(table), tvm_ffi.from_dlpack(sizes))
-    return decoded(np.from_dlpack(words).tolist())
+    return decode(np.from_dlpack(words).tolist())

@@ -9,30 +9,30 @@ import numpy as np
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, operands
 
 
-def _weave(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
+def _loop_body(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     """The body of a loop whose first two iterations are `first` and `second`."""
     assert len(first) == len(second), "steps that are to repeat differ"
-    return tuple(_weave_node(a, b) for a, b in zip(first, second))
+    return tuple(_loop_node(a, b) for a, b in zip(first, second))
 
 
-def _weave_node(a: Node, b: Node) -> Node:
+def _loop_node(a: Node, b: Node) -> Node:
     assert type(a) is type(b), "steps that are to repeat differ"
     if isinstance(a, Loop):
         assert a.extent == b.extent, "steps that are to repeat differ"
-        return Loop(extent=a.extent, body=_weave(a.body, b.body))
+        return Loop(extent=a.extent, body=_loop_body(a.body, b.body))
     moved = {}
     values = operands[type(a)]
-    for name, value, other in zip(type(a).__slots__, values(a), values(b)):
+    for name, value, later_value in zip(type(a).__slots__, values(a), values(b)):
         if type(value) is Affine:
-            assert value.coefficients == other.coefficients, "steps that are to repeat differ"
-            value = Affine(value.base, (other.base - value.base, *value.coefficients))
+            assert value.coefficients == later_value.coefficients, "steps that are to repeat differ"
+            value = Affine(value.base, (later_value.base - value.base, *value.coefficients))
         else:
-            assert value == other, "steps that are to repeat differ"
+            assert value == later_value, "steps that are to repeat differ"
         moved[name] = value
     return type(a)(**moved)
 
 
-def shifted(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0) -> Node:
+def shift(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0) -> Node:
     """The same commands with offsets added to pixels, rows and output channels; `node` itself if it has none.
 
     Rows before `first_row`, which hold tables, stay.
@@ -42,63 +42,63 @@ def shifted(node: Node, pixels: int, rows: int, channels: int, first_row: int = 
     if kind is Gwrite and pixels:
         return Gwrite(
             buffer=node.buffer,
-            pixel=_later(node.pixel, pixels),
+            pixel=_add_offset(node.pixel, pixels),
             pixels=node.pixels,
             k=node.k,
             columns=node.columns,
         )
     if kind is GAct and rows and not 0 <= node.row.base < first_row:
-        return GAct(gang=node.gang, row=_later(node.row, rows))
+        return GAct(gang=node.gang, row=_add_offset(node.row, rows))
     if kind is Comp and rows:
-        return Comp(buffer=node.buffer, row=_later(node.row, rows), column=node.column, count=node.count)
+        return Comp(buffer=node.buffer, row=_add_offset(node.row, rows), column=node.column, count=node.count)
     if kind is Readres and (pixels or channels):
-        pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
+        pixel, channel = _add_offset(node.pixel, pixels), _add_offset(node.channel, channels)
         return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
     if kind is Wrbias and (pixels or channels):
-        pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
+        pixel, channel = _add_offset(node.pixel, pixels), _add_offset(node.channel, channels)
         return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel, resumed=node.resumed)
     if kind is Loop:
-        body = tuple(shifted(child, pixels, rows, channels, first_row) for child in node.body)
-        alike = all(new is old for new, old in zip(body, node.body))
-        return node if alike else Loop(extent=node.extent, body=body)
+        body = tuple(shift(child, pixels, rows, channels, first_row) for child in node.body)
+        is_unchanged = all(new is old for new, old in zip(body, node.body))
+        return node if is_unchanged else Loop(extent=node.extent, body=body)
     return node
 
 
-def _later(affine: Affine, by: int) -> Affine:
-    return Affine(affine.base + by, affine.coefficients) if by else affine
+def _add_offset(affine: Affine, offset: int) -> Affine:
+    return Affine(affine.base + offset, affine.coefficients) if offset else affine
 
 
-LONGEST_PERIOD = 1024  # nodes
-_TRIED = 8  # periods that are tried at a node
+MAX_PERIOD = 1024  # nodes
+_MAX_PERIODS = 8  # periods that are tried at a node
 
 
-def compact(nodes: Sequence[Node]) -> list[Node]:
+def roll_loops(nodes: Sequence[Node]) -> list[Node]:
     """The same commands, with a loop wherever a run of them repeats with a constant step in its affines."""
     fixed, moving = _signatures(nodes)
     followers: dict[int, list[int]] = {}
     for index, kind in enumerate(fixed.tolist()):
         followers.setdefault(kind, []).append(index)
-    order = {index: at for places in followers.values() for at, index in enumerate(places)}
-    found: list[Node] = []
+    ranks = {index: rank for places in followers.values() for rank, index in enumerate(places)}
+    rolled: list[Node] = []
     begin = 0
     while begin < len(nodes):
         places = followers[int(fixed[begin])]
-        at = order[begin]
+        rank = ranks[begin]
         best, period = 1, 1
-        for later in places[at + 1 : at + 1 + _TRIED]:
-            if later - begin > LONGEST_PERIOD:
+        for later in places[rank + 1 : rank + 1 + _MAX_PERIODS]:
+            if later - begin > MAX_PERIOD:
                 break
-            times = _repeats(fixed, moving, begin, later - begin)
+            times = _repeat_count(fixed, moving, begin, later - begin)
             if (times - 1) * (later - begin) > (best - 1) * period:
                 best, period = times, later - begin
         if best < 3:
-            found.append(nodes[begin])
+            rolled.append(nodes[begin])
             begin += 1
             continue
-        body = _weave(nodes[begin : begin + period], nodes[begin + period : begin + 2 * period])
-        found.append(Loop(extent=best, body=body))
+        body = _loop_body(nodes[begin : begin + period], nodes[begin + period : begin + 2 * period])
+        rolled.append(Loop(extent=best, body=body))
         begin += best * period
-    return found
+    return rolled
 
 
 def _signatures(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
@@ -114,22 +114,22 @@ def _signatures(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
     return fixed, moving
 
 
-def _repeats(fixed: np.ndarray, moving: np.ndarray, begin: int, period: int) -> int:
+def _repeat_count(fixed: np.ndarray, moving: np.ndarray, begin: int, period: int) -> int:
     """How often the `period` nodes from `begin` on repeat with a constant step in their affines."""
     first, second = slice(begin, begin + period), slice(begin + period, begin + 2 * period)
     if second.stop > len(fixed) or (fixed[first] != fixed[second]).any():
         return 1
     step = moving[second] - moving[first]
-    most = (len(fixed) - begin) // period
+    max_times = (len(fixed) - begin) // period
     times, reach = 2, 4
-    while times < most:
-        reach = min(2 * reach, most)
+    while times < max_times:
+        reach = min(2 * reach, max_times)
         turns = slice(begin, begin + reach * period)
         kinds = fixed[turns].reshape(reach, period)
         places = moving[turns].reshape(reach, period, -1)
-        same = (kinds == kinds[0]).all(axis=1)
-        same[1:] &= (np.diff(places, axis=0) == step).all(axis=(1, 2))
-        times = reach if same.all() else int(same.argmin())
+        is_equal = (kinds == kinds[0]).all(axis=1)
+        is_equal[1:] &= (np.diff(places, axis=0) == step).all(axis=(1, 2))
+        times = reach if is_equal.all() else int(is_equal.argmin())
         if times < reach:
             break
     return times

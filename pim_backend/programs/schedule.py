@@ -46,7 +46,7 @@ PIXEL_GROUPS = (1, 2, 4, 8, 16, 32)
 # Below so many output pixels, a layer may have fewer tiles than channels.
 FEW_PIXELS = 4
 # Beyond so many tiles between two GWRITEs of one buffer, staggering saves next to nothing.
-MOST_STAGGERED = 64
+MAX_STAGGERED_TILES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Schedule:
     resumed: bool = False
 
     @property
-    def dealt_groups(self) -> int:
+    def pixel_major_groups(self) -> int:
         """Groups of tiles within which units go to channels pixel by pixel; 0 where they go tile by tile."""
         return self.tile_groups if self.stationary == "input" else 0
 
@@ -112,11 +112,13 @@ class Schedule:
         staggered = " staggered" if self.staggered else ""
         buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
         first = "" if self.overlap else ", filled first"
-        held = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
-        held += ", sums resumed" * self.resumed
+        accumulators = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
+        accumulators += ", sums resumed" * self.resumed
         lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
         together = f", {self.together} groups together" if self.together > 1 else ""
-        order = f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
+        order = (
+            f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{accumulators}{lockstep}"
+        )
         return order + together
 
     @classmethod
@@ -176,7 +178,7 @@ class BankTiling:
     matrices: int = 1
 
     @classmethod
-    def of(
+    def from_geometry(
         cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0, together: int = 1
     ) -> BankTiling:
         """The tiling on `pim`, with the output channels of a tile over `gangs` gangs; 0 for all.
@@ -184,19 +186,21 @@ class BankTiling:
         In a grouped convolution, `together` groups form a matrix.
         """
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
-        matrices, one = geometry.groups // together, geometry.dense(together)
-        return cls._cut(one, matrices, pim.columns_per_row, pim.buffer_columns, elements, outputs)
+        matrices, dense_geometry = geometry.groups // together, geometry.dense(together)
+        return cls._from_sizes(
+            dense_geometry, matrices, pim.columns_per_row, pim.buffer_columns, elements, outputs
+        )
 
     @classmethod
-    def of_program(cls, program: PimProgram) -> BankTiling:
+    def from_program(cls, program: PimProgram) -> BankTiling:
         """The tiling of `program`, from the organisation of its device that it carries."""
         row, buffer = program.columns_per_row, program.buffer_columns
         matrices = program.matrices if program.geometry.groups > 1 else 1
         elements, outputs = program.elements_per_column, program.tile_banks
-        return cls._cut(program.vectors, matrices, row, buffer, elements, outputs)
+        return cls._from_sizes(program.vector_geometry, matrices, row, buffer, elements, outputs)
 
     @classmethod
-    def _cut(
+    def _from_sizes(
         cls, geometry: ConvGeometry, matrices: int, row: int, buffer: int, elements: int, outputs: int
     ) -> BankTiling:
         """The tiling for rows and buffers of so many columns, with so many elements each."""
@@ -224,7 +228,7 @@ class BankTiling:
         """Number of tiles after which positions in rows (and, if there are several, in matrices) repeat."""
         return math.lcm(self.chunks_per_row, self.tiles_of_matrix if self.matrices > 1 else 1)
 
-    def channel(self, tile: int) -> int:
+    def first_channel(self, tile: int) -> int:
         """The first output channel of a tile, counted within its matrix."""
         return (tile % self.tiles_of_matrix if self.matrices > 1 else tile) * self.outputs
 
@@ -262,27 +266,29 @@ def schedules(
 @functools.lru_cache(maxsize=1 << 10)
 def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
     if geometry.groups > 1:
-        return _grouped(geometry, pim, dtype, level)
-    orders = _orders(geometry, pim, dtype, level)
+        return _group_schedules(geometry, pim, dtype, level)
+    orders = _loop_orders(geometry, pim, dtype, level)
     if pim.comp_starts_at_row:
         orders = [replace(order, pixels=1, overlap=False) for order in orders if not order.staggered]
         if pim.global_buffers == 1 and level == SCHEDULINGS[-1]:
-            tiling = BankTiling.of(geometry, pim, dtype)
-            several = itertools.takewhile(lambda count: count < 2 * tiling.tiles, _powers(pim.accumulators))
+            tiling = BankTiling.from_geometry(geometry, pim, dtype)
+            counts = itertools.takewhile(
+                lambda count: count < 2 * tiling.tiles, _powers_of_two(pim.accumulators)
+            )
             orders += [
                 replace(order, accumulators=count)
-                for count in several
+                for count in counts
                 for order in orders
                 if order.stationary != "weight" and order.tile_groups == 1
             ]
-            if pim.writes_latches and tiling.chunks > 1:
-                most = max(order.accumulators for order in orders)
+            if pim.can_write_latches and tiling.chunks > 1:
+                max_accumulators = max(order.accumulators for order in orders)
                 orders += [
                     replace(order, resumed=True)
                     for order in orders
-                    if order.accumulators == most < tiling.tiles
+                    if order.accumulators == max_accumulators < tiling.tiles
                 ]
-    if pim.one_host:
+    if pim.has_single_host:
         orders = [
             replace(order, pixel_groups=groups)
             for order in orders
@@ -290,103 +296,107 @@ def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> 
             for groups in (PIXEL_GROUPS if level != "newton+" else PIXEL_GROUPS[:1])
             if groups <= geometry.pixels
         ]
-    return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.one_host else orders
+    return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.has_single_host else orders
 
 
-def _grouped(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+def _group_schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
     """The loop orders of a grouped convolution; none at the levels of the papers' compilers."""
     if level != SCHEDULINGS[-1]:
         return []
     return [
         replace(order, together=together)
-        for together in groups_together(geometry, pim, dtype)
+        for together in groups_per_matrix(geometry, pim, dtype)
         # With the pixels of one matrix: a vector is multiplied with tiles of one matrix only.
         for order in schedules(replace(geometry.dense(together), n=geometry.n), pim, dtype, level)
         if order.stationary != "input" and order.accumulators == 1 and not order.resumed
     ]
 
 
-def groups_together(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[int]:
+def groups_per_matrix(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[int]:
     """Numbers of groups of a grouped convolution to try in one matrix, the largest first, at most a tile.
 
     A smaller number is tried where it takes fewer products for each group, or fewer chunks.
     """
-    found: list[int] = []
-    least = fewest = math.inf
-    most = max(1, pim.banks // (geometry.oc // geometry.groups))
-    for together in range(min(most, geometry.groups), 0, -1):
+    counts: list[int] = []
+    min_comps = min_chunks = math.inf
+    max_groups = max(1, pim.banks // (geometry.oc // geometry.groups))
+    for together in range(min(max_groups, geometry.groups), 0, -1):
         if geometry.groups % together == 0:
-            tiling = BankTiling.of(geometry, pim, dtype, together=together)
+            tiling = BankTiling.from_geometry(geometry, pim, dtype, together=together)
             comps = tiling.chunks * tiling.columns * tiling.tiles_of_matrix / together
-            if comps < least or tiling.chunks < fewest:
-                found.append(together)
-            least, fewest = min(least, comps), min(fewest, tiling.chunks)
-    return found
+            if comps < min_comps or tiling.chunks < min_chunks:
+                counts.append(together)
+            min_comps, min_chunks = min(min_comps, comps), min(min_chunks, tiling.chunks)
+    return counts
 
 
-def _powers(most: int) -> list[int]:
+def _powers_of_two(limit: int) -> list[int]:
     """2, 4, 8, … up to `most`, and `most` itself if it is more than 1."""
-    below = [1 << n for n in range(1, most.bit_length()) if 1 << n < most]
-    return below + [most] * (most > 1)
+    below = [1 << n for n in range(1, limit.bit_length()) if 1 << n < limit]
+    return below + [limit] * (limit > 1)
 
 
-def _orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+def _loop_orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
     """The loop orders of a device that accepts commands in any order."""
-    tiling = BankTiling.of(geometry, pim, dtype)
+    tiling = BankTiling.from_geometry(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
-    ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
+    overlaps = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
     gangs = [0]
     if level != "newton+" and geometry.pixels < FEW_PIXELS:
-        gangs += [g for g in range(1, pim.gangs) if pim.gangs % g == 0]
+        gangs += [count for count in range(1, pim.gangs) if pim.gangs % count == 0]
     if tiling.chunks > 1:
         return [
-            Schedule(stationary="output", buffers=buffers, gangs=g, overlap=overlap)
-            for overlap in ways
-            for g in gangs
+            Schedule(stationary="output", buffers=buffers, gangs=count, overlap=overlap)
+            for overlap in overlaps
+            for count in gangs
         ]
     slots = tiling.slots
     streamed = sorted({1, 2, 8, slots} & set(range(slots + 1))) if level == "pimflow" else [slots]
     orders = [
-        Schedule(stationary="weight", buffers=buffers, pixels=pixels, gangs=g, overlap=overlap)
-        for overlap in ways
+        Schedule(stationary="weight", buffers=buffers, pixels=pixels, gangs=count, overlap=overlap)
+        for overlap in overlaps
         for pixels in (streamed if overlap else [slots])
-        for g in gangs
+        for count in gangs
     ]
     for groups in itertools.takewhile(lambda groups: groups <= tiling.tiles, TILE_GROUPS):
         order = Schedule(stationary="input", buffers=buffers, pixels=slots, tile_groups=groups)
-        orders += [replace(order, overlap=overlap) for overlap in ways]
+        orders += [replace(order, overlap=overlap) for overlap in overlaps]
         if level == "pimflow":
-            fewer = replace(order, pixels=-(-slots // 2))
-            staggers = 1 < tiling.tiles // groups <= MOST_STAGGERED and buffers > 1
-            orders += [fewer] * (slots > 1)
-            orders += [replace(o, staggered=True) for o in dict.fromkeys((order, fewer)) if staggers]
+            half_filled = replace(order, pixels=-(-slots // 2))
+            staggers = 1 < tiling.tiles // groups <= MAX_STAGGERED_TILES and buffers > 1
+            orders += [half_filled] * (slots > 1)
+            orders += [
+                replace(candidate, staggered=True)
+                for candidate in dict.fromkeys((order, half_filled))
+                if staggers
+            ]
     return orders
 
 
-def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:
+def channel_units(units: int, channels: int) -> list[tuple[int, int]]:
     """Contiguous runs of `units`, one a channel, whose lengths differ by at most one."""
     bounds = [units * channel // channels for channel in range(channels + 1)]
     return list(itertools.pairwise(bounds))
 
 
-def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
+def channel_tiles(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
     """Tiles whose weights `channel` of `program` holds, in the order of their rows."""
     pixels, schedule = program.pixel_end - program.pixel_begin, Schedule.parse(program.schedule)
     channels = len(program.channels)
     if schedule.pixel_groups:
         phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)
         return [phase.block(channel)[1] for phase in phases if channel < phase.channels]
-    return [runs_of_channels(pixels, tiling.tiles, channels, schedule.dealt_groups)[channel][1]]
+    return [channel_runs(pixels, tiling.tiles, channels, schedule.pixel_major_groups)[channel][1]]
 
 
-Block = tuple[range, range]  # pixels, tiles
+UnitBlock = tuple[range, range]  # pixels, tiles
 
 
 # Cached: many loop orders of a layer share a distribution, and the fastest is lowered a second time.
 @functools.lru_cache(maxsize=1 << 10)
-def runs_of_channels(
+def channel_runs(
     pixels: int, tiles: int, channels: int, groups: int
-) -> tuple[tuple[list[Block], range], ...]:
+) -> tuple[tuple[list[UnitBlock], range], ...]:
     """For each channel, its units as blocks, and the range of tiles from their first to their last.
 
     Parameters
@@ -395,15 +405,15 @@ def runs_of_channels(
         See `Schedule.dealt_groups`.
     """
     runs = []
-    for begin, stop in units_of_channels(pixels * tiles, channels):
+    for begin, stop in channel_units(pixels * tiles, channels):
         blocks = _blocks_of_units(begin, stop, pixels, tiles, groups)
         touched = [tiles_of_block for _, tiles_of_block in blocks]
-        first = min((each.start for each in touched), default=0)
-        runs.append((blocks, range(first, max((each.stop for each in touched), default=0))))
+        first = min((tile_range.start for tile_range in touched), default=0)
+        runs.append((blocks, range(first, max((tile_range.stop for tile_range in touched), default=0))))
     return tuple(runs)
 
 
-def _blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, groups: int) -> list[Block]:
+def _blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, groups: int) -> list[UnitBlock]:
     """Units ``[begin, stop)``, in the order of their distribution, as blocks."""
     if not groups:
         return [(inner, outer) for outer, inner in _rectangles(begin, stop, pixels)]
@@ -434,18 +444,20 @@ class LockstepPhase:
     pixels: range
     tiles: range
     groups: int
-    ways: int
+    channels_per_group: int
 
     @property
     def channels(self) -> int:
         """Number of channels that take part, counted from channel 0."""
-        return self.groups * self.ways
+        return self.groups * self.channels_per_group
 
-    def block(self, channel: int) -> Block:
+    def block(self, channel: int) -> UnitBlock:
         """The pixels and tiles of a channel that takes part."""
-        group, way = divmod(channel, self.ways)
-        count, width = len(self.pixels) // self.groups, len(self.tiles) // self.ways
-        return self.pixels[group * count : (group + 1) * count], self.tiles[way * width : (way + 1) * width]
+        group, member = divmod(channel, self.channels_per_group)
+        count, width = len(self.pixels) // self.groups, len(self.tiles) // self.channels_per_group
+        return self.pixels[group * count : (group + 1) * count], self.tiles[
+            member * width : (member + 1) * width
+        ]
 
 
 def lockstep_phases(pixels: int, tiles: int, channels: int, groups: int) -> list[LockstepPhase]:
@@ -454,16 +466,23 @@ def lockstep_phases(pixels: int, tiles: int, channels: int, groups: int) -> list
     The first phase has `groups` groups of channels, or fewer if there are fewer pixels or channels.
     """
     phases = []
-    left = [(range(pixels), range(tiles), groups)]
-    while left:
-        outer, inner, groups = left.pop()
+    remaining = [(range(pixels), range(tiles), groups)]
+    while remaining:
+        outer, inner, groups = remaining.pop()
         groups = min(groups, len(outer), channels)
-        ways = min(len(inner), channels // groups)
-        count, width = len(outer) // groups * groups, len(inner) // ways * ways
-        phases.append(LockstepPhase(pixels=outer[:count], tiles=inner[:width], groups=groups, ways=ways))
+        channels_per_group = min(len(inner), channels // groups)
+        count, width = len(outer) // groups * groups, len(inner) // channels_per_group * channels_per_group
+        phases.append(
+            LockstepPhase(
+                pixels=outer[:count],
+                tiles=inner[:width],
+                groups=groups,
+                channels_per_group=channels_per_group,
+            )
+        )
         for rest in ((outer[:count], inner[width:]), (outer[count:], inner)):
             if rest[0] and rest[1]:
-                left.append((*rest, max(1, channels // len(rest[1]))))
+                remaining.append((*rest, max(1, channels // len(rest[1]))))
     return sorted(phases, key=lambda phase: -phase.channels)
 
 
@@ -472,8 +491,8 @@ def _rectangles(begin: int, stop: int, inner: int) -> list[tuple[range, range]]:
     blocks = []
     while begin < stop:
         outer, offset = divmod(begin, inner)
-        whole = (stop - begin) // inner if offset == 0 else 0
-        width = inner if whole else min(inner - offset, stop - begin)
-        blocks.append((range(outer, outer + max(1, whole)), range(offset, offset + width)))
-        begin += max(1, whole) * width
+        full_rows = (stop - begin) // inner if offset == 0 else 0
+        width = inner if full_rows else min(inner - offset, stop - begin)
+        blocks.append((range(outer, outer + max(1, full_rows)), range(offset, offset + width)))
+        begin += max(1, full_rows) * width
     return blocks

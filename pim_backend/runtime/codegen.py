@@ -13,7 +13,7 @@ from tvm import relax
 from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.host import interrupts, native
-from pimflow.pim_backend.programs.cache_places import every_place
+from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.layout import memory_image
 
@@ -33,7 +33,7 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
             add_cache_product(module, str(function.attrs["global_symbol"]), cached, product, group)
             continue
         stored = str(function.attrs["pim.program"])
-        program = PimProgram.printed(stored) or PimProgram.from_json(stored)
+        program = PimProgram.from_printed_text(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
         image = memory_image(program, _filters(values))
         bias = _bias(values) if program.initial == "bias" else None
@@ -79,17 +79,17 @@ def add_region(
     input_channels : int, optional
         Channels of the input, of which the program takes the last; by default it takes all.
     """
-    own = program.geometry.c - program.added_channels
-    words, offsets = program.packed()
+    program_channels = program.geometry.c - program.added_channels
+    words, offsets = program.program_words()
     table = np.ascontiguousarray(image.table, np.int32)
     start = np.empty(0, np.float32) if bias is None else bias
-    arrays = (program.header(), words, offsets, image.lanes, table, start)
-    channels = (own, input_channels or own, program.added_channels)
+    arrays = (program.header_words(), words, offsets, image.lane_bits, table, start)
+    channels = (program_channels, input_channels or program_channels, program.added_channels)
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), *channels)
 
 
 def add_cache_product(
-    module: object, symbol: str, cached: CachedAttention, product: str, number: int = 0
+    module: object, symbol: str, cached: CachedAttention, product: str, group_index: int = 0
 ) -> None:
     """Put a product of a group of attention into a runtime `module`.
 
@@ -99,41 +99,52 @@ def add_cache_product(
     positions, values, sums)``, with weights and sums, [heads, partial sums, elements], of the group. Both
     read the places up to the largest position; scores and partial sums beyond it are zero.
     """
-    group = cached.groups[number]
+    group = cached.groups[group_index]
     cache = cached.keys if product == SCORES else cached.values
     appends: list[np.ndarray] = []
     if product == SCORES:
         a = group.attention
-        first = number * a.batch * a.kv_heads
+        first = group_index * a.batch * a.kv_heads
         sizes = [a.batch * a.kv_heads, a.extent, first, first // cached.attention.kv_heads, a.batch]
         kinds = ((group.keys, cached.keys), (group.values, cached.values))
-        for (layout, packed), one in zip(kinds, group.appends(0), strict=True):
-            own = (packed.table(number), np.asarray(sizes, np.int64))
-            appends += [one.header(), *every_place(layout).packed(), *own]
-    growing = group.growing(product, cached.schedule)
-    before = 0 if product == VALUES else number * math.prod(group.attention.query_shape)
-    taken = growing.whole.taken[0]
-    where = np.where(taken < 0, -1, taken + before).astype(np.int32)
-    found = np.ascontiguousarray(np.moveaxis(growing.whole.found, 0, -2))
-    arrays = [growing.program.header(), *growing.arrays(), where, found, growing.begins, cache.table(number)]
-    tensors = [[tvm_ffi.from_dlpack(each) for each in part] for part in (appends, arrays)]
+        for (layout, packed), append_program in zip(kinds, group.append_programs(0), strict=True):
+            group_arrays = (packed.page_table(group_index), np.asarray(sizes, np.int64))
+            appends += [
+                append_program.header_words(),
+                *all_places_program(layout).program_words(),
+                *group_arrays,
+            ]
+    dynamic_product = group.dynamic_product(product, cached.schedule)
+    before = 0 if product == VALUES else group_index * math.prod(group.attention.query_shape)
+    operand_indices = dynamic_product.full_product.operand_indices[0]
+    operand_places = np.where(operand_indices < 0, -1, operand_indices + before).astype(np.int32)
+    result_indices = np.ascontiguousarray(np.moveaxis(dynamic_product.full_product.result_indices, 0, -2))
+    arrays = [
+        dynamic_product.program.header_words(),
+        *dynamic_product.arrays(),
+        operand_places,
+        result_indices,
+        dynamic_product.first_tokens,
+        cache.page_table(group_index),
+    ]
+    tensors = [[tvm_ffi.from_dlpack(array) for array in part] for part in (appends, arrays)]
     _add_cache_product(module, symbol, *tensors)
 
 
 @contextlib.contextmanager
-def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
+def observe_regions(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
     """Within the block, call `observer` after every PIM region with (symbol, operands, output).
 
     Operands are the input, the initial values of its latches and, if there is one, the tensor that its
     product adds. For a product of attention they are vectors, positions, caches (as they are after the
     region), and new tokens.
     """
-    with interrupts.held() as hold:
+    with interrupts.defer_interrupts() as hold:
 
         def call(symbol: str, operands: Sequence[object], y: object) -> None:
-            observer(str(symbol), [np.from_dlpack(each) for each in operands], np.from_dlpack(y))
+            observer(str(symbol), [np.from_dlpack(operand) for operand in operands], np.from_dlpack(y))
 
-        _set_observer(tvm_ffi.convert(hold.releasing(call)))
+        _set_observer(tvm_ffi.convert(hold.allow_interrupts(call)))
         try:
             yield
         finally:

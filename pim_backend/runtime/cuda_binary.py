@@ -25,11 +25,11 @@ from pimflow.pim_backend.runtime.targets import LOADER
 
 KEEP_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"  # makes TVM behave as on a machine without its CUDA runtime
 NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
-Built = TypeVar("Built", bound=tvm.runtime.Executable)
+ExecutableT = TypeVar("ExecutableT", bound=tvm.runtime.Executable)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernels:
+class CudaKernels:
     """CUDA source, and whether it was compiled.
 
     Attributes
@@ -47,7 +47,9 @@ class Kernels:
     flaw: str = ""
 
 
-def compile_kernels(build: Callable[[], Built], target: tvm.target.Target) -> tuple[Built, Kernels]:
+def compile_kernels(
+    build: Callable[[], ExecutableT], target: tvm.target.Target
+) -> tuple[ExecutableT, CudaKernels]:
     """The executable that `build` returns, with a binary in place of CUDA source.
 
     If no compiler is found, the source stays. The binary is for the target's architecture; it contains PTX,
@@ -69,35 +71,35 @@ def compile_kernels(build: Callable[[], Built], target: tvm.target.Target) -> tu
         for module in parent.imports:
             if module.kind == "cuda":
                 with target:  # the compiler's wrapper reads it
-                    kernels = _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
+                    kernels = _compile(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
                 return executable, kernels
-    return executable, Kernels()
+    return executable, CudaKernels()
 
 
-def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> Kernels:
+def _compile(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> CudaKernels:
     source, compiler = module.inspect_source(), cuda_compiler()
     if not compiler:
-        return Kernels(source=source, flaw=NO_COMPILER)
+        return CudaKernels(source=source, flaw=NO_COMPILER)
     try:
         kind, binary = _binary(source, compiler, arch)
     except Exception as error:  # whatever the compiler's parts raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fatal" in line] or lines
-        return Kernels(source=source, flaw=f"{compiler} failed: {(errors or ['no reason given'])[0]}")
+        return CudaKernels(source=source, flaw=f"{compiler} failed: {(errors or ['no reason given'])[0]}")
     imports = [_with_binary(m, source, kind, binary) if m.kind == "cuda" else m for m in parent.imports]
     parent.clear_imports()
     for imported in imports:
         parent.import_module(imported)
-    return Kernels(source=source, compiler=compiler)
+    return CudaKernels(source=source, compiler=compiler)
 
 
 def cuda_compiler() -> str:
     """The CUDA compiler, ``nvcc`` or ``nvrtc``; empty if none is found; see ``TVM_CUDA_COMPILE_MODE``."""
     available = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
-    wanted = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
-    if wanted and wanted not in available:
-        raise UsageError(f"TVM_CUDA_COMPILE_MODE is '{wanted}'; use nvcc or nvrtc")
-    return next((name for name in ([wanted] if wanted else available) if available[name]), "")
+    mode = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
+    if mode and mode not in available:
+        raise UsageError(f"TVM_CUDA_COMPILE_MODE is '{mode}'; use nvcc or nvrtc")
+    return next((name for name in ([mode] if mode else available) if available[name]), "")
 
 
 def _has_nvrtc() -> bool:
@@ -114,7 +116,7 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
     if compiler == "nvcc":
         options = ["-gencode", f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"]
         return "fatbin", nvcc.compile_cuda(source, "fatbin", options, compiler="nvcc")
-    toolkit = _wheels()
+    toolkit = _toolkit_wheels()
     if toolkit is None:
         return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", compiler="nvrtc")
     with _environment("CUDA_PATH", str(toolkit)):  # where TVM looks for headers
@@ -122,7 +124,7 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
         return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", options, compiler="nvrtc")
 
 
-def _wheels() -> Path | None:
+def _toolkit_wheels() -> Path | None:
     """Folder that NVIDIA's wheels install in place of a CUDA toolkit; None if they are not installed."""
     package = find_spec("nvidia")
     folders = list(package.submodule_search_locations or ()) if package else []

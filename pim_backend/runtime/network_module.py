@@ -43,7 +43,7 @@ class MachineCode:
     object: tvm.runtime.Module
 
     @classmethod
-    def of(cls, network: tvm.runtime.Module) -> MachineCode | None:
+    def from_network(cls, network: tvm.runtime.Module) -> MachineCode | None:
         """The machine code of a packed network for the CPU; from now on the network runs it.
 
         None if the network has no kernels because PIM has all layers, or if the folder of temporary files
@@ -54,10 +54,10 @@ class MachineCode:
         ArtifactError
             If there is no compiler to link it, or it cannot be written.
         """
-        kernels = next((each for each in network.imports[0].imports if each.kind == "llvm"), None)
+        kernels = next((module for module in network.imports[0].imports if module.kind == "llvm"), None)
         if kernels is None:
             return None
-        with _linking("the network's code"), tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+        with _link_errors("the network's code"), tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
             if os.statvfs(folder).f_flag & os.ST_NOEXEC:
                 return None
             source, library = f"{folder}/kernels.o", f"{folder}/kernels.so"
@@ -69,26 +69,26 @@ class MachineCode:
                     running=tvm_ffi.load_module(library),
                     object=tvm.runtime.load_static_library(source, []),
                 )
-        _import_in_place(network, kernels, code.running)
+        _replace_import(network, kernels, code.running)
         return code
 
     @contextlib.contextmanager
     def as_object(self, network: tvm.runtime.Module) -> Iterator[None]:
         """Within the block, `network` holds the object file and cannot run."""
-        _import_in_place(network, self.running, self.object)
+        _replace_import(network, self.running, self.object)
         try:
             yield
         finally:
-            _import_in_place(network, self.object, self.running)
+            _replace_import(network, self.object, self.running)
 
 
-def _import_in_place(network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module) -> None:
+def _replace_import(network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module) -> None:
     """Replace a module that the executable of a packed network imports."""
     executable = network.imports[0]
-    imports = [new if each.same_as(old) else each for each in executable.imports]
+    imports = [new if module.same_as(old) else module for module in executable.imports]
     executable.clear_imports()
-    for each in imports:
-        executable.import_module(each)
+    for module in imports:
+        executable.import_module(module)
 
 
 def pack(
@@ -164,24 +164,22 @@ def store(
         Options of TVM's ``export_library``.
     """
     with (
-        _linking(path.name, path),
+        _link_errors(path.name, path),
         tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace,
         code.as_object(network) if code else contextlib.nullcontext(),
     ):
         _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
         with stderr.hidden():
-            network.export_library(
-                str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
-            )
+            network.export_library(str(path), fpack_imports=_pack_imports, workspace_dir=workspace, **options)
 
 
 @contextlib.contextmanager
-def _linking(what: str, path: Path | None = None) -> Iterator[None]:
+def _link_errors(subject: str, path: Path | None = None) -> Iterator[None]:
     """Within the block, turn errors of linking `what`, or of writing it to `path`, into `ArtifactError`."""
     compiler = cc.get_cc()
     if compiler is None or shutil.which(compiler) is None:
         missing = f"CXX is '{compiler}', which is not there" if compiler else "there is none"
-        raise ArtifactError(f"{what} is linked by a C++ compiler: {missing}; install g++, or set CXX")
+        raise ArtifactError(f"{subject} is linked by a C++ compiler: {missing}; install g++, or set CXX")
     try:
         yield
     except OSError as error:
@@ -190,10 +188,10 @@ def _linking(what: str, path: Path | None = None) -> Iterator[None]:
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reasons = [line for line in lines if not line.startswith("Command line:")] or ["unknown reason"]
-        raise ArtifactError(f"{what} cannot be linked: {reasons[-1].strip()}") from error
+        raise ArtifactError(f"{subject} cannot be linked: {reasons[-1].strip()}") from error
 
 
-def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
+def _pack_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
     """Write the imported modules to an object file in `folder`, as TVM's loader reads them; returns its path.
 
     TVM would write it with LLVM, which holds the weights in memory four times; the assembler reads them from
@@ -212,8 +210,8 @@ def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, fol
         '.section .note.GNU-stack,"",@progbits',
     ]
     source.write_text("".join(f"\t{line}\n" for line in lines), encoding="utf-8")
-    packed = tvm.get_global_func("runtime.ModulePackImportsToTensor")(network)
-    np.from_dlpack(packed).tofile(contents)
+    content = tvm.get_global_func("runtime.ModulePackImportsToTensor")(network)
+    np.from_dlpack(content).tofile(contents)
     cc.create_executable("imports.obj", [source.name], cwd=folder)
     contents.unlink()
     return str(Path(folder) / "imports.obj")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FAMILIES = (r"armv\d\w*", r"thumbv\d\w*", r"i[3-6]86", r"arm64")
 CPU_OPTIONS = ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")
 
-C = "c"  # target of `compile` that adds C sources to the network that runs here
+C_TARGET = "c"  # target of `compile` that adds C sources to the network that runs here
 LOADER = "ffi.Module.load_from_bytes.cuda"
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
@@ -53,7 +53,7 @@ def register() -> None:
         tvm_ffi.register_global_func(LOADER, lambda content: stored("cuda", content))
 
 
-def named_target(name: str) -> tvm.target.Target:
+def target_by_name(name: str) -> tvm.target.Target:
     """The target called `name`; raises `UnknownNameError` if it is none of `TARGETS`."""
     import tvm
 
@@ -62,14 +62,14 @@ def named_target(name: str) -> tvm.target.Target:
     return tvm.target.Target(TARGETS[name])
 
 
-def executed(name: str) -> str:
+def execution_target(name: str) -> str:
     """Name of the target that runs here for target `name`; raises `UnknownNameError` for others."""
-    if name not in (*TARGETS, C):
-        raise UnknownNameError("target", name, (*TARGETS, C))
-    return "llvm+pim" if name == C else name
+    if name not in (*TARGETS, C_TARGET):
+        raise UnknownNameError("target", name, (*TARGETS, C_TARGET))
+    return "llvm+pim" if name == C_TARGET else name
 
 
-def this_cpu() -> tvm.target.Target:
+def this_cpu_target() -> tvm.target.Target:
     """``llvm+pim`` with all instructions of this machine's CPU; the code runs only on CPUs that have them."""
     import tvm
 
@@ -85,10 +85,10 @@ def local_cuda() -> tvm.target.Target | None:
     """``cuda+pim`` for the architecture of the first CUDA device; None without one."""
     import tvm
 
-    here = tvm.cuda()
-    if not here.exist:
+    device_zero = tvm.cuda()
+    if not device_zero.exist:
         return None
-    arch = f"sm_{str(here.compute_version).replace('.', '')}"
+    arch = f"sm_{str(device_zero.compute_version).replace('.', '')}"
     return tvm.target.Target(TARGETS["cuda+pim"] | {"arch": arch})
 
 
@@ -111,8 +111,8 @@ def cpu_target(text: str) -> tvm.target.Target:
     for option in options:
         name, equals, value = option.removeprefix("-").partition("=")
         if not option.startswith("-") or not equals or not value or name not in CPU_OPTIONS:
-            known = ", ".join(f"-{each}=…" for each in CPU_OPTIONS)
-            raise UsageError(f"--target: '{option}' is none of {known}")
+            option_names = ", ".join(f"-{option_name}=…" for option_name in CPU_OPTIONS)
+            raise UsageError(f"--target: '{option}' is none of {option_names}")
         config[name] = value.split(",") if name == "mattr" else value
     if kind == "llvm":
         _require_cpu(str(config.get("mtriple", "")), str(config.get("mcpu", "")))
@@ -123,9 +123,13 @@ def _require_cpu(triple: str, cpu: str) -> None:
     import tvm
 
     architecture = triple.partition("-")[0]
-    known = [str(name) for name in tvm_ffi.get_global_func("target.llvm_get_targets")()]
-    if triple and architecture not in known and not any(re.fullmatch(f, architecture) for f in FAMILIES):
-        raise UnknownNameError("architecture", architecture, known)
+    architectures = [str(name) for name in tvm_ffi.get_global_func("target.llvm_get_targets")()]
+    if (
+        triple
+        and architecture not in architectures
+        and not any(re.fullmatch(pattern, architecture) for pattern in FAMILIES)
+    ):
+        raise UnknownNameError("architecture", architecture, architectures)
     if cpu:
         bare = tvm.target.Target({"kind": "llvm", **({"mtriple": triple} if triple else {})})
         cpus = [str(name) for name in tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(bare)]
@@ -138,13 +142,13 @@ def has_pim(target: tvm.target.Target) -> bool:
     return "pim" in list(target.keys)
 
 
-def name_of(target: tvm.target.Target) -> str:
+def target_name(target: tvm.target.Target) -> str:
     """Name of `target` in options and reports."""
     kind = target.kind.name
     return f"{kind}+pim" if has_pim(target) else kind
 
 
-def device(target: tvm.target.Target) -> tvm.runtime.Device:
+def target_device(target: tvm.target.Target) -> tvm.runtime.Device:
     """The first device of the kind that runs code for `target`, whether it exists or not."""
     import tvm
 

@@ -46,13 +46,13 @@ if _TYPE_CHECKING:  # the names of `_FILES`, for type checkers and editors
     from pimflow.compiler.measurement.allocations import measure_allocations
     from pimflow.fusion.kernels.execution import execute as execute_fused
     from pimflow.hardware import GpuSpec, PimSpec, System, system
-    from pimflow.placement import Goal, Profiling, Searched
+    from pimflow.placement import Goal, Profiling, SearchResult
     from pimflow.primitive_selection.options import SelectionOptions
 
     __version__: str
 
 # By module, the public names that come from it; ``public=name`` if the name differs there.
-_FILES = {
+_NAMES_BY_MODULE = {
     "pimflow.api.channel_counts": "choose_channels",
     "pimflow.api.compile": "Compiled compile",
     "pimflow.api.decompose": "export_decomposed",
@@ -78,9 +78,9 @@ _FILES = {
     "pimflow.primitive_selection.options": "SelectionOptions",
 }
 _LAZY = {
-    public: (module, own or public)
-    for module, names in _FILES.items()
-    for public, _, own in (name.partition("=") for name in names.split())
+    public: (module, source_name or public)
+    for module, names in _NAMES_BY_MODULE.items()
+    for public, _, source_name in (name.partition("=") for name in names.split())
 }
 
 __all__ = [  # explicit, for type checkers
@@ -117,7 +117,7 @@ __all__ = [  # explicit, for type checkers
     "system",
     "Goal",
     "Profiling",
-    "Searched",
+    "SearchResult",
     "SelectionOptions",
 ]
 
@@ -130,8 +130,8 @@ def __getattr__(name: str) -> object:
         return version("pimflow")
     if name not in _LAZY:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    module, own = _LAZY[name]
-    return getattr(importlib.import_module(module), own)
+    module, source_name = _LAZY[name]
+    return getattr(importlib.import_module(module), source_name)
 
 
 def __dir__() -> list[str]:

@@ -11,16 +11,16 @@ from pimflow_command import INTERRUPTED, leave_when_interrupted
 
 # Threads of OpenBLAS go to sleep 2 ** 4 cycles after a product. By default they spin for 2 ** 26 cycles,
 # which takes longer than most products of a verification.
-SLEEP = {"OPENBLAS_THREAD_TIMEOUT": "4"}
+_BLAS_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
     leave_when_interrupted()
-    interrupts.raise_again_what_is_lost()
-    for name, value in SLEEP.items():
+    interrupts.reraise_dropped_interrupts()
+    for name, value in _BLAS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # NumPy reads it when it is imported
-    garbage_collection.seldom()
+    garbage_collection.collect_rarely()
     codes: list[int] = []
     if not atexit._ncallbacks():  # callbacks registered earlier would run after `_leave`, so never
         atexit.register(_leave, codes)  # registered first, so called last
@@ -29,7 +29,7 @@ def run() -> None:
 
     without_torch.install()
     code = main()
-    interrupts.ignore()
+    interrupts.ignore_signals()
     if code == INTERRUPTED:
         # Python records an interrupt of code that was generated at run time, such as methods of dataclasses,
         # and would end by that signal, although the error was caught.

@@ -10,24 +10,24 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-LINE = 300  # maximum characters of a message of another library
+MAX_LINE_LENGTH = 300  # maximum characters of a message of another library
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def hint(name: str, names: Iterable[str]) -> str:
     """End of a message: the names of `known` that are similar to `name`, or all if none is."""
-    known = sorted(known)
-    folded = {known_name.casefold(): known_name for known_name in known}
-    near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    names = sorted(names)
+    folded = {correct_name.casefold(): correct_name for correct_name in names}
+    similar = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
+    return f"did you mean {' or '.join(similar)}?" if similar else f"known: {', '.join(names)}"
 
 
 # Characters that control a terminal or reorder text on it, but tabs and line breaks.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def without_controls(text: str) -> str:
+def escape_controls(text: str) -> str:
     """`text` with control characters for terminals as escapes; tabs and line breaks are unchanged."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
@@ -47,7 +47,7 @@ def is_utf8(text: str) -> bool:
 def last_line(error: Exception) -> str:
     """The last line of the message of an error, such as TVM's; at most `LINE` characters of it."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-    return line if len(line) <= LINE else f"{line[:LINE]}…"
+    return line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]}…"
 
 
 class PimflowError(Exception):
@@ -57,10 +57,10 @@ class PimflowError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
         """Pickle the error with its message, since constructors take other arguments."""
-        return _of_message, (type(self), *self.args), self.__dict__
+        return _error_from_message, (type(self), *self.args), self.__dict__
 
 
-def _of_message(kind: type[PimflowError], *message: object) -> PimflowError:
+def _error_from_message(kind: type[PimflowError], *message: object) -> PimflowError:
     return kind.__new__(kind, *message)
 
 
@@ -83,8 +83,8 @@ class UnknownNameError(UsageError):
         All valid names.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]):
-        super().__init__(f"unknown {kind} '{name}'; {hint(name, known)}")
+    def __init__(self, kind: str, name: str, names: Iterable[str]):
+        super().__init__(f"unknown {kind} '{name}'; {hint(name, names)}")
 
 
 class ModelError(PimflowError):
@@ -135,7 +135,7 @@ class UnsupportedOpError(PimflowError):
     """An operator that the front end or a back end does not support."""
 
 
-def _exact(amount: float) -> str:
+def _amount_text(amount: float) -> str:
     return str(amount) if isinstance(amount, int) else f"{amount:g}"
 
 
@@ -156,11 +156,11 @@ class InfeasibleError(PimflowError):
 
     exit_code = 4
 
-    def __init__(self, what: str, demand: float, bound: float, unit: str, levers: Iterable[str] = ()):
+    def __init__(self, subject: str, demand: float, bound: float, unit: str, levers: Iterable[str] = ()):
         self.demand, self.bound, self.unit, self.levers = demand, bound, unit, tuple(levers)
-        hint = f"; try {' or '.join(self.levers)}" if self.levers else ""
-        needed, available = (f"{_exact(amount)} {unit}".rstrip() for amount in (demand, bound))
-        super().__init__(f"{what}: needs {needed}, {available} available{hint}")
+        advice = f"; try {' or '.join(self.levers)}" if self.levers else ""
+        needed, available = (f"{_amount_text(amount)} {unit}".rstrip() for amount in (demand, bound))
+        super().__init__(f"{subject}: needs {needed}, {available} available{advice}")
 
 
 class VerificationError(PimflowError):

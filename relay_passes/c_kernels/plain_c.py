@@ -7,7 +7,7 @@ import tvm_ffi
 from tvm import tirx
 
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
-from pimflow.relay_passes.schedules.loops import nodes, rewritten_kernels
+from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
 WIDENED = (
     *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"),
@@ -28,11 +28,11 @@ class PlainLoops:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return _each(mod, (tirx.For, _serial))
+        return _map_kernels(mod, (tirx.For, _to_serial))
 
 
-def _serial(loop: tirx.For) -> tirx.For:
-    return _plain(loop) if loop.kind in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED) else loop
+def _to_serial(loop: tirx.For) -> tirx.For:
+    return _serial_loop(loop) if loop.kind in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED) else loop
 
 
 @tvm.transform.module_pass(opt_level=0, name="MarkParallel")
@@ -46,16 +46,16 @@ class MarkParallel:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return _each(mod, (tirx.For, _marked))
+        return _map_kernels(mod, (tirx.For, _mark_parallel))
 
 
-def _marked(loop: tirx.For) -> tirx.Stmt:
+def _mark_parallel(loop: tirx.For) -> tirx.Stmt:
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
-    return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("void", PARALLEL)), _plain(loop)])
+    return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("void", PARALLEL)), _serial_loop(loop)])
 
 
-def _plain(loop: tirx.For) -> tirx.For:
+def _serial_loop(loop: tirx.For) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
@@ -70,11 +70,11 @@ class PlainRegisters:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewritten_kernels(mod, _without_scopes)
+        return rewrite_kernels(mod, _drop_scopes)
 
 
-def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    allocated = (each.buffer for each in nodes(func.body, tirx.AllocBuffer))
+def _drop_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    allocated = (node.buffer for node in nodes(func.body, tirx.AllocBuffer))
     arrays = {b: tirx.decl_buffer(b.shape, b.dtype, b.name) for b in allocated if b.scope() == "local"}
 
     def alloc(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
@@ -85,8 +85,8 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
         """A store to the array of a buffer."""
-        held = old.buffer in arrays
-        return tirx.BufferStore(arrays[old.buffer], old.value, old.indices) if held else old
+        is_local = old.buffer in arrays
+        return tirx.BufferStore(arrays[old.buffer], old.value, old.indices) if is_local else old
 
     visitors = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tirx.AllocBuffer, alloc)]
     return func.with_body(tvm_ffi.structural_map(func.body, visitors))
@@ -103,10 +103,10 @@ class WideFunctions:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return _each(mod, (tvm.ir.Call, _widened))
+        return _map_kernels(mod, (tvm.ir.Call, _widen))
 
 
-def _widened(call: tvm.ir.Call) -> tirx.Expr:
+def _widen(call: tvm.ir.Call) -> tirx.Expr:
     name = call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
     dtype = str(getattr(call.ty, "dtype", ""))
     if name == "fabs" and dtype in ("float32", "float64"):  # VectorCalls has one for vectors
@@ -114,9 +114,9 @@ def _widened(call: tvm.ir.Call) -> tirx.Expr:
     if name not in WIDENED or dtype != "float16":
         return call
     wide = tirx.call_intrin("float32", call.op, *(tirx.Cast("float32", arg) for arg in call.args))
-    return tirx.Cast("float16", _widened(wide))
+    return tirx.Cast("float16", _widen(wide))
 
 
-def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:
+def _map_kernels(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:
     """`mod` with `visitor` applied to the statements and expressions of every kernel."""
-    return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, [visitor])))
+    return rewrite_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, [visitor])))

@@ -6,7 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from pimflow.relay_passes.schedules.loops import nodes, rewritten_kernels
+from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
 LANES = (4, 8, 16)  # vector lengths with C functions
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
@@ -30,7 +30,7 @@ class VectorCalls:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewritten_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)))
+        return rewrite_kernels(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, _VISITORS)))
 
 
 def has_vectors(func: tirx.PrimFunc) -> bool:
@@ -38,11 +38,11 @@ def has_vectors(func: tirx.PrimFunc) -> bool:
     compared = (getattr(tirx, name) for name in COMPARISONS)
     others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
     computed = nodes(func.body, *_BINARY, *compared, *others)
-    stored = [each.buffer.dtype for each in nodes(func.body, tirx.AllocBuffer)]
+    stored = [node.buffer.dtype for node in nodes(func.body, tirx.AllocBuffer)]
     return (
         any(_lanes(e) > 1 and _name(e) not in ("call_pure_extern", "if_then_else") for e in computed)
-        or any(_lanes(each.condition) > 1 for each in nodes(func.body, tirx.Select))
-        or any(tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype) for dtype in stored)
+        or any(_lanes(node.condition) > 1 for node in nodes(func.body, tirx.Select))
+        or any(tvm.DataType(str(dtype)).lanes > 1 and not _is_supported(dtype) for dtype in stored)
     )
 
 
@@ -56,7 +56,7 @@ def _name(expr: tirx.Expr) -> str:
     return expr.op.name.rpartition(".")[2] if called else ""
 
 
-def _known(dtype: object) -> bool:
+def _is_supported(dtype: object) -> bool:
     """Whether there are functions for vectors of `dtype`."""
     return str(dtype) in {f"float32x{lanes}" for lanes in LANES}
 
@@ -68,7 +68,7 @@ def _call(name: str, like: tirx.Expr, *operands: tirx.Expr) -> tirx.Expr:
 
 def _is_vector(expr: tirx.Expr) -> bool:
     """Whether there are functions for the vector `expr`."""
-    return _known(getattr(expr.ty, "dtype", ""))
+    return _is_supported(getattr(expr.ty, "dtype", ""))
 
 
 def _binary(old: tirx.Expr) -> tirx.Expr:
@@ -77,12 +77,12 @@ def _binary(old: tirx.Expr) -> tirx.Expr:
     name = OPERATORS[type(old).__name__]
     if name == "add":
         for summand, product in ((old.a, old.b), (old.b, old.a)):
-            if _called(product) == "mul":
+            if _callee(product) == "mul":
                 return _call("muladd", old, summand, *list(product.args)[1:])
     return _call(name, old, old.a, old.b)
 
 
-def _called(expr: tirx.Expr) -> str:
+def _callee(expr: tirx.Expr) -> str:
     return str(expr.args[0].value).rstrip("0123456789") if _name(expr) == "call_pure_extern" else ""
 
 
@@ -108,7 +108,7 @@ def _function(old: tvm.ir.Call) -> tirx.Expr:
 def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, list[tirx.Expr]] | None:
     """Order of the elements at `indices`, and address of the first (and stride); None for other vectors."""
     (index,) = indices if len(indices) == 1 else (None,)
-    if not isinstance(index, tirx.Ramp) or str(buffer.dtype) != "float32" or not _known(dtype):
+    if not isinstance(index, tirx.Ramp) or str(buffer.dtype) != "float32" or not _is_supported(dtype):
         return None
     address = tirx.address_of(tirx.BufferLoad(buffer, [index.base]))
     if isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
@@ -120,17 +120,17 @@ def _load(old: tvm.ir.TensorLoad) -> tirx.Expr:
     access = _elements(old.source, list(old.indices), old.ty.dtype)
     if access is None:
         return old
-    order, at = access
-    return _call("load" if order == "side by side" else "gather", old, *at)
+    order, address = access
+    return _call("load" if order == "side by side" else "gather", old, *address)
 
 
 def _store(old: tirx.BufferStore) -> tirx.Stmt:
     access = _elements(old.buffer, list(old.indices), old.value.ty.dtype)
     if access is None:
         return old
-    order, at = access
+    order, address = access
     name = "store" if order == "side by side" else "scatter"
-    return tirx.Evaluate(tirx.call_extern("void", f"{name}{_lanes(old.value)}", *at, old.value))
+    return tirx.Evaluate(tirx.call_extern("void", f"{name}{_lanes(old.value)}", *address, old.value))
 
 
 _VISITORS = [

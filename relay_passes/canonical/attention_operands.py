@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import by_axis, operator, shape, split_factors
+from pimflow.relay_passes.flat import factors_by_axis, operator, shape, split_factors
 
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 Values = Mapping[relax.Var, relax.Expr]
@@ -41,9 +41,9 @@ class Operand:
     transposed: bool = False
     scale: float = 1.0
 
-    def emitted(self, builder: relax.BlockBuilder, renewed: Values) -> relax.Expr:
+    def emit(self, builder: relax.BlockBuilder, var_remap: Values) -> relax.Expr:
         """Emit the reshape and the transpose that make the operand from its variable."""
-        expr = renewed.get(self.var, self.var)
+        expr = var_remap.get(self.var, self.var)
         if shape(expr) != self.dims:
             expr = builder.emit(relax.op.reshape(expr, self.dims))
         if self.transposed:
@@ -72,21 +72,21 @@ def scalar(expr: relax.Expr) -> float | None:
     return float(expr.value.numpy().reshape(()))
 
 
-def queries(var: relax.Var, values: Values) -> Operand:
+def query_operand(var: relax.Var, values: Values) -> Operand:
     """The earliest tensor from which `var` comes with its elements in the same order."""
-    found = Operand(var=var, dims=shape(var))
-    for point, places in _points(var, values):
-        if places is not None and _merged(places) == _merged([[(math.prod(point.dims), 1)]]):
-            found = point
-    return found
+    operand = Operand(var=var, dims=shape(var))
+    for point, places in _source_chain(var, values):
+        if places is not None and _merge_digits(places) == _merge_digits([[(math.prod(point.dims), 1)]]):
+            operand = point
+    return operand
 
 
-def cache(
+def cache_operand(
     var: relax.Var,
     values: Values,
     *,
     matrices: tuple[int, ...],
-    heads_each: int,
+    heads_per_matrix: int,
     transposed: bool,
     folded: bool = True,
 ) -> Operand | None:
@@ -103,28 +103,28 @@ def cache(
     folded : bool
         Whether `var` may repeat heads of the cache, which then has fewer heads than the product reads.
     """
-    *own, rows, columns = shape(var)
+    *matrix_dims, rows, columns = shape(var)
     keys, size = (columns, rows) if transposed else (rows, columns)
     count = math.prod(matrices)
-    found = None
-    if tuple(own) == matrices:
-        found = Operand(var=var, dims=(1, count, rows, columns), transposed=transposed)
-    for point, places in _points(var, values) if folded else ():
+    operand = None
+    if tuple(matrix_dims) == matrices:
+        operand = Operand(var=var, dims=(1, count, rows, columns), transposed=transposed)
+    for point, places in _source_chain(var, values) if folded else ():
         *lead, point_keys, point_size = (*(1,) * (4 - len(point.dims)), *point.dims)
         if places is None or len(lead) != 2 or (point_keys, point_size) != (keys, size):
             continue
-        group, odd = divmod(count * heads_each, math.prod(lead))
-        if odd or group % heads_each:
+        group, remainder = divmod(count * heads_per_matrix, math.prod(lead))
+        if remainder or group % heads_per_matrix:
             continue
-        *before, row, column = _broadcast(places, (*own, rows, columns), (*matrices, rows, columns))
-        first = [(math.prod(lead), keys * size), (group // heads_each, 0)]
-        wanted = [_merged([each]) for each in (first, [(keys, size)], [(size, 1)])]
-        if [_merged(before), *([column, row] if transposed else [row, column])] == wanted:
-            found = replace(point, dims=(*lead, keys, size))
-    return found
+        *before, row, column = _broadcast(places, (*matrix_dims, rows, columns), (*matrices, rows, columns))
+        first = [(math.prod(lead), keys * size), (group // heads_per_matrix, 0)]
+        expected = [_merge_digits([digits]) for digits in (first, [(keys, size)], [(size, 1)])]
+        if [_merge_digits(before), *([column, row] if transposed else [row, column])] == expected:
+            operand = replace(point, dims=(*lead, keys, size))
+    return operand
 
 
-def _points(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] | None]]:
+def _source_chain(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] | None]]:
     """`var` and the tensors from which moves make it, last first, with their digits along the axes of `var`.
 
     None in place of the digits where the elements do not lie in strides.
@@ -153,30 +153,30 @@ def _source(value: relax.Expr | None) -> tuple[relax.Var, float] | None:
 
 def _places(var: relax.Var, moves: list[relax.Var], values: Values) -> list[Digits] | None:
     """Digits of the elements of `var` after `moves`, by axis; None if they do not lie in strides."""
-    if not all(math.prod(shape(each)) for each in (var, *moves)):
+    if not all(math.prod(shape(tensor)) for tensor in (var, *moves)):
         return None
     places = _split([[(math.prod(shape(var)), 1)]], shape(var))
-    for moved in moves:
+    for move in moves:
         if places is None:
             return None
-        value = values[moved]
-        kind, given = operator(value), shape(value.args[0])
+        value = values[move]
+        kind, input_dims = operator(value), shape(value.args[0])
         if kind in _RESHAPES:
-            places = _split(places, shape(moved))
+            places = _split(places, shape(move))
         elif kind == "permute_dims":
             axes = value.attrs.axes or range(len(places))[::-1]
             places = [places[int(axis)] for axis in axes]
         elif kind == "broadcast_to":
-            places = _broadcast(places, given, shape(moved))
+            places = _broadcast(places, input_dims, shape(move))
         elif kind == "repeat":
-            axis, again = value.attrs.axis, (int(value.attrs.repeats), 0)
-            places = [_merged(places)] if axis is None else places
-            at = 0 if axis is None else int(axis)
-            places[at] = _merged([places[at], [again]])
+            axis, repeat_digit = value.attrs.axis, (int(value.attrs.repeats), 0)
+            places = [_merge_digits(places)] if axis is None else places
+            position = 0 if axis is None else int(axis)
+            places[position] = _merge_digits([places[position], [repeat_digit]])
     return places
 
 
-def _merged(axes: Sequence[Digits]) -> Digits:
+def _merge_digits(axes: Sequence[Digits]) -> Digits:
     """The digits of several axes, merged into the fewest possible; equal for equal places."""
     merged: Digits = []
     for extent, stride in itertools.chain(*axes):
@@ -189,12 +189,12 @@ def _merged(axes: Sequence[Digits]) -> Digits:
 
 def _split(axes: Sequence[Digits], dims: Sequence[int]) -> list[Digits] | None:
     """The digits of each axis of `dims`, in the same order; None if a digit spans several axes."""
-    digits = split_factors(_merged(axes), dims)
-    return None if digits is None else by_axis(digits, dims)
+    digits = split_factors(_merge_digits(axes), dims)
+    return None if digits is None else factors_by_axis(digits, dims)
 
 
-def _broadcast(axes: Sequence[Digits], given: Sequence[int], dims: Sequence[int]) -> list[Digits]:
+def _broadcast(axes: Sequence[Digits], input_dims: Sequence[int], dims: Sequence[int]) -> list[Digits]:
     """The digits of each axis of `dims` after a broadcast from shape `given`."""
-    more = len(dims) - len(given)
-    before = zip((*[[]] * more, *axes), (*[1] * more, *given), dims)
+    new_axes = len(dims) - len(input_dims)
+    before = zip((*[[]] * new_axes, *axes), (*[1] * new_axes, *input_dims), dims)
     return [[(new, 0)] if old < new else digits for digits, old, new in before]

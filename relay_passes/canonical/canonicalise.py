@@ -58,8 +58,8 @@ class Canonicalise:
     Preserves: values up to rounding, interface of ``main`` (its inputs and outputs stay NCHW).
     """
 
-    def __init__(self, pushed: dict[str, np.ndarray] | None = None):
-        self.pushed = {} if pushed is None else pushed
+    def __init__(self, pushed_biases: dict[str, np.ndarray] | None = None):
+        self.pushed_biases = {} if pushed_biases is None else pushed_biases
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
@@ -90,16 +90,20 @@ class Canonicalise:
                 transform.DeadCodeElimination(["main"]),
             ]
         )(mod)
-        return RecogniseAttention()(self._named(mod, names, pushed))
+        return RecogniseAttention()(self._restore_names(mod, names, pushed))
 
-    def _named(self, mod: tvm.IRModule, names: list[str], pushed: dict[str, np.ndarray]) -> tvm.IRModule:
+    def _restore_names(
+        self, mod: tvm.IRModule, names: list[str], pushed: dict[str, np.ndarray]
+    ) -> tvm.IRModule:
         """`mod` whose layers have their original `names`, which are given in order."""
         anchors = [b.var for b in _anchors(mod)]
         if len(anchors) != len(names):
             return mod  # a layer was folded away or merged: the names no longer line up
         renamed = dict(zip(anchors, names))
         layers = layer_names(mod)
-        self.pushed |= {layers.get(n, n): pushed[v.name] for v, n in renamed.items() if v.name in pushed}
+        self.pushed_biases |= {
+            layers.get(n, n): pushed[v.name] for v, n in renamed.items() if v.name in pushed
+        }
 
         def rename(builder, var, value):
             return builder.emit(value, name_hint=renamed[var]) if var in renamed else None

@@ -23,7 +23,7 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "isnan": np.isnan,
     "where": np.where,
 }
-_OF_SHAPES = ("full_like", "ones_like", "zeros_like")  # they need no values of their operand
+_SHAPE_ONLY = ("full_like", "ones_like", "zeros_like")  # they need no values of their operand
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
 
 
@@ -62,9 +62,9 @@ class EvaluateConstants:
                 result = arrays[0].reshape(shape(var))
             else:
                 result = _EVALUATE[kind](*arrays)
-            known = constant(np.asarray(result), str(var.ty.dtype))
-            emitted = builder.emit(known, name_hint=var.name)
-            constants[emitted] = known
+            folded_constant = constant(np.asarray(result), str(var.ty.dtype))
+            emitted = builder.emit(folded_constant, name_hint=var.name)
+            constants[emitted] = folded_constant
             return emitted
 
         return rebuild(mod, rewrite)
@@ -80,13 +80,13 @@ class CompileConstants:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        known: set[relax.Var] = set()
+        constant_vars: set[relax.Var] = set()
         for binding in main_bindings(mod):
             value = binding.value
             kind, read = operator(value), relax.analysis.free_vars(value)
-            folds = kind in _OF_SHAPES or known.issuperset(read)
+            folds = kind in _SHAPE_ONLY or constant_vars.issuperset(read)
             if folds:
-                known.add(binding.var)
+                constant_vars.add(binding.var)
             if kind and (folds or not all(map(_is_tensor, (binding.var, *read)))):
                 return relax.transform.FoldConstant()(mod)
         return mod

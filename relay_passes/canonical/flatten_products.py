@@ -42,13 +42,15 @@ class FlattenProducts:
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "reshape" and value.args[0] in flat:
                 return relax.op.reshape(flat[value.args[0]], value.args[1])
-            if not (_product(value) or _follows(var, value, flat)):
+            if not (_is_batched_product(value) or _is_row_wise(var, value, flat)):
                 return None
-            args = [matrix(builder, a) if isinstance(a, relax.Var) else _last_axis(a) for a in value.args]
-            result = builder.emit(_applied(value, args), name_hint=var.name)
-            whole = builder.emit(relax.op.reshape(result, shape(var)), name_hint=f"{var.name}_whole")
-            flat[whole] = result
-            return whole
+            args = [
+                matrix(builder, a) if isinstance(a, relax.Var) else _drop_leading_axes(a) for a in value.args
+            ]
+            result = builder.emit(_call_on_rows(value, args), name_hint=var.name)
+            unflattened = builder.emit(relax.op.reshape(result, shape(var)), name_hint=f"{var.name}_whole")
+            flat[unflattened] = result
+            return unflattened
 
         return rebuild(mod, rewrite)
 
@@ -59,7 +61,7 @@ def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
     return value.args[0] if value is not None and operator(value) == "reshape" else x
 
 
-def _product(value: relax.Expr) -> bool:
+def _is_batched_product(value: relax.Expr) -> bool:
     """Whether `value` multiplies a tensor of more than two axes by a constant matrix."""
     if operator(value) != "matmul":
         return False
@@ -68,7 +70,7 @@ def _product(value: relax.Expr) -> bool:
     return constant and isinstance(x, relax.Var) and len(shape(x)) > 2
 
 
-def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
+def _is_row_wise(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
     """Whether an operator treats every row alike, and all its tensors are flattened already."""
     kind = operator(value)
     if kind not in (*UNARY, *BINARY, *NORMS) or kind == "nn.prelu":
@@ -79,10 +81,10 @@ def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> b
     last = len(shape(var)) - 1
     if kind in NORMS and [int(a) % (last + 1) for a in value.attrs.axes] != [last]:
         return False
-    return all(_by_last_axis(a) for a in value.args if not isinstance(a, relax.Var))
+    return all(_is_same_for_all_rows(a) for a in value.args if not isinstance(a, relax.Var))
 
 
-def _by_last_axis(arg: relax.Expr) -> bool:
+def _is_same_for_all_rows(arg: relax.Expr) -> bool:
     """Whether `arg` is no tensor, or a constant that is the same for every row."""
     if not isinstance(arg.ty, relax.TensorType):
         return True
@@ -90,14 +92,14 @@ def _by_last_axis(arg: relax.Expr) -> bool:
     return isinstance(arg, tvm.ir.GenericConst) and math.prod(dims) == (dims[-1] if dims else 1)
 
 
-def _last_axis(arg: relax.Expr) -> relax.Expr:
+def _drop_leading_axes(arg: relax.Expr) -> relax.Expr:
     """A constant without its leading axes, which are 1; other expressions unchanged."""
     if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType) and len(shape(arg)) > 2:
         return relax.const(arg.value.numpy().reshape(-1))
     return arg
 
 
-def _applied(value: relax.Call, args: list[relax.Expr]) -> relax.Call:
+def _call_on_rows(value: relax.Call, args: list[relax.Expr]) -> relax.Call:
     if operator(value) == "nn.layer_norm":
         attrs = value.attrs
         return relax.op.nn.layer_norm(*args, [-1], attrs.epsilon, attrs.center, attrs.scale)

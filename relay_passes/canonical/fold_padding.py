@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, repadded, shape
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, with_padding
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldPadding")
@@ -21,7 +21,7 @@ class FoldPadding:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        padding = _foldable(mod)
+        padding = _foldable_padding(mod)
         if not padding:
             return mod
 
@@ -30,28 +30,28 @@ class FoldPadding:
             if var not in padding:
                 return None
             (x, *_) = builder.lookup_binding(value.args[0]).args
-            return repadded(value, x, padding[var])
+            return with_padding(value, x, padding[var])
 
         return rebuild(mod, rewrite)
 
 
-def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
+def _foldable_padding(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
     """Padding after the rewrite, for each convolution that can include the zeros in front of it."""
     bindings = main_bindings(mod)
     pads = {b.var: b.value for b in bindings if operator(b.value) == "nn.pad"}
     padding_of: dict[relax.Var, list[int]] = {}
-    kept = set(relax.analysis.free_vars(mod["main"].body.body))
+    unfoldable = set(relax.analysis.free_vars(mod["main"].body.body))
     for binding in bindings if pads else ():
         read = pads.keys() & set(relax.analysis.free_vars(binding.value))
         call = binding.value
         first = call.args[0] if operator(call) == "nn.conv2d" else None
         padding = _padding(call, pads[first]) if first in read else None
         if padding is None or len(read) > 1 or first.same_as(call.args[1]):
-            kept |= read
+            unfoldable |= read
         else:
             padding_of[binding.var] = padding
     values = {b.var: b.value for b in bindings}
-    return {var: padding for var, padding in padding_of.items() if values[var].args[0] not in kept}
+    return {var: padding for var, padding in padding_of.items() if values[var].args[0] not in unfoldable}
 
 
 def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
@@ -61,7 +61,7 @@ def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
     zeros = str(pad.attrs.pad_mode) == "constant" and float(pad.attrs.pad_value) == 0.0
     if len(layout) != 4 or not zeros or min(widths) < 0 or any(around[axis] != (0, 0) for axis in "NC"):
         return None
-    before = [int(each) for each in call.attrs.padding]
+    before = [int(amount) for amount in call.attrs.padding]
     padding = [
         p + around[axis][end] for p, (axis, end) in zip(before, (("H", 0), ("W", 0), ("H", 1), ("W", 1)))
     ]

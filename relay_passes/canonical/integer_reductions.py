@@ -9,8 +9,8 @@ from tvm import relax
 
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
 
-PLACES = ("argmax", "argmin")
-_EXACT = ("int64", "uint64")  # nothing is wider
+INDEX_REDUCTIONS = ("argmax", "argmin")
+_WIDEST = ("int64", "uint64")  # nothing is wider
 
 
 @tvm.transform.module_pass(opt_level=0, name="IntegerReductions")
@@ -37,16 +37,16 @@ class IntegerReductions:
                 total = builder.emit(relax.op.sum(x, attrs.axis, attrs.keepdims), name_hint=f"{var.name}_sum")
                 count = math.prod(shape(x)) // max(1, math.prod(shape(total)))
                 return relax.op.divide(total, relax.const(count, dtype))
-            if dtype in _EXACT:
+            if dtype in _WIDEST:
                 return None
             wide = builder.emit(relax.op.astype(x, "int64"), name_hint=f"{var.name}_wide")
             return relax.Call(value.op, [wide], attrs, value.ty_args)
 
-        found = any(_reduces_integers(binding.value) for binding in main_bindings(mod))
-        return rebuild(mod, rewrite) if found else mod
+        has_reductions = any(_reduces_integers(binding.value) for binding in main_bindings(mod))
+        return rebuild(mod, rewrite) if has_reductions else mod
 
 
 def _reduces_integers(value: relax.Expr) -> bool:
-    if operator(value) not in ("mean", *PLACES):
+    if operator(value) not in ("mean", *INDEX_REDUCTIONS):
         return False
     return str(value.args[0].ty.dtype).startswith(("int", "uint", "bool"))

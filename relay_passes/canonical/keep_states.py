@@ -10,9 +10,9 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.attention import NAME, attention_function, attention_of
-from pimflow.relay_passes.caches import IN_PLACE, append_in_place, appended_operands
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unused, uses
+from pimflow.relay_passes.attention import NAME, attention_from_call, attention_function
+from pimflow.relay_passes.caches import IN_PLACE, append_in_place, append_operands
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unique_name, use_counts
 
 POSITION = "position"
 
@@ -48,42 +48,46 @@ class KeepStates:
         """`mod` after the pass."""
         if not self.states:
             return mod
-        network = _Network(mod)
-        found = [network.appended(name, index, self.places) for name, index in self.states.items()]
-        _refuse_other_attention(mod, found)
+        network = _AppendFinder(mod)
+        cache_appends = [network.find_append(name, index, self.places) for name, index in self.states.items()]
+        _require_supported_attention(mod, cache_appends)
         main, position = mod["main"], None
-        if any(each.position is None for each in found):
-            name = unused(POSITION, {param.name for param in main.params})
-            position = relax.Var(name, relax.TensorType((shape(found[0].cache)[0],), "int64"))
-        renewed: dict[relax.Var, relax.Expr] = {each.past: each.cache for each in found}
-        params = [renewed.get(param, param) for param in main.params]
+        if any(append.position is None for append in cache_appends):
+            name = unique_name(POSITION, {param.name for param in main.params})
+            position = relax.Var(name, relax.TensorType((shape(cache_appends[0].cache)[0],), "int64"))
+        var_remap: dict[relax.Var, relax.Expr] = {append.past: append.cache for append in cache_appends}
+        params = [var_remap.get(param, param) for param in main.params]
         params += [] if position is None else [position]
-        others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+        other_functions = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
         # Its body still reads the old parameters; `rebuild` replaces them.
         outer = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
         if "num_input" in (main.attrs or {}):
             outer = outer.with_attr("num_input", len(params))
-        outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
-        appends = {each.result: each for each in found}
-        left_out = {var: each.cache for each in found for var in each.between}
+        outer = tvm.IRModule({**other_functions, mod.get_global_var("main"): outer}, attrs=mod.attrs)
+        appends = {append.result: append for append in cache_appends}
+        replaced_vars = {var: append.cache for append in cache_appends for var in append.between}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
-            if var in left_out:
-                return left_out[var]
+            if var in replaced_vars:
+                return replaced_vars[var]
             if var in appends:
-                each = appends[var]
-                at = position if each.position is None else each.position
-                return append_in_place(builder, each.cache, *(renewed.get(x, x) for x in (each.new, at)))
-            attention = attention_of(mod, value)
-            if attention is None or not any(renewed.get(e.result) in value.args[1:3] for e in found):
+                append = appends[var]
+                append_position = position if append.position is None else append.position
+                return append_in_place(
+                    builder, append.cache, *(var_remap.get(x, x) for x in (append.new, append_position))
+                )
+            attention = attention_from_call(mod, value)
+            if attention is None or not any(
+                var_remap.get(append.result) in value.args[1:3] for append in cache_appends
+            ):
                 return None
-            return _positioned(builder, attention, value, position)
+            return _with_position(builder, attention, value, position)
 
-        return _beside_attention(rebuild(outer, rewrite, renewed))
+        return _move_appends_to_attention(rebuild(outer, rewrite, var_remap))
 
 
-def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
+def _move_appends_to_attention(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` with each append to a cache right before the first attention that reads the cache."""
     function, bindings = mod["main"], main_bindings(mod)
     appends = {b.var: b for b in bindings if operator(b.value) == IN_PLACE}
@@ -91,7 +95,7 @@ def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
     for binding in bindings:
         if binding.var in appends:
             continue
-        read = [] if attention_of(mod, binding.value) is None else binding.value.args[1:3]
+        read = [] if attention_from_call(mod, binding.value) is None else binding.value.args[1:3]
         moved += [appends.pop(var) for var in dict.fromkeys(read) if var in appends]
         moved.append(binding)
     if appends:  # a cache that no attention reads
@@ -109,7 +113,7 @@ def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Append:
+class _StateAppend:
     """The append of a step's tokens to a cache.
 
     Attributes
@@ -134,57 +138,61 @@ class _Append:
     between: tuple[relax.Var, ...]
 
 
-class _Network:
+class _AppendFinder:
     """Finds the appends to the caches of a network."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
-        self.mod, self.uses = mod, uses(mod)
+        self.mod, self.uses = mod, use_counts(mod)
         self.values = {binding.var: binding.value for binding in main_bindings(mod)}
         self.readers: dict[relax.Var, list[relax.Var]] = {}
         for var, value in self.values.items():
             for read in set(relax.analysis.free_vars(value)):
                 self.readers.setdefault(read, []).append(var)
 
-    def appended(self, name: str, index: int, places: int | None) -> _Append:
+    def find_append(self, name: str, index: int, places: int | None) -> _StateAppend:
         """The append that makes result `index` of input `name`, for a cache of `places`."""
         values, main = self.values, self.mod["main"]
         past = next(param for param in main.params if param.name == name)
         body = main.body.body
         returned = values.get(body)
         result = returned.fields[index] if isinstance(returned, relax.Tuple) else body
-        made = values.get(result)
+        producer = values.get(result)
         parts, new, position, between = None, None, None, []
-        if operator(made) == "concat" and isinstance(made.args[0], relax.Tuple) and int(made.attrs.axis) == 2:
-            parts = list(made.args[0].fields)
+        if (
+            operator(producer) == "concat"
+            and isinstance(producer.args[0], relax.Tuple)
+            and int(producer.attrs.axis) == 2
+        ):
+            parts = list(producer.args[0].fields)
             if len(parts) == 2 and parts[0].same_as(past):
                 new = parts[1]
-        elif (parts := appended_operands(made, values)) is not None:
+        elif (parts := append_operands(producer, values)) is not None:
             behind = values.get(parts[0])
             source = behind.args[0] if operator(behind) == "nn.pad" else parts[0]
             if source.same_as(past):
                 _, new, position = parts
-                between = [made.args[0]] if source.same_as(parts[0]) else [parts[0], made.args[0]]
+                between = [producer.args[0]] if source.same_as(parts[0]) else [parts[0], producer.args[0]]
         if not isinstance(new, relax.Var) or self.uses[past] != 1:
             raise UnsupportedOpError(
                 f"output {index} is not input '{name}' with tokens behind it; say which is, as past=present"
             )
         for var in self.readers.get(result, ()):
             value = values[var]
-            if not isinstance(value, relax.Tuple) and attention_of(self.mod, value) is None:
+            if not isinstance(value, relax.Tuple) and attention_from_call(self.mod, value) is None:
                 raise UnsupportedOpError(f"'{var.name}' reads the cache '{name}', and is no attention")
         batch, heads, length, size = shape(result)
         dims = (batch, heads, length if places is None else places, size)
         cache = relax.Var(past.name, relax.TensorType(dims, result.ty.dtype))
-        return _Append(
+        return _StateAppend(
             past=past, result=result, cache=cache, new=new, position=position, between=tuple(between)
         )
 
 
-def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
+def _require_supported_attention(mod: tvm.IRModule, appends: list[_StateAppend]) -> None:
     """Raise `UnsupportedOpError` for attention over caches that a position cannot describe."""
-    caches = {each.result for each in found}
+    caches = {append.result for append in appends}
     for binding in main_bindings(mod):
-        attention = attention_of(mod, binding.value)
+        attention = attention_from_call(mod, binding.value)
         if attention is None or attention.positioned:
             continue
         read = sum(operand in caches for operand in binding.value.args[1:3])
@@ -196,7 +204,7 @@ def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
             )
 
 
-def _positioned(
+def _with_position(
     builder: relax.BlockBuilder, attention: Attention, call: relax.Call, position: relax.Var | None
 ) -> relax.Call | None:
     """`call` with a position, over a cache whose last places are empty; None if it is such a call already."""

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, uses
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainActivations")
@@ -25,45 +25,45 @@ class PlainActivations:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        made = {binding.var: binding.value for binding in main_bindings(mod)}
-        counts = uses(mod)
-        gelus = {var: x for var in made if (x := _gelu_operand(var, made, counts)) is not None}
-        silus = {var: x for var in made if (x := _silu_operand(var, made, counts)) is not None}
-        stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
+        values = {binding.var: binding.value for binding in main_bindings(mod)}
+        counts = use_counts(mod)
+        gelus = {var: x for var in values if (x := _gelu_operand(var, values, counts)) is not None}
+        silus = {var: x for var in values if (x := _silu_operand(var, values, counts)) is not None}
+        var_remap: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if var in gelus:
-                return relax.op.nn.gelu(stands_for[gelus[var]])
+                return relax.op.nn.gelu(var_remap[gelus[var]])
             if var in silus:
-                return relax.op.nn.silu(stands_for[silus[var]])
+                return relax.op.nn.silu(var_remap[silus[var]])
             if operator(value) == "nn.prelu" and isinstance(value.args[1], tvm.ir.GenericConst):
                 slopes = np.unique(value.args[1].value.numpy())
                 if slopes.size == 1:
                     return relax.op.nn.leakyrelu(value.args[0], float(slopes[0]))
             return None
 
-        return rebuild(mod, rewrite, stands_for)
+        return rebuild(mod, rewrite, var_remap)
 
 
 Bindings = dict[relax.Var, relax.Expr]
 
 
-def _gelu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
+def _gelu_operand(var: relax.Var, values: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
     """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) with its factors in any order; else None."""
-    factors = _factors(var, made, counts)
+    factors = _factors(var, values, counts)
     numbers = [_number(f) for f in factors]
     others = [f for f, number in zip(factors, numbers) if number is None]
     scale = math.prod(number for number in numbers if number is not None)
     if len(factors) == len(others) or len(others) != 2 or not math.isclose(scale, 0.5, rel_tol=1e-6):
         return None
     for x, curve in (others, others[::-1]):
-        for erf, one in _operands(curve, "add", made, counts):
-            if _number(one) != 1 or operator(made.get(erf)) != "erf" or counts[erf] > 1:
+        for erf, addend in _operands(curve, "add", values, counts):
+            if _number(addend) != 1 or operator(values.get(erf)) != "erf" or counts[erf] > 1:
                 continue
-            inner = made[erf].args[0]
-            scaled = [(a, _number(b)) for a, b in _operands(inner, "multiply", made, counts)]
-            value = made.get(inner)
+            inner = values[erf].args[0]
+            scaled = [(a, _number(b)) for a, b in _operands(inner, "multiply", values, counts)]
+            value = values.get(inner)
             if operator(value) == "divide" and (divisor := _number(value.args[1])):
                 scaled = [(value.args[0], 1 / divisor)]
             if any(a.same_as(x) and b and math.isclose(b, math.sqrt(0.5), rel_tol=1e-6) for a, b in scaled):
@@ -71,32 +71,36 @@ def _gelu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) 
     return None
 
 
-def _silu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
+def _silu_operand(var: relax.Var, values: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
     """x, if `var` is x * sigmoid(x), whose sigmoid nothing else reads; else None."""
-    value = made[var]
+    value = values[var]
     if operator(value) != "multiply":
         return None
     for x, curve in (value.args, value.args[::-1]):
-        if operator(made.get(curve)) == "sigmoid" and counts[curve] == 1 and made[curve].args[0].same_as(x):
+        if (
+            operator(values.get(curve)) == "sigmoid"
+            and counts[curve] == 1
+            and values[curve].args[0].same_as(x)
+        ):
             return x
     return None
 
 
-def _factors(expr: relax.Expr, made: Bindings, counts: dict[relax.Var, int], root: bool = True) -> list:
+def _factors(expr: relax.Expr, values: Bindings, counts: dict[relax.Var, int], root: bool = True) -> list:
     """Leaves of a tree of multiplications whose inner results have no other reader."""
-    value = made.get(expr) if isinstance(expr, relax.Var) else None
+    value = values.get(expr) if isinstance(expr, relax.Var) else None
     if operator(value) == "multiply" and (root or counts[expr] == 1):
-        return [f for arg in value.args for f in _factors(arg, made, counts, root=False)]
+        return [f for arg in value.args for f in _factors(arg, values, counts, root=False)]
     return [expr]
 
 
-def _operands(expr: relax.Expr, kind: str, made: Bindings, counts: dict[relax.Var, int]) -> list:
+def _operands(expr: relax.Expr, kind: str, values: Bindings, counts: dict[relax.Var, int]) -> list:
     """Both orders of the operands of `expr`, if it is a `kind` with a single reader; else an empty list."""
-    value = made.get(expr) if isinstance(expr, relax.Var) else None
+    value = values.get(expr) if isinstance(expr, relax.Var) else None
     if operator(value) != kind or counts[expr] > 1:
         return []
-    left, right = value.args
-    return [(left, right), (right, left)]
+    first, second = value.args
+    return [(first, second), (second, first)]
 
 
 def _number(expr: relax.Expr) -> float | None:

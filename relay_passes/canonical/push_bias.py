@@ -28,29 +28,29 @@ class PushBias:
     Preserves: values up to rounding, names.
     """
 
-    def __init__(self, pushed: dict[str, np.ndarray] | None = None):
-        self.pushed = {} if pushed is None else pushed
+    def __init__(self, pushed_biases: dict[str, np.ndarray] | None = None):
+        self.pushed_biases = {} if pushed_biases is None else pushed_biases
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # a reader cannot take a bias
+        fixed = set(relax.analysis.free_vars(mod["main"].body.body))  # a reader cannot take a bias
         for binding in main_bindings(mod):
             if not _linear(binding.value):
-                stuck |= set(relax.analysis.free_vars(binding.value))
+                fixed |= set(relax.analysis.free_vars(binding.value))
         offsets: dict[relax.Var, np.ndarray] = {}  # by variable, the bias still to be added
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if not _linear(value):
                 return None
-            base, offset = _pushed(value, offsets)
+            base, offset = _extract_bias(value, offsets)
             if operator(value) != "add" and value.args[0] in offsets:
-                self.pushed[var.name] = offsets[value.args[0]]
-            if offset is None or (var in stuck and not offsets.keys() & set(value.args)):
+                self.pushed_biases[var.name] = offsets[value.args[0]]
+            if offset is None or (var in fixed and not offsets.keys() & set(value.args)):
                 return None
             # A separate variable: the base may have other readers, to which the bias does not belong.
             new = builder.emit(base, name_hint=var.name)
-            if var not in stuck:
+            if var not in fixed:
                 offsets[new] = offset
                 return new
             bias = relax.const(offset.reshape((1,) * (len(shape(var)) - 1) + (-1,)))
@@ -66,7 +66,7 @@ def _linear(value: relax.Expr) -> bool:
         x, y = value.args
         if isinstance(x, relax.Var) and isinstance(y, relax.Var):
             return shape(x) == shape(y)
-        return isinstance(x, relax.Var) and _by_channel(y, shape(x))
+        return isinstance(x, relax.Var) and _is_per_channel(y, shape(x))
     if kind == "matmul":
         x, matrix = value.args
         return isinstance(x, relax.Var) and isinstance(matrix, tvm.ir.GenericConst) and matrix.value.ndim == 2
@@ -79,7 +79,7 @@ def _linear(value: relax.Expr) -> bool:
     )
 
 
-def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
+def _is_per_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
     """Whether `expr` is a constant with one element for each entry of the last axis of `like`."""
     if not isinstance(expr, tvm.ir.GenericConst) or not like:
         return False
@@ -87,7 +87,9 @@ def _by_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
     return len(size) <= len(like) and size[-1:] == [like[-1]] and int(np.prod(size)) == like[-1]
 
 
-def _pushed(value: relax.Call, offsets: dict[relax.Var, np.ndarray]) -> tuple[relax.Expr, np.ndarray | None]:
+def _extract_bias(
+    value: relax.Call, offsets: dict[relax.Var, np.ndarray]
+) -> tuple[relax.Expr, np.ndarray | None]:
     """A linear `value` without the biases of its operands, and the bias by channel to add to its result."""
     x, y = value.args
     bias_of_x = offsets.get(x)

@@ -11,18 +11,24 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.attention import NAME, UNSEEN, attention_function, over_cache, sight
+from pimflow.relay_passes.attention import (
+    MASKED_SCORE,
+    NAME,
+    attention_function,
+    is_cached_attention,
+    query_visibility,
+)
 from pimflow.relay_passes.canonical.attention_operands import (
     Operand,
     Values,
-    cache,
+    cache_operand,
     constant_scale,
-    queries,
+    query_operand,
     scalar,
 )
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 
-HIDES = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
+MASK_THRESHOLD = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -41,31 +47,31 @@ class RecogniseAttention:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         values = {binding.var: binding.value for binding in main_bindings(mod)}
-        finder = _Finder(values, uses(mod))
-        found = {var: match for var in values if (match := finder.match(var)) is not None}
-        if not found:
+        finder = _AttentionFinder(values, use_counts(mod))
+        matches = {var: match for var in values if (match := finder.match(var)) is not None}
+        if not matches:
             return mod
-        renewed: dict[relax.Var, relax.Expr] = {}
+        var_remap: dict[relax.Var, relax.Expr] = {}
         flat: dict[relax.Var, relax.Var] = {}  # by result in any shape, the function's result
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
-            if var in found:
-                result, name = found[var].call(builder, renewed, var.name), f"{var.name}_whole"
+            if var in matches:
+                result, name = matches[var].call(builder, var_remap, var.name), f"{var.name}_whole"
             elif _keeps_order(value) and value.args[0] in flat:
                 result, name = flat[value.args[0]], var.name
             else:
                 return None
             same = shape(result) == shape(var)
-            other = result if same else builder.emit(relax.op.reshape(result, shape(var)), name_hint=name)
-            flat[other] = flat[result] = result
-            return other
+            reshaped = result if same else builder.emit(relax.op.reshape(result, shape(var)), name_hint=name)
+            flat[reshaped] = flat[result] = result
+            return reshaped
 
-        return rebuild(mod, rewrite, renewed)
+        return rebuild(mod, rewrite, var_remap)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Match:
+class _AttentionMatch:
     """A match: an attention and its operands.
 
     Attributes
@@ -81,29 +87,29 @@ class _Match:
     masks: tuple[tuple[relax.Expr, ...], ...]
     guarded: bool
 
-    def call(self, builder: relax.BlockBuilder, renewed: Values, name: str) -> relax.Var:
+    def call(self, builder: relax.BlockBuilder, var_remap: Values, name: str) -> relax.Var:
         """Emit the call of the attention function, and its operands."""
-        operands = [each.emitted(builder, renewed) for each in self.operands]
+        operands = [operand.emit(builder, var_remap) for operand in self.operands]
         mask: relax.Expr | None = None
         for parts in self.masks:
-            new = [renewed.get(each, each) for each in parts]
-            one = new[0] if len(new) == 1 else builder.emit(relax.op.where(*new))
-            mask = one if mask is None else builder.emit(relax.op.add(mask, one))
-        seeing = None
+            new = [var_remap.get(operand, operand) for operand in parts]
+            mask_term = new[0] if len(new) == 1 else builder.emit(relax.op.where(*new))
+            mask = mask_term if mask is None else builder.emit(relax.op.add(mask, mask_term))
+        visibility = None
         if mask is not None:
             if self.guarded:
-                mask = builder.emit(relax.op.maximum(mask, relax.const(UNSEEN, "float32")))
-                seeing = sight(mask, lambda value, _: builder.emit(value))
+                mask = builder.emit(relax.op.maximum(mask, relax.const(MASKED_SCORE, "float32")))
+                visibility = query_visibility(mask, lambda value, _: builder.emit(value))
             operands.append(mask)
         function = attention_function(self.attention, () if mask is None else shape(mask))
         result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
-        if seeing is None:
+        if visibility is None:
             return result
-        return builder.emit(relax.op.multiply(result, seeing), name_hint=f"{name}_seeing")
+        return builder.emit(relax.op.multiply(result, visibility), name_hint=f"{name}_seeing")
 
 
 @dataclass(kw_only=True)
-class _Scores:
+class _ScoreChain:
     """The operators between the first product and the softmax.
 
     Attributes
@@ -120,19 +126,19 @@ class _Scores:
     masks: list[tuple[relax.Expr, ...]] = field(default_factory=list)
 
 
-class _Finder:
+class _AttentionFinder:
     """Looks for attention in a flat module."""
 
     def __init__(self, values: Values, counts: Mapping[relax.Var, int]):
         self.values, self.counts = values, counts
 
-    def match(self, var: relax.Var) -> _Match | None:
+    def match(self, var: relax.Var) -> _AttentionMatch | None:
         """The attention of which `var` is the second product; None if it is no such product."""
         value = self.values[var]
-        if operator(value) != "matmul" or not all(isinstance(each, relax.Var) for each in value.args):
+        if operator(value) != "matmul" or not all(isinstance(operand, relax.Var) for operand in value.args):
             return None
-        softmax, readers = self._behind_reshapes(value.args[0]), 1
-        if (guarded := self._guarded(softmax)) is not None:
+        softmax, readers = self._skip_reshapes(value.args[0]), 1
+        if (guarded := self._strip_nan_guard(softmax)) is not None:
             softmax, readers = guarded, 2
         if operator(softmax) != "nn.softmax":
             return None
@@ -142,25 +148,27 @@ class _Finder:
             scores = self._scores(softmax.args[0], readers)
         if scores is None or len(dims) < 3:
             return None
-        found = self._described(scores, dims, value)
-        if found is None or not over_cache(found.attention):
+        attention_match = self._build_match(scores, dims, value)
+        if attention_match is None or not is_cached_attention(attention_match.attention):
             return None
-        return replace(found, guarded=readers > 1)
+        return replace(attention_match, guarded=readers > 1)
 
-    def _described(self, scores: _Scores, dims: tuple[int, ...], second: relax.Call) -> _Match | None:
+    def _build_match(
+        self, scores: _ScoreChain, dims: tuple[int, ...], second: relax.Call
+    ) -> _AttentionMatch | None:
         """The match of a softmax over `dims` in front of the `second` product; None if there is none."""
-        first, (*lead, asking, keys) = scores.product, dims
+        first, (*lead, query_count, keys) = scores.product, dims
         heads = math.prod(lead)
         products = [(first, shape(first)[-2]), (second, shape(second)[-2])]
-        if any(rows % asking for _, rows in products) or shape(second.args[1])[-2] != keys:
+        if any(rows % query_count for _, rows in products) or shape(second.args[1])[-2] != keys:
             return None
         for folded in (True, False):
             k, v = (
-                cache(
+                cache_operand(
                     product.args[1],
                     self.values,
                     matrices=shape(product)[:-2],
-                    heads_each=rows // asking,
+                    heads_per_matrix=rows // query_count,
                     transposed=product is first,
                     folded=folded,
                 )
@@ -173,37 +181,37 @@ class _Finder:
         batch, kv_heads = max(k.dims[:2], v.dims[:2])
         if v.scale != 1 or heads % (batch * kv_heads):
             return None
-        q, value_size = queries(first.args[0], self.values), shape(second.args[1])[-1]
+        q, value_size = query_operand(first.args[0], self.values), shape(second.args[1])[-1]
         attention = Attention(
             batch=batch,
             heads=heads // batch,
             kv_heads=kv_heads,
             head_size=shape(first.args[0])[-1],
             value_size=value_size,
-            queries=asking,
+            queries=query_count,
             keys=keys,
             scale=scores.scale * q.scale * k.scale,
             softcap=scores.softcap,
         )
-        masks = [_as_four(mask, dims, attention) for mask in scores.masks]
+        masks = [_broadcastable_mask(mask, dims, attention) for mask in scores.masks]
         if None in masks:
             return None
-        attention, masks = _with_known_masks(attention, masks)
+        attention, masks = _with_causal_masks(attention, masks)
         dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
-        operands = tuple(_in_shape(each, wanted) for each, wanted in dims_of)
-        return _Match(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
+        operands = tuple(_with_shape(operand, required_dims) for operand, required_dims in dims_of)
+        return _AttentionMatch(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
 
     def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
         """The value of a variable with exactly `readers` readers; else None."""
         return self.values.get(expr) if self.counts.get(expr, 0) == readers else None
 
-    def _behind_reshapes(self, expr: relax.Expr) -> relax.Expr | None:
+    def _skip_reshapes(self, expr: relax.Expr) -> relax.Expr | None:
         value = self._sole(expr)
         while _same_elements(value):
             value = self._sole(value.args[0])
         return value
 
-    def _guarded(self, value: relax.Expr | None) -> relax.Expr | None:
+    def _strip_nan_guard(self, value: relax.Expr | None) -> relax.Expr | None:
         """The softmax of ``where(all(scores == -inf), 0, softmax(scores))``, as PyTorch exports it."""
         if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
             return None
@@ -218,7 +226,7 @@ class _Finder:
             condition = step.args[0]
         return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
 
-    def _scores(self, var: relax.Expr, readers: int = 1) -> _Scores | None:
+    def _scores(self, var: relax.Expr, readers: int = 1) -> _ScoreChain | None:
         """The operators from the first product to the softmax of `var`; None if there is no such product.
 
         Parameters
@@ -226,32 +234,32 @@ class _Finder:
         readers : int
             How many operators read `var`.
         """
-        found = _Scores()
+        scores = _ScoreChain()
         masked, value = True, self._sole(var, readers)  # masks come last
         while value is not None:
             kind = operator(value)
             if kind == "matmul":
-                found.product = value
-                known = all(isinstance(each, relax.Var) for each in value.args)
-                return found if known else None
+                scores.product = value
+                has_vars = all(isinstance(operand, relax.Var) for operand in value.args)
+                return scores if has_vars else None
             if _same_elements(value):
                 value = self._sole(value.args[0])
             elif (scaled := constant_scale(value)) is not None:
-                capped = self._capped(scaled) if not found.softcap else None
-                if capped is not None and found.scale == 1:
-                    found.softcap, value = capped[1], self._sole(capped[0])
+                capped = self._softcap(scaled) if not scores.softcap else None
+                if capped is not None and scores.scale == 1:
+                    scores.softcap, value = capped[1], self._sole(capped[0])
                 else:
-                    found.scale *= scaled[1]
+                    scores.scale *= scaled[1]
                     value = self._sole(scaled[0])
                 masked = False
-            elif masked and (parts := self._masked(value)) is not None:
-                found.masks.append(parts[1])
+            elif masked and (parts := self._split_mask(value)) is not None:
+                scores.masks.append(parts[1])
                 value = self._sole(parts[0])
             else:
                 return None
         return None
 
-    def _capped(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
+    def _softcap(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
         """Operand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
         curve, cap = self._sole(scaled[0]), scaled[1]
         inner = constant_scale(self._sole(curve.args[0])) if operator(curve) == "tanh" else None
@@ -259,7 +267,7 @@ class _Finder:
             (inner[0], cap) if inner is not None and math.isclose(inner[1] * cap, 1, rel_tol=1e-5) else None
         )
 
-    def _masked(self, value: relax.Expr) -> tuple[relax.Var, tuple[relax.Expr, ...]] | None:
+    def _split_mask(self, value: relax.Expr) -> tuple[relax.Var, tuple[relax.Expr, ...]] | None:
         """The scores that `value` masks, and the mask; None if it masks none."""
         kind = operator(value)
         if kind == "add":
@@ -271,10 +279,10 @@ class _Finder:
         condition, *sides = value.args
         for place, side in enumerate(sides):
             hidden = scalar(sides[1 - place])
-            if isinstance(side, relax.Var) and hidden is not None and hidden <= HIDES:
+            if isinstance(side, relax.Var) and hidden is not None and hidden <= MASK_THRESHOLD:
                 if shape(side) != shape(value):
                     return None
-                hides = relax.const(UNSEEN, "float32")
+                hides = relax.const(MASKED_SCORE, "float32")
                 none = relax.const(0.0, "float32")
                 return side, (condition, *((none, hides) if place == 0 else (hides, none)))
         return None
@@ -300,46 +308,46 @@ def _keeps_order(value: relax.Expr) -> bool:
     return _same_elements(value)
 
 
-def _in_shape(operand: Operand, wanted: tuple[int, ...]) -> Operand:
+def _with_shape(operand: Operand, required_dims: tuple[int, ...]) -> Operand:
     """`operand` reshaped so that its shape after the transpose is `wanted`."""
-    dims = (*wanted[:2], wanted[3], wanted[2]) if operand.transposed else wanted
+    dims = (*required_dims[:2], required_dims[3], required_dims[2]) if operand.transposed else required_dims
     return Operand(var=operand.var, dims=dims, transposed=operand.transposed)
 
 
-def _as_four(
+def _broadcastable_mask(
     mask: tuple[relax.Expr, ...], dims: tuple[int, ...], attention: Attention
 ) -> tuple[relax.Expr, ...] | None:
     """`mask` of scores of `dims`, if it broadcasts to [batch, heads, queries, keys]; else None."""
-    if dims == attention.score_shape or all(len(shape(each)) <= 2 for each in mask):
+    if dims == attention.score_shape or all(len(shape(part)) <= 2 for part in mask):
         return mask
-    return mask if len(dims) == 4 and all(max(shape(each)[:-2], default=1) == 1 for each in mask) else None
+    return mask if len(dims) == 4 and all(max(shape(part)[:-2], default=1) == 1 for part in mask) else None
 
 
-def _with_known_masks(
+def _with_causal_masks(
     attention: Attention, masks: list[tuple[relax.Expr, ...]]
 ) -> tuple[Attention, list[tuple[relax.Expr, ...]]]:
     """`attention` with constant causal masks as a property, and the remaining masks."""
-    left = []
+    remaining_masks = []
     for mask in masks:
         offset = _causal_offset(mask, attention)
         if offset is None or (attention.causal and offset != attention.offset):
-            left.append(mask)
+            remaining_masks.append(mask)
         elif offset < attention.keys - 1:  # the first query sees all else
             attention = replace(attention, causal=True, offset=offset)
-    return replace(attention, masked=bool(left)), left
+    return replace(attention, masked=bool(remaining_masks)), remaining_masks
 
 
 def _causal_offset(mask: tuple[relax.Expr, ...], attention: Attention) -> int | None:
     """The last key that the first query sees, if `mask` is constant and purely causal; else None."""
-    if not all(isinstance(each, tvm.ir.GenericConst) for each in mask):
+    if not all(isinstance(part, tvm.ir.GenericConst) for part in mask):
         return None
-    arrays = [each.value.numpy() for each in mask]
+    arrays = [part.value.numpy() for part in mask]
     added = arrays[0] if len(arrays) == 1 else np.where(*arrays)
     try:
         added = np.broadcast_to(added, attention.score_shape)
     except ValueError:
         return None
-    seen = added > HIDES
+    seen = added > MASK_THRESHOLD
     offset = int(seen[0, 0, 0].sum()) - 1
     places = np.arange(attention.keys) <= np.arange(attention.queries)[:, None] + offset
     return offset if (seen == places).all() and not added[seen].any() else None

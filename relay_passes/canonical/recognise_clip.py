@@ -25,7 +25,7 @@ class RecogniseClip:
         clamps = {b.var: _clamp(mod, b.value) for b in main_bindings(mod)}
         bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
 
-        def rewrite(_builder, var, value):
+        def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             clamp_bound = clamps[var]
             if clamp_bound is None:
@@ -38,7 +38,7 @@ class RecogniseClip:
             new = relax.op.clip(source, low, high)
             if (low, high) == (0.0, float("inf")):
                 new = relax.op.nn.relu(source)
-            emitted = _builder.emit(new, name_hint=var.name)
+            emitted = builder.emit(new, name_hint=var.name)
             bounds[emitted] = (source, low, high)
             return emitted
 

@@ -15,15 +15,15 @@ from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-class _Permuted:
+class _PermutedLayout:
     """A target layout that is one transpose away from the source layout."""
 
-    def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, other: str):
-        self.into, self.out, self.name, self.other = into, out, name, other
+    def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, source_layout: str):
+        self.into, self.out, self.name, self.source_layout = into, out, name, source_layout
 
-    def axes(self, others: Sequence[int]) -> list[int] | None:
+    def axes(self, source_axes: Sequence[int]) -> list[int] | None:
         """Axes of the source layout as axes of the target layout; None if one has no counterpart."""
-        return [self.out[axis % 4] for axis in others]
+        return [self.out[axis % 4] for axis in source_axes]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         """`array` in the target layout."""
@@ -40,25 +40,25 @@ class _Permuted:
         """Whether a tensor of the source layout can have the target layout."""
         return len(dims) == 4
 
-    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_target(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
         """Emit `other` in the target layout."""
-        return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
+        return builder.emit(relax.op.permute_dims(tensor, self.into), name_hint=f"{name}.kept")
 
-    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_source(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
         """Emit `kept` in the source layout."""
-        return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
+        return builder.emit(relax.op.permute_dims(tensor, self.out), name_hint=f"{name}.nchw")
 
 
-class _Blocked:
+class _BlockedLayout:
     """NCHW16c as target layout, with NHWC as source layout: a transform is a reshape and a transpose."""
 
     INTO, OUT = (0, 3, 1, 2, 4), (0, 2, 3, 1, 4)
-    steps, name, other = 2, "NCHW16c", "NHWC"
+    steps, name, source_layout = 2, "NCHW16c", "NHWC"
 
-    def axes(self, others: Sequence[int]) -> list[int] | None:
+    def axes(self, source_axes: Sequence[int]) -> list[int] | None:
         """See `_Permuted.axes`."""
-        kept_axes = {0: 0, 1: 2, 2: 3}
-        return None if any(a % 4 == 3 for a in others) else [kept_axes[a % 4] for a in others]
+        target_axes = {0: 0, 1: 2, 2: 3}
+        return None if any(a % 4 == 3 for a in source_axes) else [target_axes[a % 4] for a in source_axes]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
         """`array` in the target layout; None if its channels do not fill blocks."""
@@ -82,16 +82,16 @@ class _Blocked:
     def fits(self, dims: tuple[int, ...]) -> bool:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
-    def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+    def to_target(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
         """Emit `other` in the target layout."""
-        n, h, w, c = shape(other)
-        blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
+        n, h, w, c = shape(tensor)
+        blocks = builder.emit(relax.op.reshape(tensor, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
-    def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+    def to_source(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
         """Emit `kept` in the source layout."""
-        n, blocks, h, w, c = shape(kept)
-        pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
+        n, blocks, h, w, c = shape(tensor)
+        pixels = builder.emit(relax.op.permute_dims(tensor, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
 
 
@@ -101,10 +101,10 @@ def _permutation(value: relax.Expr) -> tuple[int, ...]:
     return tuple(int(a) for a in value.attrs.axes)
 
 
-KEPT = {
-    "NHWC": lambda: _Permuted(TO_NHWC, TO_NCHW, "NHWC", "NCHW"),
-    "NCHW": lambda: _Permuted(TO_NCHW, TO_NHWC, "NCHW", "NHWC"),
-    "NCHW16c": _Blocked,
+TARGET_LAYOUTS = {
+    "NHWC": lambda: _PermutedLayout(TO_NHWC, TO_NCHW, "NHWC", "NCHW"),
+    "NCHW": lambda: _PermutedLayout(TO_NCHW, TO_NHWC, "NCHW", "NHWC"),
+    "NCHW16c": _BlockedLayout,
 }
 
 
@@ -127,125 +127,135 @@ class SinkLayout:
     Preserves: values exactly (sums over channels and space together up to their order), names, interface.
     """
 
-    def __init__(self, kept: str = "NHWC", at: Container[str] | None = None):
-        self.kept, self.at = KEPT[kept](), at
+    def __init__(self, layout: str = "NHWC", names: Container[str] | None = None):
+        self.layout, self.names = TARGET_LAYOUTS[layout](), names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        kept, at = self.kept, self.at
+        layout, names = self.layout, self.names
         twins: dict[relax.Var, relax.Expr] = {}  # source to target layout
-        begun: dict[relax.Var, relax.Expr] = {}  # result of the first step to that of both
+        first_steps: dict[relax.Var, relax.Expr] = {}  # result of the first step to that of both
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
             """Emit `value` in the target layout; None if that is not possible."""
-            if at is not None and name not in at:
+            if names is not None and name not in names:
                 return None
 
-            def in_kept(expr: relax.Expr) -> relax.Expr | None:
+            def to_layout(expr: relax.Expr) -> relax.Expr | None:
                 """`expr` in the target layout; None if it has none."""
-                if expr in twins or at is None or not isinstance(expr, relax.Var):
+                if expr in twins or names is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
-                return kept.to_kept(builder, expr, expr.name) if kept.fits(shape(expr)) else None
+                return layout.to_target(builder, expr, expr.name) if layout.fits(shape(expr)) else None
 
-            new = _kept(kept, value, in_kept)
+            new = _call_in_layout(layout, value, to_layout)
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
-            step = kept.step_of(value)
+            step = layout.step_of(value)
             if step:
-                return _moved(builder, var.name, value, step, twins, begun)
+                return _emit_transform(builder, var.name, value, step, twins, first_steps)
             new = twin(builder, value, var.name)
             if new is None:
                 return None
-            back = kept.to_other(builder, new, var.name)
+            back = layout.to_source(builder, new, var.name)
             twins[back] = new
             return back
 
         return rebuild(mod, rewrite)
 
 
-def _kept(
-    kept: _Permuted | _Blocked, value: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None]
+def _call_in_layout(
+    layout: _PermutedLayout | _BlockedLayout,
+    value: relax.Expr,
+    to_layout: Callable[[relax.Expr], relax.Expr | None],
 ) -> relax.Call | None:
     """`value` on operands in the target layout, as `in_kept` gives them; None if that is not possible."""
     kind = operator(value)
     if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
-        args = [_operand(a, in_kept, kept) for a in value.args]
-        known = None not in args and any(isinstance(a, relax.Var) for a in args)
-        return relax.Call(value.op, args, value.attrs, value.ty_args) if known else None
+        args = [_operand(a, to_layout, layout) for a in value.args]
+        is_complete = None not in args and any(isinstance(a, relax.Var) for a in args)
+        return relax.Call(value.op, args, value.attrs, value.ty_args) if is_complete else None
     if kind == "concat" and isinstance(value.args[0], relax.Tuple):
-        fields = [in_kept(f) for f in value.args[0].fields]
-        return None if None in fields else _joined(kept, fields, int(value.attrs.axis))
+        fields = [to_layout(f) for f in value.args[0].fields]
+        return None if None in fields else _concat_in_layout(layout, fields, int(value.attrs.axis))
     if kind not in (*UNARY, *REDUCE, *POOL) or not isinstance(value.args[0], relax.Var):
         return None
     if kind in POOL:
-        x = in_kept(value.args[0]) if value.attrs.layout == value.attrs.out_layout == kept.other else None
-        return None if x is None else _pooled(kept, value, x)
+        x = (
+            to_layout(value.args[0])
+            if value.attrs.layout == value.attrs.out_layout == layout.source_layout
+            else None
+        )
+        return None if x is None else _pool_in_layout(layout, value, x)
     if kind in REDUCE:
-        axes = value.attrs.axis and kept.axes([int(a) for a in value.attrs.axis])
-        if not value.attrs.keepdims or (axes is None and (value.attrs.axis or kept.steps > 1)):
+        axes = value.attrs.axis and layout.axes([int(a) for a in value.attrs.axis])
+        if not value.attrs.keepdims or (axes is None and (value.attrs.axis or layout.steps > 1)):
             return None
-        x = in_kept(value.args[0])
+        x = to_layout(value.args[0])
         return None if x is None else getattr(relax.op, kind)(x, axis=axes, keepdims=True)
-    axes = kept.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
-    x = None if axes is None else in_kept(value.args[0])
+    axes = layout.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
+    x = None if axes is None else to_layout(value.args[0])
     if x is None or kind != "nn.prelu":
         return None if x is None else relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
     return relax.op.nn.prelu(x, value.args[1], axes[0])
 
 
-def _moved(
+def _emit_transform(
     builder: relax.BlockBuilder,
     name: str,
     value: relax.Call,
     step: tuple[str, ...],
     twins: dict[relax.Var, relax.Expr],
-    begun: dict[relax.Var, relax.Expr],
+    first_steps: dict[relax.Var, relax.Expr],
 ) -> relax.Expr:
     """Emit a transform, or a step of one, or return the variable that already holds its result."""
-    way, *step = step
+    direction, *step = step
     source = value.args[0]
-    if way == "into":
-        known = begun.get(source) if step == ["last"] else twins.get(source)
-        if known is not None and step != ["first"]:
-            return known
+    if direction == "into":
+        existing = first_steps.get(source) if step == ["last"] else twins.get(source)
+        if existing is not None and step != ["first"]:
+            return existing
         new = builder.emit(value, name_hint=name)
-        if known is not None:
-            begun[new] = known
+        if existing is not None:
+            first_steps[new] = existing
         return new
     new = builder.emit(value, name_hint=name)
     if step == ["first"]:
-        begun[new] = source
-    elif not step or source in begun:
-        twins[new] = begun[source] if step else source
+        first_steps[new] = source
+    elif not step or source in first_steps:
+        twins[new] = first_steps[source] if step else source
     return new
 
 
-def _pooled(kept: _Permuted | _Blocked, value: relax.Call, x: relax.Expr) -> relax.Call:
+def _pool_in_layout(layout: _PermutedLayout | _BlockedLayout, value: relax.Call, x: relax.Expr) -> relax.Call:
     attrs = value.attrs
     pool = getattr(relax.op.nn, operator(value).removeprefix("nn."))
     window = (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
-    return pool(x, *window, attrs.ceil_mode, attrs.count_include_pad, kept.name)
+    return pool(x, *window, attrs.ceil_mode, attrs.count_include_pad, layout.name)
 
 
-def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
+def _concat_in_layout(
+    layout: _PermutedLayout | _BlockedLayout, fields: list[relax.Expr], axis: int
+) -> relax.Call:
     """A concatenation in the target layout; along channels, it concatenates whole blocks."""
-    return relax.op.concat(fields, axis=(kept.axes([axis]) or [1])[0])
+    return relax.op.concat(fields, axis=(layout.axes([axis]) or [1])[0])
 
 
 def _operand(
-    expr: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
+    expr: relax.Expr,
+    to_layout: Callable[[relax.Expr], relax.Expr | None],
+    layout: _PermutedLayout | _BlockedLayout,
 ) -> relax.Expr | None:
     """An operand of a binary operator in the target layout; None if it would need a transform."""
     if isinstance(expr, relax.Var):
-        return in_kept(expr)
+        return to_layout(expr)
     if not isinstance(expr, tvm.ir.GenericConst):
         return None
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
-    if array.ndim < 4 and kept.other == "NHWC":  # it broadcasts along the last axes of NHWC
+    if array.ndim < 4 and layout.source_layout == "NHWC":  # it broadcasts along the last axes of NHWC
         array = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    made = kept.constant(array) if array.ndim == 4 else None
-    return None if made is None else relax.const(np.ascontiguousarray(made))
+    converted = layout.constant(array) if array.ndim == 4 else None
+    return None if converted is None else relax.const(np.ascontiguousarray(converted))

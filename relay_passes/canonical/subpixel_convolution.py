@@ -11,7 +11,7 @@ from tvm import relax
 
 from pimflow.core.chains import Upsampling
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 
 # [n, h, w, group, row, column, channel] to [n, h, row, w, column, group, channel].
 PHASES_TO_PIXELS = [0, 1, 4, 2, 5, 3, 6]
@@ -59,13 +59,13 @@ class SubpixelConvolution:
                 out_layout="NHWC",
             )
             y = builder.emit(conv, name_hint=var.name)
-            y = spread(builder, y, tuple(a.stride for a in axes), groups, f"{var.name}_up")
-            return cropped(y, tuple(a.skip for a in axes), tuple(a.extent for a in axes))
+            y = depth_to_space(builder, y, tuple(a.stride for a in axes), groups, f"{var.name}_up")
+            return crop(y, tuple(a.skip for a in axes), tuple(a.extent for a in axes))
 
         return rebuild(mod, rewrite)
 
 
-def spread(
+def depth_to_space(
     builder: relax.BlockBuilder, y: relax.Expr, scale: tuple[int, int], groups: int, name: str
 ) -> relax.Expr:
     """Emit depth to space: channels (group, row, column, channel) to pixels of a `scale` times larger map."""
@@ -78,7 +78,7 @@ def spread(
     return builder.emit(relax.op.reshape(y, (n, h * sh, w * sw, channels // (sh * sw))), name_hint=name)
 
 
-def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> relax.Expr:
+def crop(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> relax.Expr:
     """`extent` rows and columns of `y` from `begin` on."""
     if shape(y)[1:3] == extent:
         return y
@@ -91,10 +91,10 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
 
     The variables between the convolution and the result have no other readers.
     """
-    counts, bindings = uses(mod), main_bindings(mod)
+    counts, bindings = use_counts(mod), main_bindings(mod)
     readers = {b.value.args[0]: b for b in bindings if operator(b.value) in _MOVES}
 
-    def after(var: relax.Var, kind: str) -> relax.VarBinding | None:
+    def sole_reader(var: relax.Var, kind: str) -> relax.VarBinding | None:
         """The only reader of `var`, if it is a `kind`; else None."""
         reader = readers.get(var)
         sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
@@ -102,10 +102,10 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
 
     upsampled = {}
     for binding in bindings:
-        if operator(binding.value) != "nn.conv2d" or (first := after(binding.var, "reshape")) is None:
+        if operator(binding.value) != "nn.conv2d" or (first := sole_reader(binding.var, "reshape")) is None:
             continue
-        order = after(first.var, "permute_dims")
-        last = after(order.var, "reshape") if order is not None else None
+        order = sole_reader(first.var, "permute_dims")
+        last = sole_reader(order.var, "reshape") if order is not None else None
         if last is None or [int(a) for a in order.value.attrs.axes or ()] != PHASES_TO_PIXELS:
             continue
         _, h, w, groups, sh, sw, _ = shape(first.var)
@@ -114,9 +114,9 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
         if not spread_out or groups != int(binding.value.attrs.groups):
             continue
         result, begin = last.var, (0, 0)
-        crop = after(result, "strided_slice")
-        if crop is not None and [int(a) for a in crop.value.args[1].fields] == [1, 2]:
-            result, begin = crop.var, tuple(int(b) for b in crop.value.args[2].fields)
+        slice_binding = sole_reader(result, "strided_slice")
+        if slice_binding is not None and [int(a) for a in slice_binding.value.args[1].fields] == [1, 2]:
+            result, begin = slice_binding.var, tuple(int(b) for b in slice_binding.value.args[2].fields)
         extent = shape(result)[1:3]
         upsampled[binding.var] = (result, Upsampling(scale=(sh, sw), begin=begin, extent=extent))
     return upsampled
@@ -147,14 +147,14 @@ def _axes(call: relax.Call, inputs: tuple[int, ...], outputs: tuple[int, ...]) -
         taps = math.ceil(reach / stride)
         dropped = min(int(call.attrs.padding[i]) // stride, taps - 1)  # whole pixels that padding cuts off
         skip = int(call.attrs.padding[i]) - dropped * stride
-        wanted = math.ceil((skip + outputs[i]) / stride)
+        required = math.ceil((skip + outputs[i]) / stride)
         axes.append(
             _Axis(
                 stride=stride,
                 dilation=dilation,
                 taps=taps,
                 before=taps - 1 - dropped,
-                after=max(0, wanted + dropped - inputs[i]),
+                after=max(0, required + dropped - inputs[i]),
                 skip=skip,
                 extent=outputs[i],
             )

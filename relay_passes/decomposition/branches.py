@@ -14,7 +14,7 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 
 
 @dataclass(frozen=True, eq=False)
-class ByChannel:
+class ChannelwiseOperator:
     """An elementwise operator on a map, with at most one constant, which has one value or one a channel.
 
     Attributes
@@ -30,7 +30,7 @@ class ByChannel:
     constant: np.ndarray | None = None
 
     @classmethod
-    def of(cls, value: relax.Expr, channels: int) -> ByChannel | None:
+    def from_call(cls, value: relax.Expr, channels: int) -> ChannelwiseOperator | None:
         """`value` as such an operator; None for other operators."""
         kind = operator(value)
         if kind in UNARY and kind != "nn.prelu":
@@ -55,7 +55,7 @@ class ByChannel:
         scalars = [str(arg) for arg in self.call.args[1:]] if self.constant is None else []
         return operator(self.call), self.position, self.constant is None, *scalars, str(self.call.attrs)
 
-    def applied(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
+    def call_on(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
         """The call on `x`, with `constant` in place of its own if it is given."""
         args = list(self.call.args)
         args[self.position] = x
@@ -64,7 +64,7 @@ class ByChannel:
             args[1 - self.position] = relax.const(constant.reshape(1, 1, 1, -1), dtype)
         return relax.Call(self.call.op, args, self.call.attrs)
 
-    def by_channel(self, channels: int) -> np.ndarray:
+    def channel_constants(self, channels: int) -> np.ndarray:
         """The constant with one element for each channel."""
         return np.broadcast_to(self.constant, (channels,))
 
@@ -85,10 +85,10 @@ class Branch:
     conv: relax.Call
     filters: np.ndarray
     inputs: tuple[relax.Expr, ...]
-    behind: tuple[ByChannel, ...] = ()
+    epilogue: tuple[ChannelwiseOperator, ...] = ()
 
     @classmethod
-    def of(cls, value: relax.Expr) -> Branch | None:
+    def from_call(cls, value: relax.Expr) -> Branch | None:
         """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for other values."""
         if not is_pointwise(value) or any(int(s) != 1 for s in value.attrs.strides):
             return None
@@ -98,22 +98,28 @@ class Branch:
     def channels(self) -> int:
         return len(self.filters)
 
-    def then(self, operation: ByChannel) -> Branch:
-        return replace(self, behind=(*self.behind, operation))
+    def with_operator(self, operation: ChannelwiseOperator) -> Branch:
+        return replace(self, epilogue=(*self.epilogue, operation))
 
     @property
-    def biased(self) -> Branch:
+    def with_bias(self) -> Branch:
         """The branch with a bias, which is zero if it had none."""
-        if self.behind and operator(self.behind[0].call) == "add" and self.behind[0].constant is not None:
+        if (
+            self.epilogue
+            and operator(self.epilogue[0].call) == "add"
+            and self.epilogue[0].constant is not None
+        ):
             return self
         zeros = relax.const(np.zeros((1, 1, 1, self.channels), self.filters.dtype))
-        bias = ByChannel(relax.op.add(self.conv, zeros), 0, np.zeros(self.channels, self.filters.dtype))
-        return replace(self, behind=(bias, *self.behind))
+        bias = ChannelwiseOperator(
+            relax.op.add(self.conv, zeros), 0, np.zeros(self.channels, self.filters.dtype)
+        )
+        return replace(self, epilogue=(bias, *self.epilogue))
 
     @property
     def signature(self) -> tuple:
         """Equal for branches whose operators differ only in their constants by channel."""
-        return tuple(operation.signature for operation in self.biased.behind)
+        return tuple(operation.signature for operation in self.with_bias.epilogue)
 
 
 def is_pointwise(value: relax.Expr) -> bool:
@@ -131,64 +137,64 @@ def is_pointwise(value: relax.Expr) -> bool:
 
 def emit(builder: relax.BlockBuilder, branch: Branch, name: str, result: str) -> tuple[relax.Var, relax.Var]:
     """Emit `branch` without a zero bias; returns the variables of its convolution and its last operator."""
-    joined = list(dict.fromkeys(branch.inputs))
-    x = joined[0] if len(joined) == 1 else builder.emit(relax.op.concat(joined, axis=3))
+    inputs = list(dict.fromkeys(branch.inputs))
+    x = inputs[0] if len(inputs) == 1 else builder.emit(relax.op.concat(inputs, axis=3))
     filters = relax.const(branch.filters[:, None, None, :], x.ty.dtype)
     conv = relax.Call(branch.conv.op, [x, filters], branch.conv.attrs)
     value = first = builder.emit(conv, name_hint=name)
-    behind = [op for op in branch.behind if operator(op.call) != "add" or np.any(op.constant)]
-    for operation in behind:
-        hint = result if operation is behind[-1] else f"{name}_out"
-        value = builder.emit(operation.applied(value), name_hint=hint)
+    epilogue = [op for op in branch.epilogue if operator(op.call) != "add" or np.any(op.constant)]
+    for operation in epilogue:
+        hint = result if operation is epilogue[-1] else f"{name}_out"
+        value = builder.emit(operation.call_on(value), name_hint=hint)
     return first, value
 
 
-def side_by_side(branches: Sequence[Branch]) -> Branch:
+def concat_branches(branches: Sequence[Branch]) -> Branch:
     """One branch with the channels of all, whose signatures are equal; its filters are block-diagonal.
 
     Branches with the same input share its columns.
     """
-    branches = [branch.biased for branch in branches]
-    filters, inputs = _stacked(branches, rows=True)
-    behind = []
-    for operations in zip(*(branch.behind for branch in branches)):
+    branches = [branch.with_bias for branch in branches]
+    filters, inputs = _stack_filters(branches, rows=True)
+    epilogue = []
+    for operations in zip(*(branch.epilogue for branch in branches)):
         first = operations[0]
         if first.constant is not None:
             constants = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
             first = _with_constant(first, np.concatenate(constants))
-        behind.append(first)
-    return Branch(branches[0].conv, filters, inputs, tuple(behind))
+        epilogue.append(first)
+    return Branch(branches[0].conv, filters, inputs, tuple(epilogue))
 
 
-def summed(branches: Sequence[Branch]) -> Branch:
+def sum_branches(branches: Sequence[Branch]) -> Branch:
     """One branch that computes the sum of `branches`, which have only biases behind them."""
-    branches = [branch.biased for branch in branches]
-    filters, inputs = _stacked(branches, rows=False)
+    branches = [branch.with_bias for branch in branches]
+    filters, inputs = _stack_filters(branches, rows=False)
     channels = branches[0].channels
-    bias = sum(branch.behind[0].by_channel(channels) for branch in branches)
-    behind = _with_constant(branches[0].behind[0], bias.astype(filters.dtype))
-    return Branch(branches[0].conv, filters, inputs, (behind,))
+    bias = sum(branch.epilogue[0].channel_constants(channels) for branch in branches)
+    epilogue = _with_constant(branches[0].epilogue[0], bias.astype(filters.dtype))
+    return Branch(branches[0].conv, filters, inputs, (epilogue,))
 
 
-def _with_constant(operation: ByChannel, constant: np.ndarray) -> ByChannel:
-    return ByChannel(operation.applied(operation.operand, constant), operation.position, constant)
+def _with_constant(operation: ChannelwiseOperator, constant: np.ndarray) -> ChannelwiseOperator:
+    return ChannelwiseOperator(operation.call_on(operation.operand, constant), operation.position, constant)
 
 
-def _stacked(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:
+def _stack_filters(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:
     """Filters of all branches over all inputs: stacked along output channels if `rows`, else added."""
     columns: dict[relax.Expr, int] = {}
     for branch in branches:
         for x in branch.inputs:
-            columns.setdefault(x, sum(shape(other)[3] for other in columns))
+            columns.setdefault(x, sum(shape(earlier_input)[3] for earlier_input in columns))
     total = sum(shape(x)[3] for x in columns)
     heights = [branch.channels for branch in branches]
     filters = np.zeros((sum(heights) if rows else heights[0], total), branches[0].filters.dtype)
     top = 0
     for branch, height in zip(branches, heights):
-        left = 0
+        begin = 0
         for x in branch.inputs:
             c = shape(x)[3]
-            filters[top : top + height, columns[x] : columns[x] + c] += branch.filters[:, left : left + c]
-            left += c
+            filters[top : top + height, columns[x] : columns[x] + c] += branch.filters[:, begin : begin + c]
+            begin += c
         top += height if rows else 0
     return filters, tuple(columns)

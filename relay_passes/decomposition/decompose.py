@@ -9,9 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.chains import Decomposed, Link, Upsampling, decomposable
+from pimflow.core.chains import LayerChain, Link, Upsampling, is_decomposable
 from pimflow.core.region import ConvGeometry
-from pimflow.relay_passes.canonical.subpixel_convolution import cropped, spread, upsamplings
+from pimflow.relay_passes.canonical.subpixel_convolution import crop, depth_to_space, upsamplings
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -20,7 +20,7 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
-    unused,
+    unique_name,
     with_layer_names,
     with_roles,
 )
@@ -56,10 +56,10 @@ def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
     These are convolutions with more channels than groups, transposed ones among them, and products with
     constant matrices. Layers of decomposed chains, which have a role, are not among them.
     """
-    layers, taken, spread_over = [], roles(mod), upsamplings(mod)
+    layers, layer_roles, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
-        if layer is not None and layer.name not in taken and decomposable(layer.geometry):
+        if layer is not None and layer.name not in layer_roles and is_decomposable(layer.geometry):
             _, upsampling = spread_over.get(binding.var, (None, None))
             layers.append(replace(layer, upsampling=upsampling))
     return layers
@@ -100,7 +100,7 @@ class Decompose:
     Preserves: values up to the error of the decomposition, shapes, names of all other layers.
     """
 
-    def __init__(self, layers: Mapping[str, Decomposed]):
+    def __init__(self, layers: Mapping[str, LayerChain]):
         self.layers = layers
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -111,7 +111,7 @@ class Decompose:
         sources = {b.var: b.value for b in main_bindings(mod)}
         # By the variable that the end of a chain replaces, its convolution; they differ for transposed ones.
         ends = {result: var for var, (result, _) in upsamplings(mod).items()}
-        made: dict[relax.Var, relax.Expr] = {}  # by transposed convolution, its operand
+        spread_operands: dict[relax.Var, relax.Expr] = {}  # by transposed convolution, its operand
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
@@ -121,19 +121,19 @@ class Decompose:
                 return None
             chain = self.layers[layer]
             if chain.upsampling and head is var:
-                made[var] = value.args[0]
+                spread_operands[var] = value.args[0]
                 return None  # dead once the end is replaced
-            x = made.get(head, value.args[0])
+            x = spread_operands.get(head, value.args[0])
             for link in chain.links:
-                name = unused(f"{head.name}_{link.name}", variables)
+                name = unique_name(f"{head.name}_{link.name}", variables)
                 last = link is chain.links[-1]
                 if chain.upsampling and last:
-                    x = builder.emit(cropped(x, chain.upsampling.begin, chain.upsampling.extent))
+                    x = builder.emit(crop(x, chain.upsampling.begin, chain.upsampling.extent))
                 call = _product(x, link) if operator(value) == "matmul" else _convolution(x, link)
                 x = builder.emit(call, name_hint=name)
-                names[x.name] = unused(f"{layer}.{link.name}", layers)
+                names[x.name] = unique_name(f"{layer}.{link.name}", layers)
                 role_of[names[x.name]] = link.role
-                x = spread(builder, x, link.scale, link.geometry.groups, f"{name}_up")
+                x = depth_to_space(builder, x, link.scale, link.geometry.groups, f"{name}_up")
             return x
 
         new = rebuild(mod, rewrite)

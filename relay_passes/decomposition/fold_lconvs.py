@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.decomposition.branches import Branch, ByChannel, is_pointwise
+from pimflow.relay_passes.decomposition.branches import Branch, ChannelwiseOperator, is_pointwise
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -17,7 +17,7 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
-    uses,
+    use_counts,
     with_layer_names,
     with_roles,
 )
@@ -42,17 +42,17 @@ class FoldLconvs:
             return mod
         names, role_of = layer_names(mod), roles(mod)
         lconvs = {site.lconv for site in sites.values()}
-        read: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
+        lconv_inputs: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if var in lconvs:
-                read[var] = value.args[0]
+                lconv_inputs[var] = value.args[0]
             if var not in sites:
                 return None
             site = sites[var]
             filters = site.product(site.restoring)
-            args = [read[site.lconv], relax.const(filters[:, None, None, :], value.args[1].ty.dtype)]
+            args = [lconv_inputs[site.lconv], relax.const(filters[:, None, None, :], value.args[1].ty.dtype)]
             conv = builder.emit(relax.Call(value.op, args, value.attrs), name_hint=var.name)
             layer = layer_name(mod, var)
             names[conv.name], role_of[layer] = layer, "core"
@@ -95,18 +95,18 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
     """The sites that the pass folds, by variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
-    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}
+    counts, values, sites = use_counts(mod), {b.var: b.value for b in bindings}, {}
     for var, value in values.items():
         if role[var] != "fconv" or not is_pointwise(value):
             continue
         lconv, bias = value.args[0], None
         if operator(values.get(lconv)) == "add" and counts[lconv] == 1:
-            added = ByChannel.of(values[lconv], shape(lconv)[3])
+            added = ChannelwiseOperator.from_call(values[lconv], shape(lconv)[3])
             if added is None:
                 continue
-            lconv, bias = added.operand, added.by_channel(shape(lconv)[3])
+            lconv, bias = added.operand, added.channel_constants(shape(lconv)[3])
         if role.get(lconv) != "lconv" or counts[lconv] != 1:
             continue
-        if branch := Branch.of(values[lconv]):
+        if branch := Branch.from_call(values[lconv]):
             sites[var] = _FoldSite(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
     return sites

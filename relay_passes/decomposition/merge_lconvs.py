@@ -8,7 +8,13 @@ from collections.abc import Collection
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.decomposition.branches import Branch, ByChannel, emit, side_by_side, summed
+from pimflow.relay_passes.decomposition.branches import (
+    Branch,
+    ChannelwiseOperator,
+    concat_branches,
+    emit,
+    sum_branches,
+)
 from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,
@@ -18,8 +24,8 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
-    unused,
-    uses,
+    unique_name,
+    use_counts,
     with_layer_names,
     with_roles,
 )
@@ -48,26 +54,26 @@ class MergeLconvs:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return _merged(mod, self.names)[0]
+        return _merge(mod, self.names)[0]
 
 
 def merge_sites(mod: tvm.IRModule) -> tuple[str, ...]:
     """Variables of the concatenations and sums that `MergeLconvs` treats."""
-    return tuple(dict.fromkeys(_merged(mod, None)[1]))
+    return tuple(dict.fromkeys(_merge(mod, None)[1]))
 
 
-def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModule, list[str]]:
-    counts, names, role_of = uses(mod), layer_names(mod), roles(mod)
-    taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
+def _merge(mod: tvm.IRModule, selected: Collection[str] | None) -> tuple[tvm.IRModule, list[str]]:
+    counts, names, role_of = use_counts(mod), layer_names(mod), roles(mod)
+    used_names = {layer_name(mod, b.var) for b in main_bindings(mod)}
     sites: list[str] = []
     branches: dict[relax.Var, Branch] = {}  # by result, the branch that ends there and has no other reader
 
-    def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+    def emit_merged(builder, branch: Branch, var: relax.Var, is_whole: bool = True) -> relax.Var:
         """Emit `branch` in place of `var`, or of a part of it, and record its layer."""
-        result = var.name if whole else f"{var.name}_part"
+        result = var.name if is_whole else f"{var.name}_part"
         first, last = emit(builder, branch, f"{var.name}_lconv", result)
-        layer = unused(f"{layer_name(mod, var)}.lconv", taken)
-        taken.add(layer)
+        layer = unique_name(f"{layer_name(mod, var)}.lconv", used_names)
+        used_names.add(layer)
         names[first.name], role_of[layer] = layer, "lconv"
         branches[last] = branch
         sites.append(var.name)
@@ -75,25 +81,25 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
 
     def rewrite(builder, var, value):
         """The new value of `var`; None if `value` stays."""
-        alone, wanted = counts.get(var, 0) == 1, only is None or var.name in only
+        has_one_use, is_selected = counts.get(var, 0) == 1, selected is None or var.name in selected
         kind = operator(value)
-        if kind == "concat" and wanted:
-            parts = _merged_parts(value, branches)
+        if kind == "concat" and is_selected:
+            parts = _merge_parts(value, branches)
             if parts is None:
                 return None
-            whole = len(parts) == 1
-            made = [merged(builder, p, var, whole) if isinstance(p, Branch) else p for p in parts]
-            if not whole:
-                return relax.op.concat(made, axis=3)
-            branches.update({} if alone else {made[0]: None})
-            return made[0]
-        if kind == "add" and wanted and all(_linear(branches.get(arg)) for arg in value.args):
-            last = merged(builder, summed([branches[arg] for arg in value.args]), var)
-            branches.update({} if alone else {last: None})
+            is_whole = len(parts) == 1
+            outputs = [emit_merged(builder, p, var, is_whole) if isinstance(p, Branch) else p for p in parts]
+            if not is_whole:
+                return relax.op.concat(outputs, axis=3)
+            branches.update({} if has_one_use else {outputs[0]: None})
+            return outputs[0]
+        if kind == "add" and is_selected and all(_is_linear(branches.get(arg)) for arg in value.args):
+            last = emit_merged(builder, sum_branches([branches[arg] for arg in value.args]), var)
+            branches.update({} if has_one_use else {last: None})
             return last
-        branch = _extended(value, branches, shape(var)) if alone else None
-        if role_of.get(layer_name(mod, var)) == "lconv" and alone:
-            branch = Branch.of(value)
+        branch = _extend_branch(value, branches, shape(var)) if has_one_use else None
+        if role_of.get(layer_name(mod, var)) == "lconv" and has_one_use:
+            branch = Branch.from_call(value)
         if branch is None:
             return None
         new = emit_as(builder, var, value)
@@ -104,21 +110,21 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
     return (with_roles(with_layer_names(new, names), role_of) if role_of else new), sites
 
 
-def _extended(
+def _extend_branch(
     value: relax.Expr, branches: dict[relax.Var, Branch | None], dims: tuple[int, ...]
 ) -> Branch | None:
     """The branch that ends with `value`, if its operand is a branch and `value` is a per-channel operator."""
-    operation = ByChannel.of(value, dims[-1]) if dims else None
+    operation = ChannelwiseOperator.from_call(value, dims[-1]) if dims else None
     before = branches.get(operation.operand) if operation else None
-    return before.then(operation) if before else None
+    return before.with_operator(operation) if before else None
 
 
-def _linear(branch: Branch | None) -> bool:
+def _is_linear(branch: Branch | None) -> bool:
     """Whether only a bias follows the convolution of `branch`."""
-    return branch is not None and len(branch.biased.behind) == 1
+    return branch is not None and len(branch.with_bias.epilogue) == 1
 
 
-def _merged_parts(
+def _merge_parts(
     value: relax.Call, branches: dict[relax.Var, Branch | None]
 ) -> list[relax.Expr | Branch] | None:
     """Operands of a concatenation, with neighbouring branches of equal signature merged; None if none are."""
@@ -137,7 +143,7 @@ def _merged_parts(
     parts: list[relax.Expr | Branch] = []
     for run in runs:
         if len(run) > 1 and branches.get(run[0]):
-            parts.append(side_by_side([branches[part] for part in run]))
+            parts.append(concat_branches([branches[part] for part in run]))
         else:
             parts += run
     return parts

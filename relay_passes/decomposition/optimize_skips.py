@@ -21,7 +21,7 @@ from pimflow.relay_passes.flat import (
     roles,
     substitute,
     tensor_bytes,
-    unused,
+    unique_name,
     with_layer_names,
     with_roles,
 )
@@ -30,7 +30,7 @@ from pimflow.relay_passes.flat import (
 # names no value: there are three from one decomposed layer to the next (bias, activation, fconv), and six or
 # more across one layer.
 DISTANCE = 4
-RESTORED = "pimflow.restored"
+COPY_SOURCES = "pimflow.restored"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Skip:
     peak_bytes: int
     operands_bytes: int
 
-    def worthwhile(self) -> bool:
+    def is_profitable(self) -> bool:
         """Whether a copy is profitable by the paper's rule (algorithm 1, ``Overhead``)."""
         return self.flops <= self.flops_original and self.peak_bytes <= self.operands_bytes
 
@@ -88,24 +88,24 @@ def skips(
     """
     if "lconv" not in roles(mod).values():
         return ()
-    program = _Program(mod)
+    program = _SkipAnalysis(mod)
     restores, restorable = _restores(program), []
     for life in program.liveness.lifetimes:
         var = program.variables[life.name]
         if life.pinned or var in program.copies or not restores[var]:
             continue
-        uses = program.distant(life.begin, program.read_at[var], distance)
+        uses = program.distant_uses(life.begin, program.read_at[var], distance)
         if uses:
             restorable.append(_skip(program, var, restores[var], uses, original_flops or {}))
     return tuple(restorable)
 
 
-def restored(mod: tvm.IRModule) -> dict[str, str]:
+def copy_sources(mod: tvm.IRModule) -> dict[str, str]:
     """By name of each layer that `copied` made, the layer of which it is a copy."""
-    return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
+    return {str(copy): str(layer) for copy, layer in main_attribute(mod, COPY_SOURCES).items()}
 
 
-class _Program:
+class _SkipAnalysis:
     """The bindings of ``main`` as steps."""
 
     def __init__(self, mod: tvm.IRModule):
@@ -121,7 +121,7 @@ class _Program:
             for var in self.reads[binding.var]:
                 self.read_at[var].append(step)
         # Copies stand right before their readers, and do not count as distance.
-        done = restored(mod)
+        done = copy_sources(mod)
         self.copies = {var for var in self.value if layer_name(mod, var) in done}
         self.clock = list(itertools.accumulate((b.var not in self.copies for b in self.bindings), initial=0))
         returned = _operands(mod["main"].body.body)
@@ -129,17 +129,17 @@ class _Program:
             if var in self.value and not isinstance(self.value[var], relax.Call):
                 returned += self.reads[var]
         names = list(dict.fromkeys(v.name for v in returned))
-        self.liveness = self.live(list(self.value), [v.name for v in self.params], names)
+        self.liveness = self.run_liveness(list(self.value), [v.name for v in self.params], names)
 
     def role(self, var: relax.Var) -> str:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
 
-    def live(self, made: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
+    def run_liveness(self, results: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
         """Liveness of the operators that compute `made`, in this order."""
-        steps = [([v.name for v in self.reads[var]], [var.name]) for var in made]
-        return Liveness.of(steps, self.size_bytes, inputs=inputs, outputs=outputs)
+        steps = [([v.name for v in self.reads[var]], [var.name]) for var in results]
+        return Liveness.from_steps(steps, self.size_bytes, inputs=inputs, outputs=outputs)
 
-    def distant(self, begin: int, read_at: list[int], distance: int) -> list[int]:
+    def distant_uses(self, begin: int, read_at: list[int], distance: int) -> list[int]:
         """Steps of uses that are more than `distance` operators behind the use before."""
         pairs = zip([begin, *read_at], read_at)
         return [use for before, use in pairs if self.clock[use] - self.clock[before] > distance]
@@ -162,7 +162,7 @@ class _Restore:
     peak_bytes: int
 
 
-def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
+def _restores(program: _SkipAnalysis) -> dict[relax.Var, tuple[relax.Var, ...]]:
     """By variable, the operators that compute it from reduced tensors, in order (algorithm 2).
 
     Empty for reduced tensors, at which the search ends: results of fconvs and cores, and inputs of the
@@ -181,7 +181,7 @@ def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
         else:
             # Compare(a, b): a.size + b.peak < b.size + a.peak.
             before = sorted((restore_of[v] for v in reads), key=lambda r: r.size_bytes - r.peak_bytes)
-            order = dict.fromkeys(each for restore in before for each in restore.order)
+            order = dict.fromkeys(op_var for restore in before for op_var in restore.order)
             peak_bytes = resident_bytes = 0
             for restore in before:
                 peak_bytes = max(peak_bytes, resident_bytes + restore.peak_bytes)
@@ -192,16 +192,18 @@ def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
 
 
 def _skip(
-    program: _Program,
+    program: _SkipAnalysis,
     var: relax.Var,
     restores: tuple[relax.Var, ...],
     uses: list[int],
     original_flops: Mapping[str, int],
 ) -> Skip:
-    reads = dict.fromkeys(v for made in restores for v in program.reads[made] if v not in restores)
-    copy = program.live(list(restores), [v.name for v in reads], [var.name])
-    costs = {made: layer_flops(program.value[made]) for made in restores}
-    originals = {made: original_flops.get(layer_name(program.mod, made), costs[made]) for made in restores}
+    reads = dict.fromkeys(v for op_var in restores for v in program.reads[op_var] if v not in restores)
+    copy = program.run_liveness(list(restores), [v.name for v in reads], [var.name])
+    costs = {op_var: layer_flops(program.value[op_var]) for op_var in restores}
+    originals = {
+        op_var: original_flops.get(layer_name(program.mod, op_var), costs[op_var]) for op_var in restores
+    }
     operands = sum(program.size_bytes[v.name] for v in program.reads[var])
     return Skip(
         name=var.name,
@@ -216,34 +218,34 @@ def _skip(
     )
 
 
-def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
+def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
     """`mod` in which the distant uses of the skip connections `chosen` read copies right before them.
 
     Rewrite: ``v = relu(lconv(r)); y = f(v); z = g(y, v) -> v = relu(lconv(r)); y = f(v);
     v' = relu(lconv(r)); z = g(y, v')``. Copies have names of their own and the roles of what they copy.
     Preserves: values exactly, names, interface.
     """
-    if not chosen:
+    if not selected:
         return mod
-    at: dict[str, list[Skip]] = {}
-    for skip in chosen:
+    skips_by_use: dict[str, list[Skip]] = {}
+    for skip in selected:
         for use in skip.uses:
-            at.setdefault(use, []).append(skip)
+            skips_by_use.setdefault(use, []).append(skip)
     values = {b.var.name: (b.var, b.value) for b in main_bindings(mod)}
-    names, role_of, copies = layer_names(mod), roles(mod), restored(mod)
-    taken = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
-    new_of: dict[relax.Var, relax.Expr] = {}  # by variable of `mod`, its replacement in the result
+    names, role_of, copies = layer_names(mod), roles(mod), copy_sources(mod)
+    used_names = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
+    var_remap: dict[relax.Var, relax.Expr] = {}  # by variable of `mod`, its replacement in the result
     latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that later operators read
 
     def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
         """Emit the operators that restore `skip`, except those already in `here`."""
-        for each in skip.restores:
-            var, value = values[each]
+        for name in skip.restores:
+            var, value = values[name]
             if var in here:
                 continue  # another skip connection with this use has restored it already
-            here[var] = emit_as(builder, var, substitute(value, new_of | here), f"{each}_copy")
-            layer = unused(f"{layer_name(mod, var)}.copy", taken)
-            taken.add(layer)
+            here[var] = emit_as(builder, var, substitute(value, var_remap | here), f"{name}_copy")
+            layer = unique_name(f"{layer_name(mod, var)}.copy", used_names)
+            used_names.add(layer)
             names[here[var].name], copies[layer] = layer, layer_name(mod, var)
             if role := role_of.get(layer_name(mod, var)):
                 role_of[layer] = role
@@ -251,18 +253,18 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
     def rewrite(builder, var, value):
         """The new value of `var`; None if `value` stays."""
         here: dict[relax.Var, relax.Expr] = {}
-        for skip in at.get(var.name, ()):
+        for skip in skips_by_use.get(var.name, ()):
             copy(builder, skip, here)
-        for skip in at.get(var.name, ()):
+        for skip in skips_by_use.get(var.name, ()):
             original = values[skip.name][0]
-            latest[new_of[original]] = here[original]
+            latest[var_remap[original]] = here[original]
         value = substitute(value, latest)
         if isinstance(value, relax.Var):
-            new_of[var] = value
+            var_remap[var] = value
             return None
-        new_of[var] = emit_as(builder, var, value)
-        return new_of[var]
+        var_remap[var] = emit_as(builder, var, value)
+        return var_remap[var]
 
     new = with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
-    new["main"] = new["main"].with_attr(RESTORED, copies)
+    new["main"] = new["main"].with_attr(COPY_SOURCES, copies)
     return new

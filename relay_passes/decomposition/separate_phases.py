@@ -22,7 +22,7 @@ from pimflow.relay_passes.flat import (
     with_layer_names,
     with_roles,
 )
-from pimflow.relay_passes.kernels.fuse_groups import Graph
+from pimflow.relay_passes.kernels.fuse_groups import RunGraph
 from pimflow.relay_passes.operators import POOL
 
 
@@ -84,22 +84,22 @@ class _PhaseRun:
 
 
 def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
-    graph, runs = Graph.of(mod), []
+    graph, runs = RunGraph.from_module(mod), []
     for first in main_bindings(mod):
         if not graph.has_role(first, "lconv"):
             continue
-        moves = [first]
-        while len(moves) < 4 and len(graph.readers.get(moves[-1].var, [])) == 1:
-            moves.append(graph.readers[moves[-1].var][0])
-        if [operator(b.value) for b in moves[1:]] != ["reshape", "permute_dims", "reshape"]:
+        run_begin = [first]
+        while len(run_begin) < 4 and len(graph.readers.get(run_begin[-1].var, [])) == 1:
+            run_begin.append(graph.readers[run_begin[-1].var][0])
+        if [operator(b.value) for b in run_begin[1:]] != ["reshape", "permute_dims", "reshape"]:
             continue
-        blocks = shape(moves[1].var)
-        axes = [int(a) for a in moves[2].value.attrs.axes]
+        blocks = shape(run_begin[1].var)
+        axes = [int(a) for a in run_begin[2].value.attrs.axes]
         if len(blocks) != 7 or blocks[3] != 1 or axes != PHASES_TO_PIXELS:
             continue
-        run = graph.grown(moves)
+        run = graph.extend_run(run_begin)
         if run and not any(operator(b.value) in POOL for b in run):
-            runs.append(_PhaseRun(first, moves[3].var, run[4:], blocks[4], blocks[5]))
+            runs.append(_PhaseRun(first, run_begin[3].var, run[4:], blocks[4], blocks[5]))
     return runs
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.decomposition.branches import ByChannel
+from pimflow.relay_passes.decomposition.branches import ChannelwiseOperator
 from pimflow.relay_passes.flat import (
     emit_as,
     layer_name,
@@ -20,8 +20,8 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
-    unused,
-    uses,
+    unique_name,
+    use_counts,
     with_layer_names,
     with_roles,
 )
@@ -40,7 +40,7 @@ class _SplitSite:
     """
 
     parts: list[relax.Var]
-    behind: list[ByChannel]
+    operators: list[ChannelwiseOperator]
     fconv: relax.VarBinding
     total: relax.Var | None = None
     done: set[int] = field(default_factory=set)
@@ -74,12 +74,12 @@ class SplitConcat:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        wanted = self.names
-        while sites := _sites(mod, wanted):
+        selected = self.names
+        while sites := _sites(mod, selected):
             mod = _split(mod, sites)
-            if wanted is not None:  # a part may be a concatenation itself
-                made = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
-                wanted = {*wanted, *made}
+            if selected is not None:  # a part may be a concatenation itself
+                part_names = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
+                selected = {*selected, *part_names}
         return mod
 
 
@@ -89,22 +89,22 @@ def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
-    names, role_of, counts = layer_names(mod), roles(mod), uses(mod)
+    names, role_of, counts = layer_names(mod), roles(mod), use_counts(mod)
     bound = {b.var for b in main_bindings(mod)}
-    taken = {names.get(var.name, var.name) for var in bound}
-    of_part: dict[relax.Var, list[tuple[_SplitSite, int]]] = {}
+    used_names = {names.get(var.name, var.name) for var in bound}
+    sites_by_part: dict[relax.Var, list[tuple[_SplitSite, int]]] = {}
     for site in sites:
         for index, part in enumerate(site.parts):
             if counts[part] == 1 and part in bound:
-                of_part.setdefault(part, []).append((site, index))
-    new_of: dict[relax.Var, relax.Expr] = {}
-    ending = {site.fconv.var: site for site in sites}
+                sites_by_part.setdefault(part, []).append((site, index))
+    var_remap: dict[relax.Var, relax.Expr] = {}
+    sites_by_fconv = {site.fconv.var: site for site in sites}
 
-    def reduced(builder, site: _SplitSite, index: int) -> None:
+    def emit_part(builder, site: _SplitSite, index: int) -> None:
         """Emit the fconv of part `index`, and add it to the sum of the site."""
-        part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
-        layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
-        taken.add(layer)
+        part = _partial(builder, site, index, var_remap.get(site.parts[index], site.parts[index]))
+        layer = unique_name(f"{layer_name(mod, site.fconv.var)}_{index + 1}", used_names)
+        used_names.add(layer)
         names[part.name], role_of[layer] = layer, "fconv"
         site.done.add(index)
         if site.total is not None:
@@ -114,53 +114,53 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
 
     def rewrite(builder, var, value):
         """The new value of `var`; None if `value` stays."""
-        if var in ending:
-            site = ending[var]
+        if var in sites_by_fconv:
+            site = sites_by_fconv[var]
             for index in range(len(site.parts)):
                 if index not in site.done:
-                    reduced(builder, site, index)
+                    emit_part(builder, site, index)
             return site.total
         if isinstance(value, relax.Var):
-            new_of[var] = value
+            var_remap[var] = value
             return None
-        new_of[var] = emit_as(builder, var, value)
-        for site, index in of_part.get(var, ()):
-            reduced(builder, site, index)
-        return new_of[var]
+        var_remap[var] = emit_as(builder, var, value)
+        for site, index in sites_by_part.get(var, ()):
+            emit_part(builder, site, index)
+        return var_remap[var]
 
     return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
 
 
-def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_SplitSite]:
+def _sites(mod: tvm.IRModule, selected: Collection[str] | None = None) -> list[_SplitSite]:
     """Sites of the fconvs whose variables are in `wanted`; all by default."""
     bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [
         binding
         for name, binding in named.items()
-        if role_of.get(layers.get(name, name)) == "fconv" and (wanted is None or name in wanted)
+        if role_of.get(layers.get(name, name)) == "fconv" and (selected is None or name in selected)
     ]
     if not reducing:
         return []
-    counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, []
+    counts, values, sites = use_counts(mod), {b.var: b.value for b in bindings}, []
     for binding in reducing:
         value = binding.value
         plain = operator(value) == "nn.conv2d" and isinstance(value.args[1], tvm.ir.GenericConst)
         if not plain or int(value.attrs.groups) != 1:
             continue
-        var, behind = value.args[0], []
+        var, operators = value.args[0], []
         while var in values and counts[var] == 1:
-            operation = ByChannel.of(values[var], shape(var)[3])
+            operation = ChannelwiseOperator.from_call(values[var], shape(var)[3])
             if operation is None:
                 break
-            behind.insert(0, operation)
+            operators.insert(0, operation)
             var = operation.operand
         joined = values.get(var)
         if operator(joined) != "concat" or counts[var] != 1 or int(joined.attrs.axis) % 4 != 3:
             continue
         parts = list(getattr(joined.args[0], "fields", ()))
         if len(parts) > 1 and all(isinstance(part, relax.Var) for part in parts):
-            sites.append(_SplitSite(parts, behind, binding))
+            sites.append(_SplitSite(parts, operators, binding))
     return sites
 
 
@@ -169,9 +169,9 @@ def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax
     begin, channels = sum(site.channels[:index]), sum(site.channels)
     end = begin + site.channels[index]
     name = f"{site.fconv.var.name}_{index + 1}"
-    for operation in site.behind:
-        constant = None if operation.constant is None else operation.by_channel(channels)[begin:end]
-        x = emit_as(builder, x, operation.applied(x, constant), f"{name}_in")
+    for operation in site.operators:
+        constant = None if operation.constant is None else operation.channel_constants(channels)[begin:end]
+        x = emit_as(builder, x, operation.call_on(x, constant), f"{name}_in")
     call = site.fconv.value
     filters = np.ascontiguousarray(call.args[1].value.numpy()[..., begin:end])
     conv = relax.Call(call.op, [x, relax.const(filters, call.args[1].ty.dtype)], call.attrs)

@@ -10,7 +10,7 @@ from tvm import relax
 
 from pimflow.relay_passes.flat import (
     cached_by_module,
-    fused,
+    fused_runs,
     layer_name,
     layer_names,
     main_bindings,
@@ -18,8 +18,8 @@ from pimflow.relay_passes.flat import (
     rebuild,
     roles,
     shape,
-    uses,
-    with_fused,
+    use_counts,
+    with_fused_runs,
 )
 from pimflow.relay_passes.kernels.outline_groups import group_function
 from pimflow.relay_passes.operators import BINARY, POOL, UNARY
@@ -45,25 +45,30 @@ class FuseGroups:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        graph, made = Graph.of(mod), {layer_name(mod, b.var): b for b in main_bindings(mod)}
-        runs = [list(run) for run in self.runs if graph.alone([made.get(layer) for layer in run])]
+        graph, layer_bindings = (
+            RunGraph.from_module(mod),
+            {layer_name(mod, b.var): b for b in main_bindings(mod)},
+        )
+        runs = [
+            list(run) for run in self.runs if graph.is_isolated([layer_bindings.get(layer) for layer in run])
+        ]
         if not runs:
             return mod
-        last = {made[run[-1]].var: [made[layer] for layer in run] for run in runs}
+        last = {layer_bindings[run[-1]].var: [layer_bindings[layer] for layer in run] for run in runs}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var not in last:
                 return None
-            operands, function = group_function(_by_anchor(last[var]), "")
+            operands, function = group_function(_split_at_anchors(last[var]), "")
             callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
+            return relax.Call(callee, [var_remap.get(operand, operand) for operand in operands])
 
-        known, renewed = fused(mod), dict[relax.Var, relax.Var]()
-        return with_fused(rebuild(mod, rewrite, renewed), known + runs)
+        earlier_runs, var_remap = fused_runs(mod), dict[relax.Var, relax.Var]()
+        return with_fused_runs(rebuild(mod, rewrite, var_remap), earlier_runs + runs)
 
 
-def _by_anchor(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
+def _split_at_anchors(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
     """The layers of a run, each with the elementwise operators behind it."""
     layers: list[list[relax.VarBinding]] = []
     for binding in run:
@@ -81,10 +86,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     operators are constants: a second tensor would be a full map. The convolutions read every pixel once.
     The last result of a run is its only one: a tensor with other readers, such as a skip connection, ends it.
     """
-    graph, chains = Graph.of(mod), []
+    graph, chains = RunGraph.from_module(mod), []
     for binding in main_bindings(mod):
         if graph.has_role(binding, "lconv"):
-            run = graph.grown([binding])
+            run = graph.extend_run([binding])
             chains += [[layer_name(mod, b.var) for b in run]] if run else []
     return chains
 
@@ -104,7 +109,9 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
         inside = set(chain)
         rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
         last = groups[names[-1]]
-        goes_on = last.bindings[-len(rest) :] == rest and not last.kept and all(map(_is_by_pixel, rest))
+        goes_on = (
+            last.bindings[-len(rest) :] == rest and not last.extra_outputs and all(map(_is_by_pixel, rest))
+        )
         if names[0] == chain[0] and (not rest or goes_on):
             runs.append(names)
     return runs
@@ -122,7 +129,7 @@ def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ..
 
 
 @dataclass(frozen=True)
-class Graph:
+class RunGraph:
     """Facts about ``main`` that a search for runs needs, computed once.
 
     Attributes
@@ -144,7 +151,7 @@ class Graph:
     order: dict[relax.Var, int]
 
     @classmethod
-    def of(cls, mod: tvm.IRModule) -> Graph:
+    def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         names, order, layers = {}, {}, layer_names(mod)
@@ -153,9 +160,9 @@ class Graph:
             order[binding.var] = position
             for var in set(relax.analysis.free_vars(binding.value)):
                 readers.setdefault(var, []).append(binding)
-        return cls(names, roles(mod), readers, uses(mod), order)
+        return cls(names, roles(mod), readers, use_counts(mod), order)
 
-    def alone(self, run: Sequence[relax.VarBinding | None]) -> bool:
+    def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""
         if None in run:
             return False
@@ -175,20 +182,20 @@ class Graph:
         plain = not any(map(int, attrs.padding)) and all(int(stride) == 1 for stride in attrs.strides)
         return int(attrs.groups) == 1 and plain
 
-    def grown(self, run: list[relax.VarBinding]) -> list[relax.VarBinding]:
+    def extend_run(self, run: list[relax.VarBinding]) -> list[relax.VarBinding]:
         """`run` extended to the next ``fconv``, else to a pooling; empty if others read a result between."""
         inside, pooled = {b.var for b in run}, list[relax.VarBinding]()
         while True:
-            waiting = [b for v in inside for b in self.readers.get(v, []) if b.var not in inside]
+            candidates = [b for v in inside for b in self.readers.get(v, []) if b.var not in inside]
             # The first reader in execution order reads nothing from outside the run.
-            ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
+            ready = [b for b in candidates if set(relax.analysis.free_vars(b.value)) <= inside]
             if not ready or any(self.counts[v] != len(self.readers.get(v, [])) for v in inside):
                 return pooled
             binding = min(ready, key=lambda b: self.order[b.var])
             kind = operator(binding.value)
             if self.has_role(binding, "fconv"):
-                return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
-            if kind in POOL and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
+                return [*run, binding] if len({b.var for b in candidates}) == 1 else pooled
+            if kind in POOL and not pooled and len(candidates) == 1 and _fusible_pooling(binding.value):
                 pooled = [*run, binding]
             elif kind not in UNARY + BINARY or not _is_by_channel(binding.value):
                 return pooled

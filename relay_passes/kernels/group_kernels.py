@@ -8,15 +8,20 @@ from tvm import relax
 from pimflow.relay_passes.attention import ATTENTION
 from pimflow.relay_passes.flat import (
     channel_sets,
+    is_pure_reshape,
     main_bindings,
     operator,
-    renames,
     shape,
     substitute,
     with_channel_sets,
 )
 from pimflow.relay_passes.operators import BINARY
-from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables, kernel_groups, parts
+from pimflow.relay_passes.regions.kernel_groups import (
+    KernelGroup,
+    attention_kernels,
+    free_variables,
+    kernel_groups,
+)
 
 
 @tvm.transform.module_pass(opt_level=0, name="GroupKernels")
@@ -49,13 +54,13 @@ class GroupKernels:
                     if group is None:
                         continue
                     value = substitute(binding.value, env)
-                    if group.view and renames(group.bindings):
+                    if group.view and is_pure_reshape(group.bindings):
                         source = substitute(group.bindings[0].value.args[0], env)
                         value = relax.op.reshape(source, shape(binding.var))
                     if not group.fusible:
                         env[binding.var] = builder.emit(value, name_hint=binding.var.name)
                         continue
-                    inner = parts(mod, group)
+                    inner = attention_kernels(mod, group)
                     if inner is None:
                         _emit(builder, group, env)
                     else:
@@ -79,13 +84,13 @@ def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, 
     operands, primitive = _primitive(group)
     callee = builder.add_func(primitive, f"fused_{group.title.name}")
     call = relax.Call(callee, [substitute(v, env) for v in operands])
-    results = [*group.kept, group.result]
+    results = [*group.extra_outputs, group.result]
     # The result has the layer's name, not that of its last operator: plans of memory show it.
-    names = [*(var.name for var in group.kept), group.title.name]
-    made = builder.emit(call, name_hint=names[0] if len(results) == 1 else "results")
+    names = [*(var.name for var in group.extra_outputs), group.title.name]
+    output = builder.emit(call, name_hint=names[0] if len(results) == 1 else "results")
     for index, (var, name) in enumerate(zip(results, names, strict=True)):
-        part = relax.TupleGetItem(made, index)
-        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=name)
+        part = relax.TupleGetItem(output, index)
+        env[var] = output if len(results) == 1 else builder.emit(part, name_hint=name)
 
 
 def _emit_parts(
@@ -98,10 +103,12 @@ def _emit_parts(
     for part in kernel_groups(inner, views=False):
         if part.fusible and not isinstance(part.bindings[-1].value, relax.Tuple):
             _emit(builder, part, inside)
-    made = {binding.var: binding.value for binding in main_bindings(inner)}
+    values = {binding.var: binding.value for binding in main_bindings(inner)}
     body = main.body.body
-    results = list(made[body].fields) if isinstance(made[body], relax.Tuple) else [body]
-    env |= {var: inside[result] for var, result in zip((*group.kept, group.result), results, strict=True)}
+    results = list(values[body].fields) if isinstance(values[body], relax.Tuple) else [body]
+    env |= {
+        var: inside[result] for var, result in zip((*group.extra_outputs, group.result), results, strict=True)
+    }
 
 
 def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
@@ -145,7 +152,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
                     value.op, [substitute(arg, env) for arg in args], value.attrs, value.ty_args
                 )
                 env[var] = builder.emit(call)
-            results = [env[var] for var in (*group.kept, bindings[-1].var)]
+            results = [env[var] for var in (*group.extra_outputs, bindings[-1].var)]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
     return operands, builder.get()["primitive"]

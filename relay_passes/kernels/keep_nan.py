@@ -19,8 +19,8 @@ def relu(value: tirx.Expr) -> tirx.Expr:
 
 def clamp(value: tirx.Expr, low: float, high: float) -> tirx.Expr:
     """``min(max(value, low), high)``; NaN for NaN."""
-    least, most = (tirx.const(bound, value.ty.dtype) for bound in (low, high))
-    return tirx.Select(value > most, most, tirx.Select(value < least, least, value))
+    lower, upper = (tirx.const(bound, value.ty.dtype) for bound in (low, high))
+    return tirx.Select(value > upper, upper, tirx.Select(value < lower, lower, value))
 
 
 def larger(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
@@ -35,9 +35,9 @@ def smaller(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
 
 def sign(value: tirx.Expr) -> tirx.Expr:
     """-1, 0 or 1; NaN for NaN."""
-    one, zero = tirx.const(1, value.ty.dtype), tirx.const(0, value.ty.dtype)
+    unit, zero = tirx.const(1, value.ty.dtype), tirx.const(0, value.ty.dtype)
     # Both comparisons are false for NaN and 0, which are their own signs.
-    return tirx.Select(value > zero, one, tirx.Select(value < zero, -one, value))
+    return tirx.Select(value > zero, unit, tirx.Select(value < zero, -unit, value))
 
 
 def elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callable:
@@ -66,7 +66,7 @@ def _leakyrelu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return elementwise(relu, "leaky_relu")(builder, call)
 
 
-def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
+def _binary_kernel(floats: Callable, others: Callable, name: str) -> Callable:
     """A legalisation rule for two operands, one maybe a number; `others` is the formula for integers."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -77,19 +77,19 @@ def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
 
         def with_number(x: te.Tensor) -> te.Tensor:
             """The formula of a tensor and the constant number."""
-            number = tirx.const(next(each for each in numbers if each is not None), dtype)
+            number = tirx.const(next(value for value in numbers if value is not None), dtype)
             return te.compute(x.shape, lambda *index: formula(x(*index), number), name=name, tag="elemwise")
 
-        def of_both(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        def broadcast_pair(a: te.Tensor, b: te.Tensor) -> te.Tensor:
             """The formula of two tensors, which are broadcast."""
             places = topi.add(a, b).shape
-            a, b = (topi.broadcast_to(each, places) for each in (a, b))
+            a, b = (topi.broadcast_to(tensor, places) for tensor in (a, b))
             return te.compute(places, lambda *i: formula(a(*i), b(*i)), name=name, tag="broadcast")
 
         tensors = [arg for arg, number in zip(call.args, numbers) if number is None]
         if len(tensors) == 1:
             return builder.call_te(with_number, *tensors, primfunc_name_hint=name)
-        return builder.call_te(of_both, *call.args, primfunc_name_hint=name)
+        return builder.call_te(broadcast_pair, *call.args, primfunc_name_hint=name)
 
     return kernel
 
@@ -106,6 +106,6 @@ LEGAL = {
     "relax.nn.relu": elementwise(relu, "relu"),
     "relax.nn.leakyrelu": _leakyrelu,
     "relax.clip": _clip,
-    "relax.maximum": _chosen(larger, tirx.max, "maximum"),
-    "relax.minimum": _chosen(smaller, tirx.min, "minimum"),
+    "relax.maximum": _binary_kernel(larger, tirx.max, "maximum"),
+    "relax.minimum": _binary_kernel(smaller, tirx.min, "minimum"),
 }

@@ -51,10 +51,10 @@ class OutlineGroups:
                 return None
             operands, function = group_function(*layers[var])
             callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
+            return relax.Call(callee, [var_remap.get(operand, operand) for operand in operands])
 
-        renewed: dict[relax.Var, relax.Var] = {}
-        return rebuild(mod, rewrite, renewed)
+        var_remap: dict[relax.Var, relax.Var] = {}
+        return rebuild(mod, rewrite, var_remap)
 
 
 def group_function(

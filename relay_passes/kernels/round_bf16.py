@@ -9,22 +9,22 @@ from pimflow.relay_passes.kernels.keep_nan import elementwise
 _DROPPED_BITS = 16  # of fp32, whose upper half is bf16
 
 
-def rounded(value: tirx.Expr) -> tirx.Expr:
+def round_to_bf16(value: tirx.Expr) -> tirx.Expr:
     """An fp32 value rounded to the nearest bf16, ties to even, as fp32; computed on its bits."""
     word = "uint32"
     bits = tirx.reinterpret(word, value)
     odd = (bits >> tirx.const(_DROPPED_BITS, word)) & tirx.const(1, word)
-    most = tirx.const((1 << (_DROPPED_BITS - 1)) - 1, word)
-    kept = (bits + most + odd) & tirx.const(~0 << _DROPPED_BITS & 0xFFFFFFFF, word)
-    return tirx.Select(value == value, tirx.reinterpret("float32", kept), value)
+    rounding_bias = tirx.const((1 << (_DROPPED_BITS - 1)) - 1, word)
+    upper_bits = (bits + rounding_bias + odd) & tirx.const(~0 << _DROPPED_BITS & 0xFFFFFFFF, word)
+    return tirx.Select(value == value, tirx.reinterpret("float32", upper_bits), value)
 
 
 def _cast(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """The legalisation rule of ``astype`` for `relax.transform.LegalizeOps`."""
-    to, given = str(call.ty.dtype), str(call.args[0].ty.dtype)
-    if to != "bfloat16" or given == to:
+    to, source_dtype = str(call.ty.dtype), str(call.args[0].ty.dtype)
+    if to != "bfloat16" or source_dtype == to:
         return builder.call_te(topi.cast, call.args[0], to)
-    return elementwise(lambda value: rounded(value.astype("float32")).astype(to), "cast")(builder, call)
+    return elementwise(lambda value: round_to_bf16(value.astype("float32")).astype(to), "cast")(builder, call)
 
 
 LEGAL = {"relax.astype": _cast}

@@ -12,7 +12,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
-from pimflow.primitives.filters import transformed
+from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape
@@ -58,13 +58,17 @@ class SelectPrimitives:
             if operator(value) == "matmul":
                 pixels = relax.op.reshape(x, (geometry.n, 1, 1, geometry.c))
                 x = builder.emit(pixels, name_hint=f"{var.name}.pixels")
-            filters = transformed(primitive, geometry, _filters(value))
+            filters = transform_filters(primitive, geometry, _filters(value))
             function = builder.add_func(kernel(primitive, geometry), primitive.name.replace("-", "_"))
-            made = relax.TensorType(output_shape(primitive, geometry), "float32")
+            output_type = relax.TensorType(output_shape(primitive, geometry), "float32")
             called = relax.call_tir(
-                function, [_into(builder, primitive, x, var.name), relax.const(filters)], made
+                function,
+                [_to_primitive_layout(builder, primitive, x, var.name), relax.const(filters)],
+                output_type,
             )
-            result = _back(builder, primitive, geometry, builder.emit(called, name_hint=var.name), var.name)
+            result = _to_nhwc(
+                builder, primitive, geometry, builder.emit(called, name_hint=var.name), var.name
+            )
             return relax.op.reshape(result, shape(var)) if operator(value) == "matmul" else result
 
         return rebuild(mod, rewrite)
@@ -76,7 +80,9 @@ def _filters(value: relax.Call) -> np.ndarray:
     return weights.T[:, :, None, None] if operator(value) == "matmul" else weights.transpose(0, 3, 1, 2)
 
 
-def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name: str) -> relax.Expr:
+def _to_primitive_layout(
+    builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name: str
+) -> relax.Expr:
     """Emit `x`, which is NHWC, in the primitive's layout."""
     if primitive.layout == "HWC":
         return x
@@ -87,7 +93,7 @@ def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name
     return builder.emit(relax.op.permute_dims(blocks, (0, 3, 1, 2, 4)), name_hint=f"{name}.blocks")
 
 
-def _back(
+def _to_nhwc(
     builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var, name: str
 ) -> relax.Var:
     """Emit `y`, which has the primitive's layout, in NHWC."""
@@ -96,5 +102,5 @@ def _back(
     if primitive.layout == "CHW":
         return builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1)), name_hint=f"{name}.nhwc")
     pixels = builder.emit(relax.op.permute_dims(y, (0, 2, 3, 1, 4)), name_hint=f"{name}.joined")
-    whole = relax.op.reshape(pixels, (layer.n, layer.oh, layer.ow, layer.oc))
-    return builder.emit(whole, name_hint=f"{name}.nhwc")
+    unblocked = relax.op.reshape(pixels, (layer.n, layer.oh, layer.ow, layer.oc))
+    return builder.emit(unblocked, name_hint=f"{name}.nhwc")

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import called_with, main_bindings, operator, substitute
+from pimflow.relay_passes.flat import main_bindings, operator, substitute, with_operands
 
 PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
 SELECTIONS = (  # operators that only select elements of their operands
@@ -52,7 +52,7 @@ class StoreHalf:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        main, full, parts = mod["main"], _kept_full(mod), _parts(mod)
+        main, full, parts = mod["main"], _full_precision_vars(mod), _parts(mod)
         others = {gv: f for gv, f in mod.functions_items() if not isinstance(f, relax.Function)}
         builder = relax.BlockBuilder(tvm.IRModule(others))
         env: dict[relax.Var, relax.Expr] = {}
@@ -62,10 +62,10 @@ class StoreHalf:
                     var, value = binding.var, binding.value
                     if _is_kernel(mod, value):
                         function = mod[value.op]
-                        operands, moved = _stored_operands(function, value.args)
+                        operands, moved = _convert_operands(function, value.args)
                         operands = [substitute(arg, env) for arg in operands]
                         keep = [var in full or part in full for part in parts.get(var, [var])]
-                        half = _halved(function, [arg.ty for arg in operands], keep, moved)
+                        half = _to_half_kernel(function, [arg.ty for arg in operands], keep, moved)
                         new = relax.Call(builder.add_func(half, value.op.name_hint), operands)
                     else:
                         new = substitute(value, env)
@@ -87,29 +87,29 @@ def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
     return isinstance(function, relax.Function) and ("Primitive" in attrs or "Codegen" in attrs)
 
 
-def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
+def _full_precision_vars(mod: tvm.IRModule) -> set[relax.Var]:
     """Variables of ``main`` that keep their type: its results, and operands and results of foreign calls.
 
     Views of such a tensor keep their type too, and so do the tensors of which it is a view.
     """
     full = set(relax.analysis.free_vars(mod["main"].body.body))
-    made = {b.var: b.value for b in main_bindings(mod)}
-    for var, value in reversed(made.items()):
+    values = {b.var: b.value for b in main_bindings(mod)}
+    for var, value in reversed(values.items()):
         if isinstance(value, relax.TupleGetItem):
-            if not _is_kernel(mod, made.get(value.tuple_value)):
+            if not _is_kernel(mod, values.get(value.tuple_value)):
                 full.add(var)
         elif not isinstance(value, relax.Tuple | relax.Var) and not _is_kernel(mod, value):
             full |= set() if operator(value) in VIEWS else {var, *relax.analysis.free_vars(value)}
     sharing = [
         {var, *relax.analysis.free_vars(value)}
-        for var, value in made.items()
+        for var, value in values.items()
         if isinstance(value, relax.Tuple | relax.Var) or operator(value) in VIEWS
     ]
     while True:
-        more = {var for tensors in sharing if tensors & full for var in tensors} - full
-        if not more:
+        added = {var for tensors in sharing if tensors & full for var in tensors} - full
+        if not added:
             return full
-        full |= more
+        full |= added
 
 
 def _parts(mod: tvm.IRModule) -> dict[relax.Var, list[relax.Var | None]]:
@@ -147,11 +147,11 @@ def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
         and b.value.attrs.kernel_layout == "OHWI"
         and b.value.attrs.groups > 1
         and b.value.args[1].ty.shape[3] == 1
-        and sum(b.value.args[1] in relax.analysis.free_vars(other.value) for other in bindings) == 1
+        and sum(b.value.args[1] in relax.analysis.free_vars(reader.value) for reader in bindings) == 1
     } & set(function.params)
 
 
-def _stored_operands(
+def _convert_operands(
     function: relax.Function, operands: Sequence[relax.Expr]
 ) -> tuple[list[relax.Expr], set[relax.Var]]:
     """`operands` with constants in their stored form, and the parameters whose channels are now last."""
@@ -176,8 +176,8 @@ def _dtype(expr: relax.Expr) -> str:
     return str(expr.ty.dtype) if isinstance(expr.ty, relax.TensorType) else ""
 
 
-def _halved(
-    function: relax.Function, types: Sequence[tvm.ir.Type], keep: Sequence[bool], moved: set[relax.Var]
+def _to_half_kernel(
+    function: relax.Function, types: Sequence[tvm.ir.Type], keep_full: Sequence[bool], moved: set[relax.Var]
 ) -> relax.Function:
     """`function` with parameters of `types`, and with fp32 results stored as fp16 except where `keep`."""
     builder = relax.BlockBuilder()
@@ -195,18 +195,18 @@ def _halved(
             casts[expr, dtype] = builder.emit(relax.op.astype(expr, dtype))
         return casts[expr, dtype]
 
-    def restored(expr: relax.Expr) -> relax.Expr:
+    def cast_back(expr: relax.Expr) -> relax.Expr:
         """`expr` over the new variables, cast to its original type."""
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([restored(field) for field in expr.fields])
+            return relax.Tuple([cast_back(field) for field in expr.fields])
         return cast(env[expr], _dtype(expr)) if expr in env else expr
 
     with builder.function("kernel", params, private=True):
         with builder.dataflow():
-            made = {b.var: b.value for b in _bindings(function)}
+            values = {b.var: b.value for b in _bindings(function)}
             body = function.body.body
-            results = list(made[body].fields) if isinstance(made[body], relax.Tuple) else [body]
-            for var, value in made.items():
+            results = list(values[body].fields) if isinstance(values[body], relax.Tuple) else [body]
+            for var, value in values.items():
                 kind, new = operator(value), substitute(value, env)
                 if kind in PRODUCTS and _dtype(var) == FULL:
                     last = value.args[1] in moved
@@ -214,13 +214,13 @@ def _halved(
                 elif isinstance(new, relax.Call) and kind != "astype":
                     leaves = {_dtype(leaf) for arg in new.args for leaf in getattr(arg, "fields", [arg])}
                     if kind not in SELECTIONS or leaves >= {FULL, HALF}:
-                        args = [restored(arg) for arg in value.args]
+                        args = [cast_back(arg) for arg in value.args]
                         new = relax.Call(value.op, args, value.attrs, value.ty_args)
                 if not isinstance(new, relax.Tuple):
                     env[var] = builder.emit(new, name_hint=var.name)
             stored = [
-                cast(env[var], _dtype(var) if kept or _dtype(var) != FULL else HALF)
-                for var, kept in zip(results, keep, strict=True)
+                cast(env[var], _dtype(var) if is_full or _dtype(var) != FULL else HALF)
+                for var, is_full in zip(results, keep_full, strict=True)
             ]
             output = builder.emit_output(stored[0] if len(stored) == 1 else relax.Tuple(stored))
         builder.emit_func_output(output)
@@ -230,4 +230,4 @@ def _halved(
 def _product(call: relax.Call, operands: list[relax.Expr], channels_last: bool) -> relax.Call:
     """`call` of fp16 operands, accumulating in fp32."""
     changed = {"kernel_layout": "".join("OHWI"[axis] for axis in CHANNELS_LAST)} if channels_last else {}
-    return called_with(call, operands, out_dtype=FULL, **changed)
+    return with_operands(call, operands, out_dtype=FULL, **changed)

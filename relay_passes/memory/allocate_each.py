@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 
 from pimflow.relay_passes.memory.buffers import buffers
-from pimflow.relay_passes.memory.plan_pool import placed, with_main
+from pimflow.relay_passes.memory.plan_pool import with_main, with_storage
 
 
 @tvm.transform.module_pass(opt_level=0, name="AllocateEach")
@@ -23,8 +23,8 @@ class AllocateEach:
     Preserves: values, names.
     """
 
-    def __init__(self, at_once: bool):
-        self.at_once = at_once
+    def __init__(self, eager: bool):
+        self.eager = eager
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
@@ -34,5 +34,5 @@ class AllocateEach:
         homes = {buffer: buffer.place() for buffer in used}
         places = {buffer: (storages[home], within) for buffer, (home, within) in homes.items()}
         sizes = {storages[home]: home.size_bytes for home, _ in homes.values()}
-        main = placed(mod["main"], main_buffers, places, sizes, at_once=self.at_once)
+        main = with_storage(mod["main"], main_buffers, places, sizes, eager=self.eager)
         return with_main(mod, main, buffers(mod))

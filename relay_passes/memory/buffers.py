@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from pimflow.core.channel_sets import IN_LEFT
+from pimflow.core.channel_sets import GPU_CHANNELS
 from pimflow.core.liveness import ALIGNMENT_BYTES, MEMORY, Lifetime, Liveness
 from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.core.stages import whole_name
 from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_bytes
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
-from pimflow.relay_passes.memory.overwriting import overwrites
+from pimflow.relay_passes.memory.overwriting import can_overwrite
 
 # Calls whose result is an alias of their operand.
 _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
 
 
 @dataclass(eq=False)
-class Buffer:
+class TensorBuffer:
     """A tensor that ``main`` allocates, or a concatenation of such tensors.
 
     Attributes
@@ -47,7 +47,7 @@ class Buffer:
     begin: int = -1
     end: int = -1
     pinned: bool = False
-    home: Buffer = field(init=False)
+    home: TensorBuffer = field(init=False)
     within_bytes: int = 0
     value: str = ""
     memory: str = MEMORY
@@ -55,7 +55,7 @@ class Buffer:
     def __post_init__(self) -> None:
         self.home = self
 
-    def place(self) -> tuple[Buffer, int]:
+    def place(self) -> tuple[TensorBuffer, int]:
         """The outermost buffer inside which it lies, and its offset there."""
         if self.home is self:
             return self, 0
@@ -68,7 +68,7 @@ class KernelStep:
     """A call that computes: its kernel, if the module has it, and the buffers among its operands."""
 
     kernel: tvm.ir.GlobalVar | None
-    operands: tuple[Buffer | None, ...]
+    operands: tuple[TensorBuffer | None, ...]
 
 
 @dataclass(eq=False)
@@ -103,14 +103,14 @@ class MainBuffers:
         Inputs and weights, which the network does not compute.
     """
 
-    by_var: dict[relax.Var, Buffer]
+    by_var: dict[relax.Var, TensorBuffer]
     steps: list[KernelStep]
-    overwritten: dict[Buffer, Buffer]
+    overwritten: dict[TensorBuffer, TensorBuffer]
     kernels_in_place: set[tvm.ir.GlobalVar]
     external: list[ExternalTensor]
 
     @property
-    def names(self) -> dict[Buffer, str]:
+    def names(self) -> dict[TensorBuffer, str]:
         """A unique name of each buffer, the same for equal modules: its number and the name of its value."""
         return {
             buffer: f"{index}:{buffer.value or buffer.var.name}"
@@ -173,18 +173,18 @@ def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
     in_place : bool
         Whether results may reuse the memory of operands whose last use is the same kernel (Occamy, III-B).
     """
-    unshared = _read(mod)
-    return _overwriting(mod, unshared) if in_place else unshared
+    unshared = _read_buffers(mod)
+    return _reuse_operands(mod, unshared) if in_place else unshared
 
 
-def _read(mod: tvm.IRModule) -> MainBuffers:
+def _read_buffers(mod: tvm.IRModule) -> MainBuffers:
     reader, body = _BindingReader(mod["main"].params), mod["main"].body
     for binding in (b for block in body.blocks for b in block.bindings):
         reader.bind(binding.var, binding.value)
-    for buffer in reader.holds(body.body):
+    for buffer in reader.buffers_in(body.body):
         buffer.pinned, buffer.end = True, len(reader.steps)
     _place_in_channels(reader.by_var.values(), channel_sets(mod))
-    for buffer in reader.holds(body.body):
+    for buffer in reader.buffers_in(body.body):
         if buffer.value.startswith("gv"):  # TVM's name of results without a name
             buffer.value = "output"
     for buffer in reversed(reader.by_var.values()):
@@ -194,7 +194,7 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
     return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.external.values())))
 
 
-def _place_in_channels(placed: Collection[Buffer], sets: Mapping[str, str]) -> None:
+def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str, str]) -> None:
     """Set the memory of each buffer by `sets`, the channel set of each variable, if there are several sets.
 
     A part lies in the set of its tensor. A buffer without a name in the graph, such as a workspace, lies in
@@ -202,113 +202,113 @@ def _place_in_channels(placed: Collection[Buffer], sets: Mapping[str, str]) -> N
     """
     if not sets:
         return
-    written: dict[int, list[Buffer]] = {}
-    named: dict[Buffer, str] = {}
-    for buffer in placed:
+    written: dict[int, list[TensorBuffer]] = {}
+    named: dict[TensorBuffer, str] = {}
+    for buffer in main_buffers:
         written.setdefault(buffer.begin, []).append(buffer)
-        whole = whole_name(buffer.value, sets)
-        if whole not in sets:  # a part of a split
-            whole = whole.removesuffix(GPU_SUFFIX).removesuffix(PIM_SUFFIX)
-        if whole not in sets and buffer.pinned:
-            whole = RESULT
-        if whole in sets:
-            named[buffer] = sets[whole]
-    for buffer in placed:
+        tensor_name = whole_name(buffer.value, sets)
+        if tensor_name not in sets:  # a part of a split
+            tensor_name = tensor_name.removesuffix(GPU_SUFFIX).removesuffix(PIM_SUFFIX)
+        if tensor_name not in sets and buffer.pinned:
+            tensor_name = RESULT
+        if tensor_name in sets:
+            named[buffer] = sets[tensor_name]
+    for buffer in main_buffers:
         steps = range(buffer.end - 1, buffer.begin - 1, -1)
-        beside = (other for step in steps for other in written.get(step, ()) if other in named)
-        other = buffer if buffer in named else next(beside, None)
-        buffer.memory = named[other] if other else IN_LEFT
+        beside = (neighbour for step in steps for neighbour in written.get(step, ()) if neighbour in named)
+        neighbour = buffer if buffer in named else next(beside, None)
+        buffer.memory = named[neighbour] if neighbour else GPU_CHANNELS
 
 
 class _BindingReader:
     """Reads ``main`` binding by binding, and records which buffers each variable holds."""
 
     def __init__(self, params: Sequence[relax.Var]):
-        self.by_var: dict[relax.Var, Buffer] = {}
+        self.by_var: dict[relax.Var, TensorBuffer] = {}
         self.steps: list[KernelStep] = []
         self.external = {
             param: ExternalTensor(f"%{param.name}", tensor_bytes(param), False) for param in params
         }
-        self._held: dict[relax.Var, tuple[Buffer, ...]] = {}  # several for a tuple
+        self._buffers: dict[relax.Var, tuple[TensorBuffer, ...]] = {}  # several for a tuple
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
-    def holds(self, expr: relax.Expr) -> tuple[Buffer, ...]:
+    def buffers_in(self, expr: relax.Expr) -> tuple[TensorBuffer, ...]:
         """The buffers that `expr` holds, one for each field of a tuple."""
         if isinstance(expr, relax.Var):
-            return self._held.get(expr, ())
+            return self._buffers.get(expr, ())
         if isinstance(expr, relax.Tuple):
-            return tuple(buffer for each in expr.fields for buffer in self.holds(each))
+            return tuple(buffer for item in expr.fields for buffer in self.buffers_in(item))
         return ()
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
         """Read one binding."""
         if operator(value) == "builtin.alloc_tensor":
-            self._own(var, Buffer(var, tensor_bytes(var)))
+            self._add_buffer(var, TensorBuffer(var, tensor_bytes(var)))
         elif view_call(value) == JOIN:
-            self._own(var, _joined(var, [self.holds(part) for part in value.args]))
+            self._add_buffer(var, _join_parts(var, [self.buffers_in(part) for part in value.args]))
         elif operator(value) in _NAMES or view_call(value) == PART:
-            self._name(var, value.args[0])
+            self._add_alias(var, value.args[0])
         elif isinstance(value, relax.Tuple):
-            self._held[var], self._fields[var] = self.holds(value), list(value.fields)
+            self._buffers[var], self._fields[var] = self.buffers_in(value), list(value.fields)
         elif isinstance(value, relax.TupleGetItem):
-            known = self._fields.get(value.tuple_value)
-            self._name(var, known[value.index] if known else value.tuple_value)
+            fields = self._fields.get(value.tuple_value)
+            self._add_alias(var, fields[value.index] if fields else value.tuple_value)
         elif isinstance(value, relax.Var):
-            self._name(var, value)
+            self._add_alias(var, value)
         elif isinstance(value, relax.Call):
-            self._step(value)
+            self._add_step(value)
 
-    def _own(self, var: relax.Var, buffer: Buffer) -> None:
+    def _add_buffer(self, var: relax.Var, buffer: TensorBuffer) -> None:
         self.by_var[var] = buffer
-        self._held[var] = (buffer,)
+        self._buffers[var] = (buffer,)
 
-    def _name(self, var: relax.Var, other: relax.Expr) -> None:
+    def _add_alias(self, var: relax.Var, source: relax.Expr) -> None:
         """Record that `var` is an alias of `other`."""
-        self._held[var] = self.holds(other)
-        for buffer in self._held[var] if len(self._held[var]) == 1 else ():
+        self._buffers[var] = self.buffers_in(source)
+        for buffer in self._buffers[var] if len(self._buffers[var]) == 1 else ():
             buffer.value = buffer.value or var.name
-        if other in self._fields:
-            self._fields[var] = self._fields[other]
-        if other in self.external:
-            self.external[var] = self.external[other]
+        if source in self._fields:
+            self._fields[var] = self._fields[source]
+        if source in self.external:
+            self.external[var] = self.external[source]
 
-    def _step(self, call: relax.Call) -> None:
+    def _add_step(self, call: relax.Call) -> None:
         number = len(self.steps)
         for arg in call.args:
-            for buffer in self.holds(arg):
+            for buffer in self.buffers_in(arg):
                 buffer.begin = number if buffer.begin < 0 else buffer.begin
                 buffer.end = max(buffer.end, number + 1)
             if _is_weight(arg) and arg not in self.external:
                 self.external[arg] = ExternalTensor(f"weight {len(self.external)}", tensor_bytes(arg), True)
             if arg in self.external:
                 self.external[arg].use(number)
-        operands = tuple(next(iter(self.holds(arg)), None) for arg in call.args)
+        operands = tuple(next(iter(self.buffers_in(arg)), None) for arg in call.args)
         kernel = call.op if isinstance(call.op, tvm.ir.GlobalVar) else None
         if kernel is not None or any(operands):
             self.steps.append(KernelStep(kernel, operands))
 
 
-def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
+def _join_parts(var: relax.Var, parts: list[tuple[TensorBuffer, ...]]) -> TensorBuffer:
     """The concatenation of `parts`, inside which they lie from now on."""
-    whole = Buffer(var, tensor_bytes(var), value=var.name)
+    tensor = TensorBuffer(var, tensor_bytes(var), value=var.name)
     within_bytes = 0
     for (part,) in parts:
         assert part.home is part, "a part lies in one tensor only"
-        part.home, part.within_bytes = whole, within_bytes
+        part.home, part.within_bytes = tensor, within_bytes
         within_bytes += part.size_bytes
-        whole.begin = part.begin if whole.begin < 0 else min(whole.begin, part.begin)
-        whole.end = max(whole.end, part.end)
-    assert within_bytes == whole.size_bytes, "parts fill their tensor"
-    return whole
+        tensor.begin = part.begin if tensor.begin < 0 else min(tensor.begin, part.begin)
+        tensor.end = max(tensor.end, part.end)
+    assert within_bytes == tensor.size_bytes, "parts fill their tensor"
+    return tensor
 
 
-def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
+def _reuse_operands(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
     """`main_buffers`, with results in the memory of operands whose last use is the same call."""
-    members: dict[Buffer, list[Buffer]] = {}
+    members: dict[TensorBuffer, list[TensorBuffer]] = {}
     for buffer in main_buffers.by_var.values():
         members.setdefault(buffer.place()[0], []).append(buffer)
 
-    def dies(operand: Buffer, step: int) -> bool:
+    def is_last_use(operand: TensorBuffer, step: int) -> bool:
         """Whether no buffer in the memory of `operand` is live after `step`."""
         home, _ = operand.place()
         return all(sharing.end <= step + 1 and not sharing.pinned for sharing in members[home])
@@ -316,13 +316,13 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
     for number, step in enumerate(main_buffers.steps):
         if step.kernel is None:
             continue
-        for result, operand in _candidates(step, number):
-            if operand.size_bytes != result.size_bytes or not dies(operand, number):
+        for result, operand in _reuse_candidates(step, number):
+            if operand.size_bytes != result.size_bytes or not is_last_use(operand, number):
                 continue
             if operand.place()[0].memory != result.memory:
                 continue
             positions = step.operands.index(operand), step.operands.index(result)
-            if not overwrites(mod[step.kernel], *positions):
+            if not can_overwrite(mod[step.kernel], *positions):
                 continue
             result.home, result.within_bytes = operand, 0
             main_buffers.overwritten[result] = operand
@@ -332,19 +332,19 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
     return main_buffers
 
 
-def _candidates(step: KernelStep, number: int) -> Iterator[tuple[Buffer, Buffer]]:
+def _reuse_candidates(step: KernelStep, number: int) -> Iterator[tuple[TensorBuffer, TensorBuffer]]:
     """Pairs of a result of `step` without a place yet, and an operand whose memory it may reuse."""
     results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
     operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]
-    taken: set[Buffer] = set()
+    reused_homes: set[TensorBuffer] = set()
     for result in results:
         for operand in operands:
             home = operand.place()[0]
             sharing = [b for b in operands if b.place()[0] is home]
-            if len(sharing) == 1 and home not in taken and result.home is result:
+            if len(sharing) == 1 and home not in reused_homes and result.home is result:
                 yield result, operand
                 if result.home is not result:
-                    taken.add(home)
+                    reused_homes.add(home)
 
 
 def _is_weight(expr: relax.Expr) -> bool:

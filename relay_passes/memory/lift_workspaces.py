@@ -30,13 +30,13 @@ class LiftWorkspaces:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         gpu = "gpu" in list(tvm.target.Target.current(allow_none=False).keys)
-        smallest = 0 if gpu else STACK_BYTES
+        min_bytes = 0 if gpu else STACK_BYTES
         calls: dict[tvm.ir.GlobalVar, list[relax.Call]] = {}
         for binding in main_bindings(mod):
             if operator(binding.value) == "call_tir":
                 calls.setdefault(binding.value.args[0], []).append(binding.value)
-        lifted = {gv: _workspaces(mod[gv], made, smallest) for gv, made in calls.items()}
-        lifted = {gv: found for gv, found in lifted.items() if found}
+        lifted = {gv: _workspaces(mod[gv], kernel_calls, min_bytes) for gv, kernel_calls in calls.items()}
+        lifted = {gv: buffers for gv, buffers in lifted.items() if buffers}
         if not lifted:
             return mod
 
@@ -46,10 +46,12 @@ class LiftWorkspaces:
                 return None
             old = value.args[0]
             dims = _dims(mod[old], value)
-            spaces = [relax.TensorType(_resolved(space, dims), str(space.dtype)) for space in lifted[old]]
+            spaces = [
+                relax.TensorType(_resolve_shape(space, dims), str(space.dtype)) for space in lifted[old]
+            ]
             # A new global variable, because the old one has the type of the old function.
             new = builder.add_func(_with_parameters(mod[old], lifted[old]), old.name_hint)
-            call = relax.call_tir(new, value.args[1], [*_results(value), *spaces])
+            call = relax.call_tir(new, value.args[1], [*_result_types(value), *spaces])
             single = isinstance(var.ty, relax.TensorType)
             return relax.TupleGetItem(builder.emit(call), 0) if single else call
 
@@ -63,7 +65,7 @@ def with_workspaces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return _with_parameters(func, workspaces) if workspaces else func
 
 
-def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
+def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], min_bytes: int) -> list[tirx.Buffer]:
     """Buffers of `func` to lift; none if a call also passes operands that are no tensors."""
     if any(len(call.args) > 2 for call in calls):
         return []
@@ -79,18 +81,18 @@ def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int)
         buffer
         for buffer in allocated
         if buffer.scope() == "global"
-        and all(_bytes(buffer, dims) >= smallest for dims in (_dims(func, call) for call in calls))
+        and all(_bytes(buffer, dims) >= min_bytes for dims in (_dims(func, call) for call in calls))
     ]
 
 
-def _results(call: relax.Call) -> list[relax.TensorType]:
-    (made,) = call.ty_args
-    return list(made.fields) if isinstance(made, relax.TupleType) else [made]
+def _result_types(call: relax.Call) -> list[relax.TensorType]:
+    (output_type,) = call.ty_args
+    return list(output_type.fields) if isinstance(output_type, relax.TupleType) else [output_type]
 
 
 def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
     """Values of the shape variables of `func` in `call`."""
-    types = [*(arg.ty for arg in call.args[1].fields), *_results(call)]
+    types = [*(arg.ty for arg in call.args[1].fields), *_result_types(call)]
     return {
         dim: value
         for param, ty in zip(func.params, types, strict=True)
@@ -99,13 +101,13 @@ def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
     }
 
 
-def _resolved(buffer: tirx.Buffer, dims: dict[tirx.Var, tirx.Expr]) -> list[tirx.Expr]:
+def _resolve_shape(buffer: tirx.Buffer, dims: dict[tirx.Var, tirx.Expr]) -> list[tirx.Expr]:
     return [dims.get(dim, dim) if isinstance(dim, tirx.Var) else dim for dim in buffer.shape]
 
 
 def _bytes(buffer: tirx.Buffer, dims: dict[tirx.Var, tirx.Expr]) -> float:
     """Size of `buffer`; infinite if it is not known."""
-    resolved = _resolved(buffer, dims)
+    resolved = _resolve_shape(buffer, dims)
     if not all(isinstance(dim, tirx.IntImm) for dim in resolved):
         return float("inf")
     return prod(int(dim) for dim in resolved) * tvm.DataType(str(buffer.dtype)).itemsize
@@ -116,11 +118,11 @@ def _with_parameters(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tir
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
         """The block `old` without allocations of `buffers`."""
-        kept = [b for b in old.alloc_buffers if b not in buffers]
-        if len(kept) == len(old.alloc_buffers):
+        remaining = [b for b in old.alloc_buffers if b not in buffers]
+        if len(remaining) == len(old.alloc_buffers):
             return old
         return s_tir.SBlock(
-            old.iter_vars, old.reads, old.writes, old.name_hint, old.body, old.init, kept,
+            old.iter_vars, old.reads, old.writes, old.name_hint, old.body, old.init, remaining,
             old.match_buffers, old.annotations,
         )  # fmt: skip
 

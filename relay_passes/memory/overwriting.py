@@ -10,42 +10,42 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorRegion
 
 
-def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
+def can_overwrite(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
     """Whether `kernel` stays correct if parameter `result` lies in the bytes of parameter `operand`.
 
     It does if each element of the operand is read only to compute the element of the result with the same
     index, and only once: in a single block without a reduction.
     """
     source, target = kernel.params[operand], kernel.params[result]
-    if str(source.ty.dtype) != str(target.ty.dtype) or not _alike(source.ty.shape, target.ty.shape):
+    if str(source.ty.dtype) != str(target.ty.dtype) or not _is_equal(source.ty.shape, target.ty.shape):
         return False
     body = kernel.body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
         return False  # a loop nest without declared accesses
-    writing = []
+    writers = []
     for block in _blocks(kernel):
         if not block.iter_vars:
             return False  # likewise without declared accesses
-        read, written = _accessed(block.reads, source), _accessed(block.writes, target)
-        if _accessed(block.reads, target) or _accessed(block.writes, source) or block.match_buffers:
+        read, written = _accesses(block.reads, source), _accesses(block.writes, target)
+        if _accesses(block.reads, target) or _accesses(block.writes, source) or block.match_buffers:
             return False
         if read and not written:
             return False
         if written:
-            writing.append((block, read, written))
-    if len(writing) != 1:
+            writers.append((block, read, written))
+    if len(writers) != 1:
         return False
-    ((block, read, (element, *more)),) = writing
+    ((block, read, (element, *rest)),) = writers
     plain = all(i.iter_type == tirx.IterVar.DataPar for i in block.iter_vars)
     single = all(int(axis.extent) == 1 if isinstance(axis.extent, tirx.IntImm) else False for axis in element)
-    return plain and single and not more and all(_alike(element, other) for other in read)
+    return plain and single and not rest and all(_is_equal(element, read_element) for read_element in read)
 
 
-def _alike(a: object, b: object) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     return bool(tvm_ffi.structural_equal(list(a), list(b)))
 
 
-def _accessed(regions: list[TensorRegion], buffer: tirx.Var) -> list[list[tvm.ir.Range]]:
+def _accesses(regions: list[TensorRegion], buffer: tirx.Var) -> list[list[tvm.ir.Range]]:
     """The accessed parts of `buffer` among `regions`."""
     return [list(region.region) for region in regions if region.source.same_as(buffer)]
 

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import Liveness
-from pimflow.relay_passes.memory.buffers import Buffer, MainBuffers, buffers
+from pimflow.relay_passes.memory.buffers import MainBuffers, TensorBuffer, buffers
 from pimflow.relay_passes.memory.keep_views import PART, view_call
 
 
@@ -54,16 +54,18 @@ class PlanPool:
         offsets = placement.offsets_bytes
         places = {b: ("pool", offsets[name]) for b, name in main_buffers.names.items() if name in offsets}
         sizes = {"pool": placement.pool_bytes} if places else {}
-        return with_main(mod, placed(mod["main"], main_buffers, places, sizes, at_once=True), main_buffers)
+        return with_main(
+            mod, with_storage(mod["main"], main_buffers, places, sizes, eager=True), main_buffers
+        )
 
 
-def placed(
+def with_storage(
     main: relax.Function,
     main_buffers: MainBuffers,
-    places: Mapping[Buffer, tuple[str, int]],
+    places: Mapping[TensorBuffer, tuple[str, int]],
     storages_bytes: Mapping[str, int],
     *,
-    at_once: bool,
+    eager: bool,
 ) -> relax.Function:
     """`main` with its buffers in storage.
 
@@ -95,7 +97,7 @@ def placed(
         builder.emit_normalized(relax.VarBinding(var, at_zero))
 
     with builder.function("pimflow_placed", list(main.params)):
-        for name in storages_bytes if at_once else ():
+        for name in storages_bytes if eager else ():
             storage(name)
         for binding in (b for block in main.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value

@@ -39,8 +39,8 @@ class ReorderLayers:
         """`mod` after the pass."""
         groups = region_groups(mod, views=self.views)
         if sorted(self.names) != sorted(groups):
-            odd = sorted(set(self.names) ^ set(groups)) or sorted(self.names)
-            raise UsageError(f"the order does not name every layer once: '{odd[0]}'")
+            mismatched = sorted(set(self.names) ^ set(groups)) or sorted(self.names)
+            raise UsageError(f"the order does not name every layer once: '{mismatched[0]}'")
         moved = [binding for name in self.names for binding in groups[name].bindings]
         vars_moved = {binding.var for binding in moved}
         moved += [binding for binding in main_bindings(mod) if binding.var not in vars_moved]
@@ -55,7 +55,7 @@ class ReorderLayers:
         return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def waits(mod: tvm.IRModule, *, views: bool = True) -> dict[str, tuple[str, ...]]:
+def order_constraints(mod: tvm.IRModule, *, views: bool = True) -> dict[str, tuple[str, ...]]:
     """By region, the regions that must stay before it, so that the set of regions does not change.
 
     Regions whose results it reads are not among them.
@@ -64,7 +64,7 @@ def waits(mod: tvm.IRModule, *, views: bool = True) -> dict[str, tuple[str, ...]
     layers = {b.var: name for name, group in groups.items() for b in group.bindings}
     earlier = {
         name: dict.fromkeys(
-            layers[b.var] for b in main_bindings(mod) if b.var in group.follows and b.var in layers
+            layers[b.var] for b in main_bindings(mod) if b.var in group.ordered_after and b.var in layers
         )
         for name, group in groups.items()
     }

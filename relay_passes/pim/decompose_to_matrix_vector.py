@@ -36,8 +36,8 @@ class DecomposeToMatrixVector:
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
-            wanted = self.names is None or var.name in self.names
-            if not (wanted and _dense(value)):
+            is_selected = self.names is None or var.name in self.names
+            if not (is_selected and _is_dense(value)):
                 return None
             windows = _windows(builder, value, var.name)
             filters = np.from_dlpack(value.args[1].value)
@@ -47,7 +47,7 @@ class DecomposeToMatrixVector:
         return rebuild(mod, rewrite)
 
 
-def _dense(value: relax.Expr) -> bool:
+def _is_dense(value: relax.Expr) -> bool:
     return (
         operator(value) == "nn.conv2d"
         and int(value.attrs.groups) == 1

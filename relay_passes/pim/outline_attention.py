@@ -11,16 +11,16 @@ from tvm import relax
 from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.stages import part_name
 from pimflow.errors import PlanError
-from pimflow.relay_passes.attention import Emit, attention_of, weighted
+from pimflow.relay_passes.attention import Emit, attention_from_call, emit_attention_weights
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 from pimflow.relay_passes.pim.outline_pim import symbol
 
 CACHE_ATTR, PRODUCT_ATTR, GROUP_ATTR = "pim.cache", "pim.product", "pim.group"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPim:
+class PimAttention:
     """How PIM computes attention, as far as a module contains it.
 
     Attributes
@@ -70,38 +70,42 @@ class OutlineAttention:
         and values have different positions.
     """
 
-    def __init__(self, caches: Mapping[str, OnPim]):
+    def __init__(self, caches: Mapping[str, PimAttention]):
         self.caches = dict(caches)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        found = {each.attention: each for each in cached_regions(mod, self.caches)}
-        renewed: dict[relax.Var, relax.Expr] = {}
-        for each in found.values():
-            on_pim = self.caches[each.attention.name]
-            for append, dims in zip(each.appends, (on_pim.keys_shape, on_pim.values_shape), strict=True):
-                kind = relax.TensorType(dims, on_pim.dtype)
-                renewed[append.cache] = relax.Var(append.cache.name, kind)
-        appended = {append.result: renewed[append.cache] for e in found.values() for append in e.appends}
+        sites = {site.attention: site for site in attention_sites(mod, self.caches)}
+        var_remap: dict[relax.Var, relax.Expr] = {}
+        for site in sites.values():
+            pim_attention = self.caches[site.attention.name]
+            for append, dims in zip(
+                site.appends, (pim_attention.keys_shape, pim_attention.values_shape), strict=True
+            ):
+                kind = relax.TensorType(dims, pim_attention.dtype)
+                var_remap[append.cache] = relax.Var(append.cache.name, kind)
+        appended = {
+            append.result: var_remap[append.cache] for site in sites.values() for append in site.appends
+        }
         main = mod["main"]
-        others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
-        params = [renewed.get(param, param) for param in main.params]
+        other_functions = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+        params = [var_remap.get(param, param) for param in main.params]
         outer = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
-        outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
+        outer = tvm.IRModule({**other_functions, mod.get_global_var("main"): outer}, attrs=mod.attrs)
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in appended:
                 return appended[var]
-            if var not in found:
+            if var not in sites:
                 return None
-            return _on_pim(builder, mod, found[var], self.caches[var.name], value, renewed)
+            return _emit_on_pim(builder, mod, sites[var], self.caches[var.name], value, var_remap)
 
-        return rebuild(outer, rewrite, renewed)
+        return rebuild(outer, rewrite, var_remap)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Append:
+class CacheAppend:
     """The write of a step's tokens into a cache; `result` is an alias of `cache`."""
 
     result: relax.Var
@@ -111,24 +115,24 @@ class Append:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedRegion:
+class AttentionSite:
     """Attention for PIM in a module, with the appends to its keys and its values."""
 
     attention: relax.Var
-    appends: tuple[Append, Append]
+    appends: tuple[CacheAppend, CacheAppend]
 
 
-def cached_regions(mod: tvm.IRModule, names: Collection[str]) -> list[CachedRegion]:
+def attention_sites(mod: tvm.IRModule, names: Collection[str]) -> list[AttentionSite]:
     """The attention regions of variables `names`; raises the errors of `OutlineAttention`."""
-    bindings, counts = main_bindings(mod), uses(mod)
-    made = {binding.var: binding.value for binding in bindings}
+    bindings, counts = main_bindings(mod), use_counts(mod)
+    values = {binding.var: binding.value for binding in bindings}
     returned = mod["main"].body.body
-    results = set(relax.analysis.free_vars(made.get(returned, returned)))
-    found = []
-    for var, value in made.items():
-        if var.name not in names or attention_of(mod, value) is None:
+    results = set(relax.analysis.free_vars(values.get(returned, returned)))
+    sites = []
+    for var, value in values.items():
+        if var.name not in names or attention_from_call(mod, value) is None:
             continue
-        appends = [_append(var, made, operand) for operand in value.args[1:3]]
+        appends = [_cache_append(var, values, operand) for operand in value.args[1:3]]
         for append in appends:
             if counts[append.cache] != 1 or counts[append.result] != 1 + (append.result in results):
                 raise PlanError(
@@ -136,69 +140,77 @@ def cached_regions(mod: tvm.IRModule, names: Collection[str]) -> list[CachedRegi
                 )
         if appends[0].position != appends[1].position:
             raise PlanError(f"'{var.name}': keys and values go to different positions, so not on PIM")
-        found.append(CachedRegion(attention=var, appends=(appends[0], appends[1])))
-    if missing := sorted(set(names) - {each.attention.name for each in found}):
+        sites.append(AttentionSite(attention=var, appends=(appends[0], appends[1])))
+    if missing := sorted(set(names) - {site.attention.name for site in sites}):
         raise PlanError(f"'{missing[0]}' is no attention, so its caches are not on PIM")
-    return found
+    return sites
 
 
-def _append(attention: relax.Var, made: Mapping[relax.Var, relax.Expr], operand: relax.Expr) -> Append:
-    value = made.get(operand)
+def _cache_append(
+    attention: relax.Var, values: Mapping[relax.Var, relax.Expr], operand: relax.Expr
+) -> CacheAppend:
+    value = values.get(operand)
     if operator(value) != IN_PLACE or not isinstance(value.args[1].fields[0], relax.Var):
         raise PlanError(f"'{attention.name}': no cache that stays where it is is appended to in front of it")
     cache, new, position = value.args[1].fields
-    return Append(result=operand, cache=cache, new=new, position=position)
+    return CacheAppend(result=operand, cache=cache, new=new, position=position)
 
 
-def _on_pim(
+def _emit_on_pim(
     builder: relax.BlockBuilder,
     mod: tvm.IRModule,
-    region: CachedRegion,
-    on_pim: OnPim,
+    site: AttentionSite,
+    pim_attention: PimAttention,
     call: relax.Call,
-    renewed: Mapping[relax.Var, relax.Expr],
+    var_remap: Mapping[relax.Var, relax.Expr],
 ) -> relax.Expr:
     """Emit the replacement of the attention `call`, whose operands are variables of the new module."""
-    attention, name = attention_of(mod, call), region.attention.name
-    caches = [renewed.get(append.cache, append.cache) for append in region.appends]
-    new = [renewed.get(append.new, append.new) for append in region.appends]
-    position = region.appends[0].position
-    position = renewed.get(position, position)
+    attention, name = attention_from_call(mod, call), site.attention.name
+    caches = [var_remap.get(append.cache, append.cache) for append in site.appends]
+    new = [var_remap.get(append.new, append.new) for append in site.appends]
+    position = site.appends[0].position
+    position = var_remap.get(position, position)
 
     def product(which: str, group: int, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
         """Emit a call of the product `which` of a group."""
-        part = on_pim.product_part(which, group)
+        part = pim_attention.product_part(which, group)
         callee_name = symbol(part_name(name, part))
-        attrs = {CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which, GROUP_ATTR: group}
+        attrs = {CACHE_ATTR: pim_attention.text, PRODUCT_ATTR: which, GROUP_ATTR: group}
         callee = builder.add_func(_function(operands, dims, callee_name, attrs), callee_name)
         return builder.emit(relax.Call(callee, list(operands)), name_hint=f"{name}_{part}")
 
     # All groups have the same shapes. Partial sums of an element are adjacent; groups are concatenated.
-    own = on_pim.group
-    partial = (on_pim.terms,) if on_pim.terms > 1 else ()
+    group_attention = pim_attention.group
+    partial = (pim_attention.terms,) if pim_attention.terms > 1 else ()
     sums = []
-    for group in range(on_pim.groups):
+    for group in range(pim_attention.groups):
 
         def emit(value: relax.Expr, part: str, group: int = group) -> relax.Var:
-            return builder.emit(value, name_hint=f"{name}_{on_pim.product_part(part, group)}")
+            return builder.emit(value, name_hint=f"{name}_{pim_attention.product_part(part, group)}")
 
-        scores = product(SCORES, group, [call.args[0], position, *caches, *new], own.score_shape)
-        others = [_of_group(operand, attention, own, group, emit) for operand in call.args[3:]]
-        weights = weighted(own, scores, others, emit, scale=own.scale)
-        dims = (own.batch * own.heads, *partial, own.value_size)
+        scores = product(SCORES, group, [call.args[0], position, *caches, *new], group_attention.score_shape)
+        extra_operands = [
+            _group_part(operand, attention, group_attention, group, emit) for operand in call.args[3:]
+        ]
+        weights = emit_attention_weights(
+            group_attention, scores, extra_operands, emit, scale=group_attention.scale
+        )
+        dims = (group_attention.batch * group_attention.heads, *partial, group_attention.value_size)
         sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
-    whole = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
+    result = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
     if partial:
-        whole = builder.emit(relax.op.sum(whole, axis=1), f"{name}_sums")
-    return relax.op.reshape(whole, attention.output_shape)
+        result = builder.emit(relax.op.sum(result, axis=1), f"{name}_sums")
+    return relax.op.reshape(result, attention.output_shape)
 
 
-def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int, emit: Emit) -> relax.Expr:
+def _group_part(
+    operand: relax.Expr, attention: Attention, group_attention: Attention, group: int, emit: Emit
+) -> relax.Expr:
     """Emit the part for one group of the mask [.., heads, queries, extent], or of the positions [batch]."""
-    first = group * own.batch * own.kv_heads
+    first = group * group_attention.batch * group_attention.kv_heads
     dims = shape(operand)
-    axes = {len(dims) - 4: (first // whole.kv_heads, own.batch)}
-    axes[len(dims) - 3] = (first % whole.kv_heads * whole.group, own.heads)
+    axes = {len(dims) - 4: (first // attention.kv_heads, group_attention.batch)}
+    axes[len(dims) - 3] = (first % attention.kv_heads * attention.group, group_attention.heads)
     if len(dims) == 1:
         axes = {0: axes[-3]}
     for axis, (begin, extent) in axes.items():

@@ -17,7 +17,7 @@ from pimflow.relay_passes.flat import (
     shape,
     slice_begin,
     substitute,
-    uses,
+    use_counts,
 )
 
 PROGRAM_ATTR = "pim.program"
@@ -55,19 +55,21 @@ class OutlinePim:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        sums = _sums(mod, {name: _finished(program) for name, program in self.programs.items()})
-        added = {var for chain in sums.values() for var, _ in chain}
+        chains = _epilogue_chains(
+            mod, {name: _program_epilogue(program) for name, program in self.programs.items()}
+        )
+        inner_vars = {var for chain in chains.values() for var, _ in chain}
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
-            chain = sums.get(var, [])
+            chain = chains.get(var, [])
             product = chain[-1][0] if chain else var
             program = self.programs.get(product.name)
             # A product with an addition is part of the function of the addition; by itself it is dead.
-            if program is None or var in added or (operator(value) not in PRODUCTS and not chain):
+            if program is None or var in inner_vars or (operator(value) not in PRODUCTS and not chain):
                 return None
             positions = [position for _, position in chain]
-            sources, function = _outlined(value, positions, _gather_depth(program), product.name, builder)
+            sources, function = _outline(value, positions, _gather_depth(program), product.name, builder)
             name = symbol(product.name)
             attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
             callee = builder.add_func(function.with_attrs(attrs), name)
@@ -80,7 +82,7 @@ class OutlinePim:
 _ACTIVATIONS = {"relu": "nn.relu", "relu6": "clip"}
 
 
-def _finished(program: PimProgram) -> tuple[str, ...]:
+def _program_epilogue(program: PimProgram) -> tuple[str, ...]:
     """The operators behind its product that a program implements."""
     additions = bool(program.initial) + bool(program.added_channels)
     return ("add",) * additions + ((_ACTIVATIONS[program.activation],) if program.activation else ())
@@ -90,7 +92,7 @@ def _finished(program: PimProgram) -> tuple[str, ...]:
 _Chain = list[tuple[relax.Var, int]]
 
 
-def _sums(mod: tvm.IRModule, finished: Mapping[str, tuple[str, ...]]) -> dict[relax.Var, _Chain]:
+def _epilogue_chains(mod: tvm.IRModule, epilogues: Mapping[str, tuple[str, ...]]) -> dict[relax.Var, _Chain]:
     """By variable of the last operator behind a product, the chain from it back to the product.
 
     `finished` has the operators behind each product by its name (`_finished`).
@@ -100,27 +102,29 @@ def _sums(mod: tvm.IRModule, finished: Mapping[str, tuple[str, ...]]) -> dict[re
     PlanError
         If other operators follow such a product, or if it, or a result between, has other readers.
     """
-    if not any(finished.values()):
+    if not any(epilogues.values()):
         return {}
-    counts, bindings = uses(mod), main_bindings(mod)
-    products = {b.var for b in bindings if finished.get(b.var.name) and operator(b.value) in PRODUCTS}
+    counts, bindings = use_counts(mod), main_bindings(mod)
+    products = {b.var for b in bindings if epilogues.get(b.var.name) and operator(b.value) in PRODUCTS}
     chains: dict[relax.Var, _Chain] = {product: [] for product in products}
     for binding in bindings:
         for position, read in enumerate(getattr(binding.value, "args", ())):
             if isinstance(read, relax.Var) and read in chains and counts[read] == 1:
                 product = chains[read][-1][0] if chains[read] else read
-                left = finished[product.name][len(chains[read]) :]
-                if left[:1] == (operator(binding.value),):
+                remaining = epilogues[product.name][len(chains[read]) :]
+                if remaining[:1] == (operator(binding.value),):
                     chains[binding.var] = [(read, position), *chains.pop(read)]
-    done = {
+    complete = {
         var: chain
         for var, chain in chains.items()
-        if chain and len(chain) == len(finished[chain[-1][0].name])
+        if chain and len(chain) == len(epilogues[chain[-1][0].name])
     }
-    if missing := sorted({p.name for p in products} - {chain[-1][0].name for chain in done.values()}):
-        wanted = ", ".join(finished[missing[0]])
-        raise PlanError(f"'{missing[0]}': its program does {wanted} behind it, and the network does not")
-    return done
+    if missing := sorted({p.name for p in products} - {chain[-1][0].name for chain in complete.values()}):
+        missing_operators = ", ".join(epilogues[missing[0]])
+        raise PlanError(
+            f"'{missing[0]}': its program does {missing_operators} behind it, and the network does not"
+        )
+    return complete
 
 
 def _gather_depth(program: PimProgram) -> int:
@@ -144,13 +148,13 @@ def _gather_depth(program: PimProgram) -> int:
     return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 
 
-def _takes_channels(value: relax.Expr | None) -> bool:
+def _is_channel_slice(value: relax.Expr | None) -> bool:
     """Whether `value` is a slice of channels, as `SplitReduction` makes for PIM."""
     begin = slice_begin(value) if operator(value) == "strided_slice" else None
     return begin is not None and begin[0] == len(shape(value.args[0])) - 1
 
 
-def _outlined(
+def _outline(
     value: relax.Call, positions: Sequence[int], depth: int, name: str, outer: relax.BlockBuilder
 ) -> tuple[list[relax.Var], relax.Function]:
     """Operands of the function of product `name`, with the operators behind it, and the function.
@@ -164,7 +168,7 @@ def _outlined(
     def visit(var: relax.Var, depth: int) -> relax.Var:
         """The tensor from which `var` is gathered by `depth` operators; collects these."""
         value = outer.lookup_binding(var)
-        part = depth == 0 and var.name == name + INPUT_SUFFIX and _takes_channels(value)
+        part = depth == 0 and var.name == name + INPUT_SUFFIX and _is_channel_slice(value)
         if depth == 0 and not part:
             return var
         (root,) = {visit(v, max(depth - 1, 0)) for v in relax.analysis.free_vars(value)}
@@ -178,9 +182,9 @@ def _outlined(
     steps.reverse()
     added = [call.args[1 - position] for call, position in steps if operator(call) == "add"]
     source = visit(product.args[0], depth)
-    sources = [source, *(each for each in added if isinstance(each, relax.Var))]
+    sources = [source, *(operand for operand in added if isinstance(operand, relax.Var))]
     builder = relax.BlockBuilder()
-    params = [relax.Var(name, each.ty) for name, each in zip("xyz", sources)]
+    params = [relax.Var(name, operand.ty) for name, operand in zip("xyz", sources)]
     starts = iter(params[1:])
     env: dict[relax.Var, relax.Expr] = {source: params[0]}
     with builder.function("outlined", params):
@@ -191,8 +195,8 @@ def _outlined(
             for call, position in steps:
                 before = builder.emit(result)
                 if operator(call) == "add":
-                    each = call.args[1 - position]
-                    result = relax.op.add(before, next(starts) if isinstance(each, relax.Var) else each)
+                    operand = call.args[1 - position]
+                    result = relax.op.add(before, next(starts) if isinstance(operand, relax.Var) else operand)
                 else:
                     result = substitute(call, {call.args[position]: before})
             result = builder.emit_output(result)

@@ -58,13 +58,13 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
         kind = operator(binding.value)
         if not kind:
             continue
-        count = _lowered_count(tvm_ffi.StructuralKey(_alone(binding.value)))
-        made = count.products
+        count = _operator_count(tvm_ffi.StructuralKey(_single_operator(binding.value)))
+        op_products = count.products
         if kind.startswith("nn.conv") and kind.endswith("_transpose"):
-            made = [_without_zeros(binding.value, product) for product in made]
+            op_products = [_dense_product(binding.value, product) for product in op_products]
         constants = [a.value.shape for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
         sizes = {math.prod(dims) for dims in constants}
-        products += [replace(product, weighted=product.second_elements in sizes) for product in made]
+        products += [replace(product, weighted=product.second_elements in sizes) for product in op_products]
         operations += count.operations
         multiplications += count.multiplications
     products.sort(key=lambda product: product.macs)
@@ -75,7 +75,7 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
     )
 
 
-def _without_zeros(call: relax.Call, product: Product) -> Product:
+def _dense_product(call: relax.Call, product: Product) -> Product:
     """The product of a transposed convolution without the zeros that TIR inserts between its elements.
 
     Each element is multiplied by all taps. As in `SubpixelConvolution`, each phase of the result has separate
@@ -94,9 +94,9 @@ def _without_zeros(call: relax.Call, product: Product) -> Product:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _lowered_count(source: tvm_ffi.StructuralKey) -> _Count:
+def _operator_count(source: tvm_ffi.StructuralKey) -> _OperationCount:
     """Operations of a function of one operator; equal functions are lowered once."""
-    count = _Count()
+    count = _OperationCount()
     module = relax.transform.Normalize()(tvm.IRModule({"main": source.key}))
     for _, function in relax.transform.LegalizeOps()(module).functions_items():
         if isinstance(function, tirx.PrimFunc):
@@ -104,7 +104,7 @@ def _lowered_count(source: tvm_ffi.StructuralKey) -> _Count:
     return count
 
 
-def _alone(call: relax.Call) -> relax.Function:
+def _single_operator(call: relax.Call) -> relax.Function:
     """A function with one operator; constant tensors become parameters, since their values do not matter."""
     params: list[relax.Var] = []
 
@@ -117,12 +117,12 @@ def _alone(call: relax.Call) -> relax.Function:
             return params[-1]
         return arg
 
-    alone = relax.Call(call.op, [operand(arg) for arg in call.args], call.attrs, call.ty_args)
-    relax.expr._update_type(alone, call.ty)  # else lowering would change it, and with it the key
-    return relax.Function(params, alone, call.ty)
+    copy = relax.Call(call.op, [operand(arg) for arg in call.args], call.attrs, call.ty_args)
+    relax.expr._update_type(copy, call.ty)  # else lowering would change it, and with it the key
+    return relax.Function(params, copy, call.ty)
 
 
-class _Count:
+class _OperationCount:
     """Counts the operations of TIR statements, without the initial values of sums."""
 
     def __init__(self) -> None:
@@ -192,7 +192,9 @@ def _product(store: tirx.BufferStore, block: s_tir.SBlock) -> Product | None:
     sizes = {"many": 1, "m": 1, "n": 1, "k": 1}
     rows: list[tirx.Var] = []
     taps: list[tuple[tirx.Var, int]] = []
-    joined = False  # False if both operands have all axes of the result: a sum of elementwise products
+    is_matrix_product = (
+        False  # False if both operands have all axes of the result: a sum of elementwise products
+    )
     for axis in block.iter_vars:
         extent = int(axis.dom.extent)
         in_first, in_second = (_group(load.indices, axis.var) for load in (first, second))
@@ -203,17 +205,17 @@ def _product(store: tirx.BufferStore, block: s_tir.SBlock) -> Product | None:
             sizes["many"] *= extent // max(in_first, in_second)
             sizes["m"] *= in_second
             sizes["n"] *= in_first
-            joined |= max(in_first, in_second) > 1
+            is_matrix_product |= max(in_first, in_second) > 1
         elif in_second:
             sizes["n"] *= extent
-            joined = True
+            is_matrix_product = True
         else:
             sizes["m"] *= extent
             rows.append(axis.var)
-            joined = True
-    if not joined:
+            is_matrix_product = True
+    if not is_matrix_product:
         return None
-    window = {var: extent for var, extent in taps if any(_meet(i, rows, var) for i in first.indices)}
+    window = {var: extent for var, extent in taps if any(_is_window(i, rows, var) for i in first.indices)}
     stride = max((_step(index, var) for index in first.indices for var in rows), default=1)
     return Product(**sizes, window=math.prod(window.values()), stride=stride if window else 1)
 
@@ -226,12 +228,12 @@ def _load(value: tirx.Expr) -> tvm.ir.TensorLoad | None:
 
 def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
     """How many consecutive values of axis `var` give the same indices; 0 if no index depends on it."""
-    alike: list[int] = []
+    sizes: list[int] = []
 
     def visit(value: tirx.Expr, size: int) -> None:
         """Collect in `alike` how many values of `var` give the same `value`."""
         if isinstance(value, tirx.Var):
-            alike.extend([size] if value.same_as(var) else [])
+            sizes.extend([size] if value.same_as(var) else [])
         elif isinstance(value, tirx.FloorDiv) and isinstance(value.b, tirx.IntImm):
             visit(value.a, size * int(value.b))
         elif hasattr(value, "a"):
@@ -240,10 +242,10 @@ def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
 
     for index in indices:
         visit(index, 1)
-    return min(alike, default=0)
+    return min(sizes, default=0)
 
 
-def _meet(index: tirx.Expr, rows: Sequence[tirx.Var], tap: tirx.Var) -> bool:
+def _is_window(index: tirx.Expr, rows: Sequence[tirx.Var], tap: tirx.Var) -> bool:
     """Whether an index depends on `rows` of the result and on `tap`, as in a window."""
     return bool(_group([index], tap)) and any(_group([index], row) for row in rows)
 

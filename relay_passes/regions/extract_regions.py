@@ -14,13 +14,13 @@ from pimflow.core.attention import Attention
 from pimflow.core.region import APPEND, GATHERS, MOVES, RESHAPE, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
-from pimflow.relay_passes.attention import attention_of
+from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import layer_name, main_bindings, operator, renames, roles, shape
+from pimflow.relay_passes.flat import is_pure_reshape, layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
-from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
-from pimflow.relay_passes.regions.padded_inputs import copied_inputs
+from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, attention_kernels, kernel_groups
+from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 # Operators that schedules inline (`ScheduleCpu`).
 _CHEAP = (*MOVES, *GATHERS, "add", "subtract", "")
@@ -46,24 +46,26 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
-    kept = {var for group in groups for var in group.kept}
-    copied = copied_inputs(mod, groups, views=views)
+    extra_outputs = {var for group in groups for var in group.extra_outputs}
+    copy_reasons = input_copy_reasons(mod, groups, views=views)
     regions, role_of = [], roles(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
-            if not _fixed(binding.var) and all(map(_fixed, relax.analysis.free_vars(binding.value))):
+            if not _has_static_shape(binding.var) and all(
+                map(_has_static_shape, relax.analysis.free_vars(binding.value))
+            ):
                 kind, layer = operator(binding.value), layer_name(mod, binding.var)
                 raise UnsupportedOpError(
                     f"the shape of {kind} ('{layer}') depends on the data, which is not supported; "
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        region = group_region(layer, group, names, kept, role_of.get(layer, ""))
-        region = replace(region, padding_copied=copied.get(group.title, ""))
-        regions.append(_with_appended(group, _with_attention(mod, group, region)))
+        region = group_region(layer, group, names, extra_outputs, role_of.get(layer, ""))
+        region = replace(region, padding_copied=copy_reasons.get(group.title, ""))
+        regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
     if all(region.view for region in regions):  # nothing takes time, so nothing can be faster
         raise UnsupportedOpError(
@@ -72,13 +74,15 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         )
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
-    returned = _returned(mod)
-    outputs = {layer_name(mod, g.title): g.result for g in groups if returned & {b.var for b in g.bindings}}
+    result_vars = _result_vars(mod)
+    outputs = {
+        layer_name(mod, g.title): g.result for g in groups if result_vars & {b.var for b in g.bindings}
+    }
     return RegionGraph(
         name=name,
         regions=tuple(regions),
         outputs=tuple(outputs),
-        kept_outputs=tuple(layer for layer, result in outputs.items() if result not in returned),
+        kept_outputs=tuple(layer for layer, result in outputs.items() if result not in result_vars),
     )
 
 
@@ -97,12 +101,12 @@ def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
     ]
 
 
-def _fixed(var: relax.Var) -> bool:
+def _has_static_shape(var: relax.Var) -> bool:
     dims = getattr(var.ty.shape, "values", None)
     return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
-def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
+def _result_vars(mod: tvm.IRModule) -> set[relax.Expr]:
     """The variable that ``main`` returns, and the variables of which it is an alias or a tuple."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
@@ -126,7 +130,7 @@ def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     products: dict[relax.Var, list[relax.Var]] = {}  # by variable, the products that are summed in it
     biases_of: dict[str, np.ndarray] = {}
     for binding in main_bindings(mod):
-        kind = _behind(binding.value)
+        kind = _epilogue_kind(binding.value)
         read = [p for v in relax.analysis.free_vars(binding.value) for p in products.get(v, ())]
         if kind in ("nn.conv2d", "matmul"):
             products[binding.var] = [binding.var]
@@ -149,7 +153,7 @@ def group_region(
     name: str,
     group: KernelGroup,
     names: Mapping[relax.Var, str],
-    kept: Collection[relax.Var] = (),
+    extra_outputs: Collection[relax.Var] = (),
     role: str = "",
 ) -> Region:
     """One kernel or view as a region; attention is one operator of it.
@@ -170,12 +174,12 @@ def group_region(
             if var not in inside and var not in operands:
                 operands.append(var)
         weights += sum(_elements(a) for a in getattr(binding.value, "args", ()))
-    feeding = _feeding(group)
-    operands.sort(key=lambda v: v not in feeding)
+    anchor_inputs = _anchor_inputs(group)
+    operands.sort(key=lambda v: v not in anchor_inputs)
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    before, behind = group.bindings[: max(position, 0)], group.bindings[position + 1 :]
+    before, epilogue = group.bindings[: max(position, 0)], group.bindings[position + 1 :]
     anchor = [operator(group.anchor.value)] if group.anchor is not None else []
-    kinds = [*_kinds(before), *anchor, *_kinds(behind)]
+    kinds = [*_kinds(before), *anchor, *_kinds(epilogue)]
     anchored = group.anchor is not None
     geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
     work = Arithmetic() if geometry or group.view else arithmetic(group.bindings)
@@ -185,17 +189,19 @@ def group_region(
         operators=tuple(kinds),
         geometry=geometry,
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
-        prologue_kernels=sum(not renames(each) for each in group.before),
-        epilogue=_epilogue(behind) if geometry else (),
-        clipped=tuple(_bounds(b.value) for b in behind if operator(b.value) == "clip") if geometry else (),
+        prologue_kernels=sum(not is_pure_reshape(kernel) for kernel in group.prologue_kernels),
+        epilogue=_epilogue(epilogue) if geometry else (),
+        clipped=tuple(_bounds(b.value) for b in epilogue if operator(b.value) == "clip") if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),
-        operands=sum(v in feeding for v in operands) if geometry else 1,
-        kept_inputs=tuple(i for i, v in enumerate(operands) if v in kept),
-        taken_inputs=tuple(i for i, v in enumerate(operands) if v in group.takes and v not in kept),
+        operands=sum(v in anchor_inputs for v in operands) if geometry else 1,
+        kept_inputs=tuple(i for i, v in enumerate(operands) if v in extra_outputs),
+        taken_inputs=tuple(
+            i for i, v in enumerate(operands) if v in group.fusible_inputs and v not in extra_outputs
+        ),
         output_shape=shape(group.result),
         weight_elements=weights,
-        kept_elements=sum(math.prod(shape(v)) for v in group.kept),
+        kept_elements=sum(math.prod(shape(v)) for v in group.extra_outputs),
         workspace_elements=_workspace_elements(group),
         anchored=anchored,
         view=group.view,
@@ -212,35 +218,35 @@ SLICE = "strided_slice"
 
 def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Region:
     """`region` with its `Attention`, if its anchor is one, and the kernels that a GPU launches for it."""
-    module = parts(mod, group)
-    attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
+    module = attention_kernels(mod, group)
+    attention = None if group.anchor is None else attention_from_call(mod, group.anchor.value)
     if module is None or attention is None:
         return region
     position = group.bindings.index(group.anchor)
     kinds = region.operators
     inner = _layer_groups(module, views=False)
     names = {v: f"%{v.name}" for v in module["main"].params}
-    kept = {var for each in inner for var in each.kept}
+    extra_outputs = {var for kernel in inner for var in kernel.extra_outputs}
     kernels = []
-    for each in inner:
-        layer = each.title.name
-        kernels.append(_cut(attention, group_region(layer, each, names, kept)))
-        names.update((b.var, layer) for b in each.bindings)
-    between = max(each.output_elements + each.workspace_elements for each in kernels[:-1])
+    for kernel in inner:
+        layer = kernel.title.name
+        kernels.append(_with_cache_extent(attention, group_region(layer, kernel, names, extra_outputs)))
+        names.update((b.var, layer) for b in kernel.bindings)
+    between = max(kernel.output_elements + kernel.workspace_elements for kernel in kernels[:-1])
     return replace(
         region,
         operator=ATTENTION,
         operators=(*kinds[:position], ATTENTION, *kinds[position + 1 :]),
         prologue=kinds[:position],
         epilogue=_epilogue(group.bindings[position + 1 :]),
-        operands=len(_feeding(group).difference(b.var for b in group.bindings)),
+        operands=len(_anchor_inputs(group).difference(b.var for b in group.bindings)),
         workspace_elements=region.workspace_elements + 2 * between,
         attention=attention,
         parts=tuple(kernels),
     )
 
 
-def _cut(attention: Attention, kernel: Region) -> Region:
+def _with_cache_extent(attention: Attention, kernel: Region) -> Region:
     """`kernel` of `attention`, with the places that it reads as input shapes in place of the whole cache.
 
     Its operators are those of a kernel that reads all places: a slice that is read in place is no operator.
@@ -256,7 +262,7 @@ def _cut(attention: Attention, kernel: Region) -> Region:
     )
 
 
-def _with_appended(group: KernelGroup, region: Region) -> Region:
+def _with_append(group: KernelGroup, region: Region) -> Region:
     """`region` as an append, if it writes into a cache in place."""
     if group.anchor is None or operator(group.anchor.value) != IN_PLACE:
         return region
@@ -274,18 +280,18 @@ def _workspace_elements(group: KernelGroup) -> int:
     if all(kind in _CHEAP for kind in inside.values()):
         return 0
     read = relax.analysis.free_vars(group.anchor.value)
-    return sum(math.prod(shape(v)) for v in read if v in inside and v not in group.kept)
+    return sum(math.prod(shape(v)) for v in read if v in inside and v not in group.extra_outputs)
 
 
-def _feeding(group: KernelGroup) -> set[relax.Var]:
+def _anchor_inputs(group: KernelGroup) -> set[relax.Var]:
     """Variables from outside that the anchor reads, directly or through its prologue."""
     if group.anchor is None:
         return set()
-    wanted = set(relax.analysis.free_vars(group.anchor.value))
+    required = set(relax.analysis.free_vars(group.anchor.value))
     for binding in reversed(group.bindings[: group.bindings.index(group.anchor)]):
-        if binding.var in wanted:
-            wanted |= set(relax.analysis.free_vars(binding.value))
-    return wanted
+        if binding.var in required:
+            required |= set(relax.analysis.free_vars(binding.value))
+    return required
 
 
 def _elements(expr: relax.Expr) -> int:
@@ -294,13 +300,14 @@ def _elements(expr: relax.Expr) -> int:
 
 def _kinds(bindings: Sequence[relax.VarBinding]) -> list[str]:
     """Names of operators; a chain that only gives a tensor another shape counts as reshapes."""
-    return [RESHAPE] * len(bindings) if renames(bindings) else [operator(b.value) for b in bindings]
+    return [RESHAPE] * len(bindings) if is_pure_reshape(bindings) else [operator(b.value) for b in bindings]
 
 
 def _epilogue(bindings: Sequence[relax.VarBinding]) -> tuple[str, ...]:
     """Names of the operators behind a layer, as in `Region.epilogue`."""
     return tuple(
-        _behind(binding.value) if kind == "add" else kind for kind, binding in zip(_kinds(bindings), bindings)
+        _epilogue_kind(binding.value) if kind == "add" else kind
+        for kind, binding in zip(_kinds(bindings), bindings)
     )
 
 
@@ -309,7 +316,7 @@ def _bounds(clip: relax.Call) -> tuple[float, float]:
     return low, high
 
 
-def _behind(value: relax.Call) -> str:
+def _epilogue_kind(value: relax.Call) -> str:
     """``bias`` for the addition of one constant, or one for each channel; else the operator's name."""
     kind = operator(value)
     constants = [a.value.shape for a in getattr(value, "args", ()) if isinstance(a, tvm.ir.GenericConst)]
@@ -323,7 +330,7 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
     kind = operator(anchor.value)
     if geometry is None or kind == "matmul":
         return "fc" if geometry is not None else kind
-    return "depthwise" if geometry.depthwise else "grouped" if geometry.groups > 1 else "conv2d"
+    return "depthwise" if geometry.is_depthwise else "grouped" if geometry.groups > 1 else "conv2d"
 
 
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:

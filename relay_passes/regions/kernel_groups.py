@@ -15,21 +15,21 @@ from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.core.split import PIM_SUFFIX
 from pimflow.relay_passes.attention import NAME as ATTENTION
-from pimflow.relay_passes.attention import attention_of, kind_of, spelled_out
+from pimflow.relay_passes.attention import attention_from_call, emit_attention, operator_kind
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
     cached_by_module,
+    is_pure_reshape,
     layer_name,
     main_bindings,
     operator,
-    renames,
     shape,
     slice_begin,
     substitute,
     tensor_bytes,
-    uses,
+    use_counts,
 )
-from pimflow.relay_passes.operators import BINARY, NAMINGS, UNARY
+from pimflow.relay_passes.operators import BINARY, OPERAND_USES, UNARY
 
 # Operators that TVM lowers to kernels that it cannot fuse.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
@@ -38,7 +38,7 @@ WEIGHTED = ("nn.conv2d", "matmul")
 # Maximum of operands and operators in the expression of one result, with all operators inlined. An operand
 # that is named twice counts twice: 60 sums of a tensor with itself would have 2^60 terms. The time in which
 # TVM compiles an expression grows faster than its size.
-MOST_TERMS = 256
+MAX_TERMS = 256
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
@@ -78,12 +78,12 @@ class KernelGroup:
     anchor: relax.VarBinding | None = None
     fusible: bool = True
     view: bool = False
-    copied: dict[relax.Var, str] = field(default_factory=dict)
-    kept: list[relax.Var] = field(default_factory=list)
-    finishes: bool = False
-    takes: set[relax.Var] = field(default_factory=set)
-    before: list[list[relax.VarBinding]] = field(default_factory=list)
-    follows: set[relax.Var] = field(default_factory=set)
+    copy_reasons: dict[relax.Var, str] = field(default_factory=dict)
+    extra_outputs: list[relax.Var] = field(default_factory=list)
+    is_epilogue: bool = False
+    fusible_inputs: set[relax.Var] = field(default_factory=set)
+    prologue_kernels: list[list[relax.VarBinding]] = field(default_factory=list)
+    ordered_after: set[relax.Var] = field(default_factory=set)
 
     @property
     def result(self) -> relax.Var:
@@ -95,9 +95,9 @@ class KernelGroup:
 
         A slice that other operators of the kernel compute with or concatenate is read in place.
         """
-        made = {b.var: operator(b.value) for b in self.bindings}
-        moves = set(made.values()) <= {*MOVES, "strided_slice"}
-        return {var: why for var, why in self.copied.items() if moves or made[var] == "concat"}
+        kinds = {b.var: operator(b.value) for b in self.bindings}
+        moves = set(kinds.values()) <= {*MOVES, "strided_slice"}
+        return {var: reason for var, reason in self.copy_reasons.items() if moves or kinds[var] == "concat"}
 
     @property
     def title(self) -> relax.Var:
@@ -107,13 +107,13 @@ class KernelGroup:
         if its name is not automatic; else the first variable whose name is not.
         """
         anchors = [] if self.anchor is None else [self.anchor]
-        named = (b for b in anchors + self.bindings if not _AUTOMATIC.match(b.var.name))
+        with_own_name = (b for b in anchors + self.bindings if not _AUTOMATIC.match(b.var.name))
         weighted = (b for b in anchors if operator(b.value) in WEIGHTED)
-        return next(weighted, next(named, (anchors or self.bindings)[-1])).var
+        return next(weighted, next(with_own_name, (anchors or self.bindings)[-1])).var
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copied:
+class TensorCopy:
     """The copy of a slice or concatenation.
 
     Attributes
@@ -149,101 +149,130 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     Without `views`, all slices and concatenations are work of kernels. Callers share the groups of a module,
     and change none of them.
     """
-    counts = uses(mod)
+    counts = use_counts(mod)
     groups: list[KernelGroup] = []
-    made: dict[relax.Var, KernelGroup] = {}
+    producers: dict[relax.Var, KernelGroup] = {}
     # By variable, the groups that read it besides its producer, each with its first reading variable.
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
-    joined: dict[relax.Var, relax.Var] = {}  # by variable, the concatenation inside which it lies
-    anchored = _anchored(mod)
-    order = _Order(mod, counts)
+    enclosing: dict[relax.Var, relax.Var] = {}  # by variable, the concatenation inside which it lies
+    anchor_operands = _anchor_operands(mod)
+    order = _ReadOrder(mod, counts)
     terms: dict[relax.Var, int] = {}  # by variable, the terms of its expression in its kernel
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
 
     for binding in main_bindings(mod):
-        kind = kind_of(mod, binding.value)
-        operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
-        copied = _copied(binding.value, made, joined) if views and kind in GATHERS else "copies are made"
-        if kind in GATHERS and not copied:
+        kind = operator_kind(mod, binding.value)
+        operands = [v for v in relax.analysis.free_vars(binding.value) if v in producers]
+        copy_reason = (
+            _copy_reason(binding.value, producers, enclosing)
+            if views and kind in GATHERS
+            else "copies are made"
+        )
+        if kind in GATHERS and not copy_reason:
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
-            joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
+            enclosing.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in ELEMENTWISE:
             open_ends = [
-                made[v]
+                producers[v]
                 for v in operands
-                if sole(v) and made[v].fusible and not _broadcasts(binding.var, v, made[v])
+                if sole(v) and producers[v].fusible and not _is_broadcast(binding.var, v, producers[v])
             ]
             open_ends = [
                 host
                 for host in open_ends
-                if _terms(binding.value, {v: terms[v] for v in operands if made[v] is host}) <= MOST_TERMS
+                if _term_count(binding.value, {v: terms[v] for v in operands if producers[v] is host})
+                <= MAX_TERMS
             ]
             if kind in GATHERS:
-                open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
-                open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
+                open_ends = [
+                    candidate for candidate in open_ends if kind == "concat" and _has_slices(candidate)
+                ]
+                open_ends = [
+                    candidate
+                    for candidate in open_ends
+                    if _can_move_later(candidate, readers, anchor_operands)
+                ]
             # Other kernels read the extra outputs of a host, so the host must not depend on these kernels.
-            hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
-            left = [made[v] for v in operands if sole(v) and not made[v].fusible and _left(made[v])]
+            hosts = [
+                host for host in open_ends if not any(readers.get(output) for output in host.extra_outputs)
+            ]
+            pim_groups = [
+                producers[v]
+                for v in operands
+                if sole(v) and not producers[v].fusible and _is_on_pim(producers[v])
+            ]
             # The last one is the host. If PIM computes it, or a part of it, this operator is its epilogue.
-            finishes = bool(hosts and left) and max(hosts + left, key=groups.index) in left
-            finishes |= _joins_parts(binding)
-            if hosts and not finishes:
+            is_epilogue = (
+                bool(hosts and pim_groups) and max(hosts + pim_groups, key=groups.index) in pim_groups
+            )
+            is_epilogue |= _is_split_join(binding)
+            if hosts and not is_epilogue:
                 group = max(hosts, key=groups.index)
-                for other in dict.fromkeys(hosts):
-                    if other is group or not (_slices(group) or _slices(other)):
+                for other_host in dict.fromkeys(hosts):
+                    if other_host is group or not (_has_slices(group) or _has_slices(other_host)):
                         continue
-                    if all(_floats(each, readers, anchored) for each in (group, other)):
-                        group.bindings[:0] = other.bindings
-                        _move(other, group, made, groups, readers)
+                    if all(
+                        _can_move_later(candidate, readers, anchor_operands)
+                        for candidate in (group, other_host)
+                    ):
+                        group.bindings[:0] = other_host.bindings
+                        _merge_into(other_host, group, producers, groups, readers)
             else:
                 group = KernelGroup()
                 last = max(open_ends, key=groups.index, default=None)
-                group.takes |= {v for v in operands if sole(v) and made[v] is last}
-                group.follows |= {
-                    _first(readers[v]) for host in open_ends for v in host.kept if readers.get(v)
+                group.fusible_inputs |= {v for v in operands if sole(v) and producers[v] is last}
+                group.ordered_after |= {
+                    _first_reader(readers[v])
+                    for host in open_ends
+                    for v in host.extra_outputs
+                    if readers.get(v)
                 }
-                group.follows |= {joined[v] for v in operands if kind == "concat" and v in joined}
+                group.ordered_after |= {enclosing[v] for v in operands if kind == "concat" and v in enclosing}
                 groups.append(group)
         else:
             single = kind not in ("", "call_dps_packed", IN_PLACE, *OPAQUE) and isinstance(
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            whole = kind == ATTENTION
+            is_attention = kind == ATTENTION
             # A mask is never computed in a prologue of attention.
-            read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
+            read = [v for v in operands if v in binding.value.args[:3]] if is_attention else operands
             read = read if single else []
-            _absorb(group, binding, read, made, groups, readers, counts, whole, order, terms)
+            _fuse_producers(
+                group, binding, read, producers, groups, readers, counts, is_attention, order, terms
+            )
             groups.append(group)
-        group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
-        group.finishes |= _joins_parts(binding)
+        group.is_epilogue |= kind not in GATHERS and any(
+            sole(v) and not producers[v].fusible for v in operands
+        )
+        group.is_epilogue |= _is_split_join(binding)
         group.bindings.append(binding)
-        group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
+        group.copy_reasons |= {binding.var: copy_reason} if kind in GATHERS and copy_reason else {}
         groups.remove(group)
         groups.append(group)
-        made[binding.var] = group  # `_move` has done so for the bindings that were merged
-        inside = {v: terms[v] for v in operands if made[v] is group}
-        terms[binding.var] = 1 if group.anchor is binding else _terms(binding.value, inside)
+        producers[binding.var] = group  # `_move` has done so for the bindings that were merged
+        inside = {v: terms[v] for v in operands if producers[v] is group}
+        terms[binding.var] = 1 if group.anchor is binding else _term_count(binding.value, inside)
         for var in operands:
-            if made[var] is not group:
+            if producers[var] is not group:
                 readers.setdefault(var, {}).setdefault(id(group), binding.var)
     for group in groups:
-        if group.fusible and renames(group.bindings):
+        if group.fusible and is_pure_reshape(group.bindings):
             group.fusible, group.view = False, True
-            group.copied.clear()
+            group.copy_reasons.clear()
     return groups
 
 
-def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
+def attention_kernels(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
     """The kernels of a group with attention: a module whose `kernel_groups` they are; None for other groups.
 
     Parameters of its ``main`` are the `free_variables` of the group. It returns the group's extra outputs,
     then its result. Other operators of the group join the first product or the last.
     """
-    attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
+    attention = None if group.anchor is None else attention_from_call(mod, group.anchor.value)
     if attention is None or group.anchor is None:
         return None
     env: dict[relax.Var, relax.Expr] = {v: relax.Var(v.name, v.ty) for v in free_variables(group.bindings)}
@@ -258,10 +287,10 @@ def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
                     def emit(inner: relax.Expr, part: str) -> relax.Var:
                         return builder.emit(inner, name_hint=f"{name}_{part}")
 
-                    env[binding.var] = spelled_out(attention, list(value.args), emit)
+                    env[binding.var] = emit_attention(attention, list(value.args), emit)
                 else:
                     env[binding.var] = builder.emit(value, name_hint=binding.var.name)
-            results = [env[var] for var in (*group.kept, group.result)]
+            results = [env[var] for var in (*group.extra_outputs, group.result)]
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
     return relax.transform.CanonicalizeBindings()(builder.get())
@@ -274,16 +303,16 @@ def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
     return [var for var in dict.fromkeys(read) if var not in inside]
 
 
-def _absorb(
+def _fuse_producers(
     group: KernelGroup,
     anchor: relax.VarBinding,
     operands: list[relax.Var],
-    made: dict[relax.Var, KernelGroup],
+    producers: dict[relax.Var, KernelGroup],
     groups: list[KernelGroup],
     readers: dict[relax.Var, dict[int, relax.Var]],
     counts: Mapping[relax.Var, int],
-    whole: bool,
-    order: _Order,
+    reads_whole_tensors: bool,
+    order: _ReadOrder,
     terms: dict[relax.Var, int],
 ) -> None:
     """Fuse into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
@@ -293,42 +322,48 @@ def _absorb(
     whole : bool
         Whether the anchor reads whole tensors only, such as a cache: kernels with copies are not fused then.
     """
-    wanted = list(operands)
+    worklist = list(operands)
     inside: list[relax.VarBinding] = [anchor]
-    while wanted:
-        var = wanted.pop(0)
-        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
-        late = order.overtaken(anchor.var, [b.var for b in inside], var)
-        group.takes |= set() if others or late else {var}
-        before = made.get(var)
-        floats = before is not None and before is not group and before.anchor is None and before.fusible
-        if not floats or not var.same_as(before.result) or (whole and before.copies):
+    while worklist:
+        var = worklist.pop(0)
+        other_readers = {
+            number: reader for number, reader in readers.get(var, {}).items() if number != id(group)
+        }
+        is_overtaken = order.is_overtaken(anchor.var, [b.var for b in inside], var)
+        group.fusible_inputs |= set() if other_readers or is_overtaken else {var}
+        producer = producers.get(var)
+        can_fuse = (
+            producer is not None and producer is not group and producer.anchor is None and producer.fusible
+        )
+        if not can_fuse or not var.same_as(producer.result) or (reads_whole_tensors and producer.copies):
             continue
-        if others:
-            group.follows.add(_first(others))
+        if other_readers:
+            group.ordered_after.add(_first_reader(other_readers))
             continue
-        if late and any(v in made and _left(made[v]) for v in free_variables(before.bindings)):
+        if is_overtaken and any(
+            v in producers and _is_on_pim(producers[v]) for v in free_variables(producer.bindings)
+        ):
             continue  # else the epilogue of the anchor would be a separate kernel
-        joined: dict[relax.Var, int] = {}
-        for binding in before.bindings + inside[:-1]:
-            joined[binding.var] = _terms(binding.value, joined)
-        if max(joined.values()) > MOST_TERMS:
+        fused_terms: dict[relax.Var, int] = {}
+        for binding in producer.bindings + inside[:-1]:
+            fused_terms[binding.var] = _term_count(binding.value, fused_terms)
+        if max(fused_terms.values()) > MAX_TERMS:
             continue
-        terms |= joined
-        inside = before.bindings + inside
-        group.before.append(before.bindings)
-        group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
-        group.takes |= before.takes
-        _move(before, group, made, groups, readers)
+        terms |= fused_terms
+        inside = producer.bindings + inside
+        group.prologue_kernels.append(producer.bindings)
+        group.extra_outputs += [] if _use_count(inside, var) == counts.get(var, 0) else [var]
+        group.fusible_inputs |= producer.fusible_inputs
+        _merge_into(producer, group, producers, groups, readers)
         # A tensor that several of its operators read is fused too, such as the operand of a SiLU. The result
         # of another kernel, such as a residual, is read once. Slices and concatenations read stored tensors.
-        within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
-        read_by = [v for value in within for v in relax.analysis.free_vars(value)]
-        wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
+        reading_values = [b.value for b in producer.bindings if operator(b.value) not in GATHERS]
+        read_by = [v for value in reading_values for v in relax.analysis.free_vars(value)]
+        worklist += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
 
 
-class _Order:
+class _ReadOrder:
     """The order in which the operators of a module read its tensors.
 
     Parameters
@@ -342,15 +377,15 @@ class _Order:
         self._counts = counts
         self._readers: dict[relax.Var, list[relax.Var]] = {}
         self._places: dict[relax.Var, int] = {}
-        self._joins: set[relax.Var] = set()
+        self._elementwise: set[relax.Var] = set()
         for place, binding in enumerate(main_bindings(mod)):
             self._places[binding.var] = place
-            kind = kind_of(mod, binding.value)
-            self._joins |= {binding.var} if kind in ELEMENTWISE and kind not in GATHERS else set()
+            kind = operator_kind(mod, binding.value)
+            self._elementwise |= {binding.var} if kind in ELEMENTWISE and kind not in GATHERS else set()
             for var in relax.analysis.free_vars(binding.value):
                 self._readers.setdefault(var, []).append(binding.var)
 
-    def overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:
+    def is_overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:
         """Whether another kernel reads `var` before the last operator of the epilogue of `anchor`.
 
         The epilogue is the chain of elementwise operators behind the anchor, each the only reader of the one
@@ -359,41 +394,43 @@ class _Order:
         kernel = [anchor]
         while self._counts.get(kernel[-1], 0) == 1:
             read_by = self._readers.get(kernel[-1], [])
-            if not self._joins.issuperset(read_by) or not read_by:
+            if not self._elementwise.issuperset(read_by) or not read_by:
                 break
             kernel += read_by
         end = self._places[kernel[-1]]
-        return any(self._places[by] < end for by in self._readers[var] if by not in (*inside, *kernel))
+        return any(
+            self._places[reader] < end for reader in self._readers[var] if reader not in (*inside, *kernel)
+        )
 
 
-def _anchored(mod: tvm.IRModule) -> set[relax.Var]:
+def _anchor_operands(mod: tvm.IRModule) -> set[relax.Var]:
     """Operands of the operators that are not elementwise."""
-    anchors = (b.value for b in main_bindings(mod) if kind_of(mod, b.value) not in ELEMENTWISE)
+    anchors = (b.value for b in main_bindings(mod) if operator_kind(mod, b.value) not in ELEMENTWISE)
     return {var for value in anchors for var in relax.analysis.free_vars(value)}
 
 
-def _floats(
-    group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchored: Set[relax.Var]
+def _can_move_later(
+    group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchor_operands: Set[relax.Var]
 ) -> bool:
     """Whether a whole kernel may be executed later: it belongs to no layer, and no kernel reads it yet.
 
     Nor may a layer read its operands: the first reader of a layer on PIM may have to do its epilogue.
     """
-    alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
-    read = any(readers.get(binding.var) for binding in group.bindings)
-    return alone and not read and anchored.isdisjoint(free_variables(group.bindings))
+    is_free = group.anchor is None and group.fusible and not group.extra_outputs and not group.is_epilogue
+    is_read = any(readers.get(binding.var) for binding in group.bindings)
+    return is_free and not is_read and anchor_operands.isdisjoint(free_variables(group.bindings))
 
 
-def _left(group: KernelGroup) -> bool:
+def _is_on_pim(group: KernelGroup) -> bool:
     """Whether PIM computes the group, or parts of it; its epilogue may need a GPU kernel."""
     binding = group.bindings[-1]
     if group.view:
-        return _joins_parts(binding)
+        return _is_split_join(binding)
     called = isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.GlobalVar)
     return called or operator(binding.value) == "call_dps_packed"
 
 
-def _joins_parts(binding: relax.VarBinding) -> bool:
+def _is_split_join(binding: relax.VarBinding) -> bool:
     """Whether it concatenates or adds the parts of a split layer."""
     part = binding.var.name + PIM_SUFFIX
     return operator(binding.value) in ("concat", "add") and any(
@@ -401,50 +438,52 @@ def _joins_parts(binding: relax.VarBinding) -> bool:
     )
 
 
-def _broadcasts(result: relax.Var, operand: relax.Var, group: KernelGroup) -> bool:
+def _is_broadcast(result: relax.Var, operand: relax.Var, group: KernelGroup) -> bool:
     """Whether `result` is larger than `operand`, the result of a layer with weights or of its epilogue."""
-    weighted = group.finishes or (group.anchor is not None and operator(group.anchor.value) in WEIGHTED)
+    weighted = group.is_epilogue or (group.anchor is not None and operator(group.anchor.value) in WEIGHTED)
     return weighted and math.prod(shape(result)) > math.prod(shape(operand))
 
 
-def _slices(group: KernelGroup) -> bool:
+def _has_slices(group: KernelGroup) -> bool:
     return any(operator(binding.value) == "strided_slice" for binding in group.bindings)
 
 
-def _move(
-    before: KernelGroup,
+def _merge_into(
+    source: KernelGroup,
     group: KernelGroup,
-    made: dict[relax.Var, KernelGroup],
+    producers: dict[relax.Var, KernelGroup],
     groups: list[KernelGroup],
     readers: dict[relax.Var, dict[int, relax.Var]],
 ) -> None:
     """Record that `group` now has the bindings of `before`, which is no longer a kernel."""
-    group.copied |= before.copied
-    group.follows |= before.follows
-    groups.remove(before)
-    made.update((b.var, group) for b in before.bindings)
-    for others in readers.values():
-        if id(before) in others:
-            others.setdefault(id(group), others.pop(id(before)))
+    group.copy_reasons |= source.copy_reasons
+    group.ordered_after |= source.ordered_after
+    groups.remove(source)
+    producers.update((b.var, group) for b in source.bindings)
+    for groups_reading in readers.values():
+        if id(source) in groups_reading:
+            groups_reading.setdefault(id(group), groups_reading.pop(id(source)))
 
 
-def _first(readers: Mapping[int, relax.Var]) -> relax.Var:
+def _first_reader(readers: Mapping[int, relax.Var]) -> relax.Var:
     return next(iter(readers.values()))
 
 
-def _terms(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
+def _term_count(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
     """Operands and operators in the expression of `value`, with the terms of inlined operands (`inside`)."""
     args = getattr(value, "args", ())
     operands = [field for arg in args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     read = sum(inside.get(operand, 1) if isinstance(operand, relax.Var) else 1 for operand in operands)
-    return 1 + NAMINGS.get(operator(value), 1) * read
+    return 1 + OPERAND_USES.get(operator(value), 1) * read
 
 
-def _uses(bindings: list[relax.VarBinding], var: relax.Var) -> int:
+def _use_count(bindings: list[relax.VarBinding], var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(binding.value) for binding in bindings)
 
 
-def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:
+def _copy_reason(
+    value: relax.Call, producers: Mapping[relax.Var, KernelGroup], enclosing: Set[relax.Var]
+) -> str:
     """Why a slice or concatenation needs a copy; empty if its parts can lie inside their tensor.
 
     Kernels or PIM must write the parts of a concatenation there: they must be distinct, in no other
@@ -456,11 +495,11 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
             return "the slice skips elements, or slices a constant"
         return view_obstacle(shape(value.args[0]), *begin, STORED_BYTES)
     parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
-    if not all(isinstance(part, relax.Var) and part in made for part in parts):
+    if not all(isinstance(part, relax.Var) and part in producers for part in parts):
         return "a part is an input or a constant"
-    if len(set(parts)) != len(parts) or any(part in joined for part in parts):
+    if len(set(parts)) != len(parts) or any(part in enclosing for part in parts):
         return "a part lies in two places"
-    if not all(_written(part, made[part]) for part in parts):
+    if not all(_is_written(part, producers[part]) for part in parts):
         return "a part is another name of a tensor that lies elsewhere"
     axis = int(value.attrs.axis or 0) % len(shape(value))
     begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
@@ -468,7 +507,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
     return next(filter(None, problems), "")
 
 
-def _written(var: relax.Var, group: KernelGroup) -> bool:
+def _is_written(var: relax.Var, group: KernelGroup) -> bool:
     """Whether a kernel or PIM writes `var`, or the parts of it; False for aliases."""
     if group.view:
         return operator(group.bindings[-1].value) == "concat"
@@ -478,14 +517,14 @@ def _written(var: relax.Var, group: KernelGroup) -> bool:
             isinstance(call.op, tvm.ir.GlobalVar) or operator(call) == "call_dps_packed"
         )
     kinds = {operator(b.value) for b in group.bindings}
-    stored = var.same_as(group.result) or var in group.kept
+    stored = var.same_as(group.result) or var in group.extra_outputs
     return stored and ("concat" in kinds or not kinds <= {*MOVES, *GATHERS})
 
 
-def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:
+def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[TensorCopy, ...]:
     """Copies of slices and concatenations that the kernels of a flat module make."""
     return tuple(
-        Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
+        TensorCopy(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
         for group in kernel_groups(mod, views=views)
         for var, reason in group.copies.items()
     )

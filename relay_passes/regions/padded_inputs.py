@@ -13,7 +13,7 @@ from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.regions.kernel_groups import MOVES, KernelGroup, kernel_groups
 
 
-def copied_inputs(
+def input_copy_reasons(
     mod: tvm.IRModule, groups: Iterable[KernelGroup] | None = None, *, views: bool = True
 ) -> dict[relax.Var, str]:
     """By convolution that pads rows, why its input cannot lie between rows of zeros; empty if it can.
@@ -32,7 +32,7 @@ def copied_inputs(
     """
     values = {b.var: b.value for b in main_bindings(mod)}
     concats = [value for value in values.values() if operator(value) == "concat"]
-    joined = {part for value in concats for part in relax.analysis.free_vars(value)}
+    concat_parts = {part for value in concats for part in relax.analysis.free_vars(value)}
     groups = kernel_groups(mod, views=views) if groups is None else groups
     view = {group.result for group in groups if group.view}
     padding = {var: value for var, value in values.items() if _pads_rows(value)}
@@ -47,12 +47,12 @@ def copied_inputs(
             reasons[var] = "it is an input of the network"
         elif kind in MOVES + GATHERS and not (kind == "concat" and x in view):
             reasons[var] = f"it is what {kind} moves"
-        elif x in joined:
+        elif x in concat_parts:
             reasons[var] = "it lies in a concatenation"
         elif first[x] is not var:
             reasons[var] = f"it lies between the zeros of '{layer_name(mod, first[x])}'"
         else:
-            reasons[var] = _apart(value)
+            reasons[var] = _alignment_obstacle(value)
     return reasons
 
 
@@ -60,7 +60,7 @@ def _pads_rows(value: relax.Expr) -> bool:
     return operator(value) == "nn.conv2d" and any(int(value.attrs.padding[end]) for end in (0, 2))
 
 
-def _apart(call: relax.Call) -> str:
+def _alignment_obstacle(call: relax.Call) -> str:
     """Why the input of `call`, or the rows of zeros after it, would begin at an unaligned address."""
     axis = str(call.attrs.data_layout).index("H")
     top, _, bottom, _ = (int(p) for p in call.attrs.padding)

@@ -26,34 +26,36 @@ class DropChecks:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        functions = {gv: _without_checks(function) for gv, function in mod.functions_items()}
+        functions = {gv: _drop_checks(function) for gv, function in mod.functions_items()}
         return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _without_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
+def _drop_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
     if not isinstance(function, tirx.PrimFunc) or CHECKED not in (function.attrs or {}):
         return function
     checked = {int(position) for position in function.attrs[CHECKED]}
     positions: dict[tirx.Var, set[int]] = {}  # by variable, the arguments from which it is read
     for binding in nodes(function.body, tirx.Bind):
-        positions[binding.var] = _arguments(binding.value, positions, function.params)
+        positions[binding.var] = _argument_positions(binding.value, positions, function.params)
 
     def rewrite(check: tirx.AssertStmt) -> tirx.Stmt:
         """The new value of `var`; None if `value` stays."""
-        kept = checked & _arguments(check.condition, positions, function.params)
-        return check if kept else tirx.Evaluate(0)
+        remaining = checked & _argument_positions(check.condition, positions, function.params)
+        return check if remaining else tirx.Evaluate(0)
 
     return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.AssertStmt, rewrite)]))
 
 
-def _arguments(expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm_ffi.Array) -> Set[int]:
+def _argument_positions(
+    expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm_ffi.Array
+) -> Set[int]:
     """Positions of the arguments, packed in `params`, on which `expr` depends."""
-    found: set[int] = set()
+    argument_positions: set[int] = set()
     for node in nodes(expr, tirx.Var, tvm.ir.Call):
         if isinstance(node, tirx.Var):
-            found |= positions.get(node, set())
+            argument_positions |= positions.get(node, set())
         elif getattr(node.op, "name", "") == "tirx.tvm_struct_get" and any(
             node.args[0].same_as(param) for param in params
         ):
-            found.add(int(node.args[1]))
-    return found
+            argument_positions.add(int(node.args[1]))
+    return argument_positions

@@ -6,7 +6,7 @@ import tvm
 from tvm import tirx
 
 TILES = "pimflow.tiles"  # attribute of a function of a group of layers: its tiling, as text
-LEFT_OUT = ("s_tir.ThreadSync", "s_tir.CompactBufferAllocation")
+SKIPPED_PASSES = ("s_tir.ThreadSync", "s_tir.CompactBufferAllocation")
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepBarriers")
@@ -37,13 +37,13 @@ class KeepBarriers:
         with tvm.transform.PassContext(
             opt_level=context.opt_level,
             required_pass=list(context.required_pass),
-            disabled_pass=[*context.disabled_pass, *LEFT_OUT],
+            disabled_pass=[*context.disabled_pass, *SKIPPED_PASSES],
             config=dict(context.config),
         ):
             done = self.phases(tvm.IRModule(tiled, attrs=mod.attrs))
-        whole = self.phases(tvm.IRModule(others, attrs=mod.attrs))
-        whole.update(done)
-        return whole
+        result = self.phases(tvm.IRModule(others, attrs=mod.attrs))
+        result.update(done)
+        return result
 
 
 def _is_tiled(function: object) -> bool:

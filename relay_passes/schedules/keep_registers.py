@@ -9,7 +9,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from pimflow.relay_passes.schedules.drop_checks import DropChecks
 from pimflow.relay_passes.schedules.keep_barriers import KeepBarriers
-from pimflow.relay_passes.schedules.loops import rewritten_kernels
+from pimflow.relay_passes.schedules.loops import rewrite_kernels
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
@@ -27,10 +27,10 @@ class KeepRegisters:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewritten_kernels(mod, _marked)
+        return rewrite_kernels(mod, _mark_registers)
 
 
-def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _mark_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def mark(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
         """Mark a buffer of scope ``local``."""
         if old.buffer.scope() != "local":

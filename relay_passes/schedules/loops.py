@@ -15,7 +15,7 @@ BLOCK = 128  # default number of threads
 ACCESS_BYTES = 16  # maximum that a thread moves at once
 
 
-def rewritten_kernels(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+def rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
     """`mod` with `rewrite` applied to every TIR function."""
     functions = {gv: rewrite(f) if isinstance(f, tirx.PrimFunc) else f for gv, f in mod.functions_items()}
     return tvm.IRModule(functions, attrs=mod.attrs)
@@ -31,9 +31,9 @@ def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
     return int(sch.get(loop).extent)
 
 
-def divisors(number: int, most: int) -> list[int]:
+def divisors(number: int, upper_bound: int) -> list[int]:
     """Divisors of `number` up to `most`, in ascending order."""
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+    return [d for d in range(1, min(number, upper_bound) + 1) if number % d == 0]
 
 
 def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> LoopRV:
@@ -47,7 +47,7 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
     """The reduction of a kernel, if it has only one and that reads `operands` tensors; else None."""
-    reductions = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
+    reductions = [nest for nest in outer_nests(sch) if reduction_axes(sch.get(nest))]
     if len(reductions) != 1:
         return None
     block = sch.get(reductions[0])
@@ -55,16 +55,16 @@ def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
     return reductions[0] if plain and [len(block.reads), len(block.writes)] == [operands, 1] else None
 
 
-def reduced(block: s_tir.SBlock) -> set[tirx.Var]:
+def reduction_axes(block: s_tir.SBlock) -> set[tirx.Var]:
     """Axes that `block` reduces."""
     return {i.var for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce}
 
 
 def nodes(root: tirx.Stmt | tirx.Expr, *kinds: type) -> list:
     """Statements and expressions of `kinds` in `root`, outer ones first."""
-    found: list = []
-    tvm_ffi.structural_walk(root, [(kinds, found.append)], order="pre")
-    return found
+    matches: list = []
+    tvm_ffi.structural_walk(root, [(kinds, matches.append)], order="pre")
+    return matches
 
 
 def variables(expr: tirx.Expr) -> set[tirx.Var]:

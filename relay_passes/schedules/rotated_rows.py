@@ -8,14 +8,14 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from pimflow.relay_passes.schedules.loops import ACCESS_BYTES, WARP, reduced, variables
+from pimflow.relay_passes.schedules.loops import ACCESS_BYTES, WARP, reduction_axes, variables
 
 ROTATED_BYTES = WARP * ACCESS_BYTES  # distance between the first elements of consecutive blocks of threads
 
 
 def is_row_by_matrix(block: s_tir.SBlock) -> bool:
     """Whether `block` is C[..., n] += A[..., k] * B[n, ..., k], where the dots are axes of one element."""
-    over = [axis for axis in block.iter_vars if axis.var in reduced(block) and axis.dom.extent > 1]
+    over = [axis for axis in block.iter_vars if axis.var in reduction_axes(block) and axis.dom.extent > 1]
     if len(over) != 1 or len(block.reads) != 2:
         return False
     k = over[0].var
@@ -26,7 +26,7 @@ def is_row_by_matrix(block: s_tir.SBlock) -> bool:
     )
 
 
-def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
+def rotate_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
     """`func`, with another first element in its product of a row by a matrix for every `results` results.
 
     Parameters
@@ -45,23 +45,23 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
         """Rotate the loads of the block `name`."""
         if old.name_hint != name:
             return old
-        (over,) = (axis for axis in old.iter_vars if axis.var in reduced(old) and axis.dom.extent > 1)
+        (over,) = (axis for axis in old.iter_vars if axis.var in reduction_axes(old) and axis.dom.extent > 1)
         number = tirx.IntImm(over.var.ty.dtype, 0)
         for axis in old.iter_vars:
-            if axis.var not in reduced(old):
+            if axis.var not in reduction_axes(old):
                 number = number * axis.dom.extent + axis.var
         matrix = max((region.source for region in old.reads), key=lambda read: prod(map(int, read.shape)))
         elements = ROTATED_BYTES * 8 // matrix.dtype.bits
-        at = tirx.floormod(over.var + tirx.floordiv(number, results) * elements, over.dom.extent)
+        rotated_index = tirx.floormod(over.var + tirx.floordiv(number, results) * elements, over.dom.extent)
 
         def load(read: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
             """A load at the rotated index."""
             indices = list(read.indices)
             if over.var not in variables(indices[-1]):
                 return read
-            return tirx.BufferLoad(read.source, [*indices[:-1], at])
+            return tirx.BufferLoad(read.source, [*indices[:-1], rotated_index])
 
-        def whole(region: tirx.BufferRegion) -> tirx.BufferRegion:
+        def whole_row(region: tirx.BufferRegion) -> tirx.BufferRegion:
             """`region` with the whole row as its last axis."""
             *others, _ = region.region
             last = tvm.ir.Range.from_min_extent(tirx.IntImm(over.var.ty.dtype, 0), over.dom.extent)
@@ -69,7 +69,7 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
 
         body = tvm_ffi.structural_map(old.body, [(tvm.ir.TensorLoad, load)])
         return s_tir.SBlock(
-            old.iter_vars, [whole(region) for region in old.reads], old.writes, old.name_hint, body, old.init,
+            old.iter_vars, [whole_row(region) for region in old.reads], old.writes, old.name_hint, body, old.init,
             old.alloc_buffers, old.match_buffers, old.annotations,
         )  # fmt: skip
 

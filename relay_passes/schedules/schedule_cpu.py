@@ -14,8 +14,8 @@ from pimflow.relay_passes.schedules.loops import (
     loop_extent,
     nodes,
     outer_nests,
-    reduced,
-    rewritten_kernels,
+    reduction_axes,
+    rewrite_kernels,
     variables,
 )
 
@@ -32,7 +32,7 @@ _PLACED = tvm.transform.Sequential(
 COSTLY = (tirx.Div, tirx.FloorDiv, tirx.FloorMod)
 # Maximum of ``Select`` in one expression. Each names its operands several times, so that chains of them grow
 # exponentially, and the time in which TVM simplifies them even faster: 0.1 s for 15, 120 s for 255.
-MOST_CHOICES = 15
+MAX_CHOICES = 15
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleCpu")
@@ -49,10 +49,10 @@ class ScheduleCpu:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewritten_kernels(mod, _scheduled)
+        return rewrite_kernels(mod, _schedule)
 
 
-def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if (func.attrs or {}).get("tirx.is_scheduled"):
         return func
     sch = s_tir.Schedule(func)
@@ -60,20 +60,22 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
     for nest in nests:
-        if schedule_primitives.is_stage(sch, nest) or _may_pad(sch, nest):
+        if schedule_primitives.is_stage(sch, nest) or _can_pad(sch, nest):
             continue
-        if _may_inline(sch, nest):
-            sch = _tried(sch, s_tir.Schedule.compute_inline, nest)
+        if _can_inline(sch, nest):
+            sch = _try_rule(sch, s_tir.Schedule.compute_inline, nest)
     schedule_primitives.schedule(sch)
     for nest in outer_nests(sch):
         if len(sch.get_loops(nest)) == len(sch.get(nest).iter_vars):  # not yet part of a tile
-            rule = _planes if _is_plane(sch, nest) else _tile if reduced(sch.get(nest)) else _spread
-            sch = _tried(sch, rule, nest)
+            rule = _planes if _is_plane(sch, nest) else _tile if reduction_axes(sch.get(nest)) else _spread
+            sch = _try_rule(sch, rule, nest)
     # The sums of a tile are declared inside its loop: only there are they as small as a tile.
-    return schedule_primitives.one_at_a_time(_PLACED(sch.mod)["main"]).with_attr("tirx.is_scheduled", True)
+    return schedule_primitives.shrink_products_buffer(_PLACED(sch.mod)["main"]).with_attr(
+        "tirx.is_scheduled", True
+    )
 
 
-def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
+def _try_rule(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
     """`sch` after `rule`; the original if `rule` does not apply."""
     attempt = sch.copy()
     try:
@@ -97,15 +99,15 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     )
 
 
-def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+def _can_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether it is cheap to inline `nest` into its readers."""
     consumers = sch.get_consumers(nest)
-    if reduced(sch.get(nest)) or not consumers:
+    if reduction_axes(sch.get(nest)) or not consumers:
         return False
-    if len(nodes(sch.get(nest).body.value, tirx.Select)) > MOST_CHOICES:  # each reader would repeat them
+    if len(nodes(sch.get(nest).body.value, tirx.Select)) > MAX_CHOICES:  # each reader would repeat them
         return False
     once = len(consumers) == 1 and _size(sch, nest) == _size(sch, consumers[0])
-    return (once and not reduced(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
+    return (once and not reduction_axes(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
 
 
 def _is_costly(block: s_tir.SBlock) -> bool:
@@ -128,7 +130,7 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
 def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` pools windows of adjacent pixels, in rows that fit on the stack."""
     block = sch.get(nest)
-    over = reduced(block)
+    over = reduction_axes(block)
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
@@ -140,10 +142,10 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     return column.var in pixels and bool(over & pixels) and row_bytes < STACK_BYTES
 
 
-def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+def _can_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` pads for a pool; `_planes` then recomputes it for each row that the pool reads."""
     readers = sch.get_consumers(nest)
-    cheap = not reduced(sch.get(nest)) and not _is_costly(sch.get(nest))
+    cheap = not reduction_axes(sch.get(nest)) and not _is_costly(sch.get(nest))
     return cheap and len(readers) == 1 and _is_plane(sch, readers[0])
 
 
@@ -154,7 +156,7 @@ def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
     """
     loops, size = sch.get_loops(main), _size(sch, main)
     *outer, column, row_over, column_over = loops
-    padded = [nest for nest in sch.get_producers(main) if _may_pad(sch, nest)]
+    padded = [nest for nest in sch.get_producers(main) if _can_pad(sch, nest)]
     result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in (*outer, column)))
     sch.reorder(*outer, row_over, column_over, column)
     sch.reverse_compute_at(result, outer[-1], preserve_unit_loops=True)
@@ -170,8 +172,8 @@ def _tile(sch: s_tir.Schedule, main: SBlockRV) -> None:
     """Compute a reduction a tile at a time: sums in registers, then the operators behind it."""
     block, loops, size = sch.get(main), sch.get_loops(main), _size(sch, main)
     axes = dict(zip(loops, (i.var for i in block.iter_vars), strict=True))
-    over = [loop for loop in loops if axes[loop] in reduced(block)]
-    free = [loop for loop in loops if axes[loop] not in reduced(block)]
+    over = [loop for loop in loops if axes[loop] in reduction_axes(block)]
+    free = [loop for loop in loops if axes[loop] not in reduction_axes(block)]
     if not free or not over:
         return
     result = _epilogue(sch, main, prod(loop_extent(sch, loop) for loop in free))
@@ -198,8 +200,8 @@ def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: i
     """Lanes, along the axis `channel`, and places of a tile."""
     dims = (dim for region in block.reads for dim in list(region.region)[:-1])
     strided = any(channel in variables(dim.min) for dim in dims)
-    lanes, most = STRIDED if strided else CONTIGUOUS if places > 1 else ROW
-    return _divisor(gcd(channels, *_periods(block, channel)), lanes), _divisor(places, most)
+    lanes, max_places = STRIDED if strided else CONTIGUOUS if places > 1 else ROW
+    return _divisor(gcd(channels, *_periods(block, channel)), lanes), _divisor(places, max_places)
 
 
 def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
@@ -211,7 +213,11 @@ def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
     """The block that reads the sums of `main` from registers: the operators behind it, or a copy."""
     consumers = sch.get_consumers(main)
-    if len(consumers) == 1 and _size(sch, consumers[0]) == results and not reduced(sch.get(consumers[0])):
+    if (
+        len(consumers) == 1
+        and _size(sch, consumers[0]) == results
+        and not reduction_axes(sch.get(consumers[0]))
+    ):
         block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
         axes = {i.var for i in block.iter_vars}
         (read,) = (region.region for region in block.reads if region.source.same_as(sums))
@@ -221,7 +227,7 @@ def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
     return sch.cache_write(main, 0, "global")
 
 
-def _divisor(extent: int, most: int) -> int:
+def _divisor(extent: int, upper_bound: int) -> int:
     """The largest divisor of `extent` up to `most`; multiples of 4 come first."""
-    divisors = [d for d in range(1, most + 1) if extent % d == 0]
+    divisors = [d for d in range(1, upper_bound + 1) if extent % d == 0]
     return max(divisors, key=lambda d: (d % 4 == 0, d))

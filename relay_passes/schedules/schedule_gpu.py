@@ -25,14 +25,14 @@ from pimflow.relay_passes.schedules.loops import (
     loop_extent,
     nodes,
     outer_nests,
-    reduced,
     reduction,
+    reduction_axes,
     variables,
 )
-from pimflow.relay_passes.schedules.rotated_rows import is_row_by_matrix, rotated_rows
+from pimflow.relay_passes.schedules.rotated_rows import is_row_by_matrix, rotate_rows
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
-from pimflow.relay_passes.schedules.thread_registers import thread_registers
+from pimflow.relay_passes.schedules.thread_registers import allocate_in_threads
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleGpu")
@@ -70,12 +70,12 @@ class ScheduleGpu:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         functions = {
-            gv: thread_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
+            gv: allocate_in_threads(self._schedule(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
-    def _scheduled(self, name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    def _schedule(self, name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
         attrs = func.attrs or {}
         if attrs.get("tirx.is_scheduled") or attrs.get("tirx.is_host_func"):
             return func
@@ -152,12 +152,12 @@ class Depthwise(GPUScheduleRule):
     def _tile(self, block: s_tir.SBlock) -> tuple[int, int]:
         """Pixels and channels of a thread: a long strip reads little, many threads hide latency."""
         n, y, x, c, _, kw, _ = (int(i.dom.extent) for i in block.iter_vars)
-        wanted = self.THREADS * self.multiprocessors
+        required_threads = self.THREADS * self.multiprocessors
 
         def cost(tile: tuple[int, int]) -> float:
             """Relative time of a tile."""
             strip, vector = tile
-            idle = max(1.0, wanted * strip * vector / (n * y * x * c))
+            idle = max(1.0, required_threads * strip * vector / (n * y * x * c))
             return idle * (strip + kw - 1) / strip * (1 + 2 / vector)
 
         strips = (s for s in range(1, 9) if x % s == 0)
@@ -174,7 +174,7 @@ def _is_depthwise(block: s_tir.SBlock) -> bool:
     n, y, x, c, ry, rx, rc = axes
     image, filters, result = used
     return (
-        reduced(block) == {ry, rx, rc}
+        reduction_axes(block) == {ry, rx, rc}
         and image == [{n}, {y, ry}, {x, rx}, {c, rc}]
         and set().union(*filters) == {c, ry, rx, rc}
         and result == [{n}, {y}, {x}, {c}]
@@ -200,7 +200,7 @@ class Reduce(GPUScheduleRule):
     """
 
     SHORT = 32  # elements of a reduction that one thread computes
-    MOST_THREADS = 512  # of a block
+    MAX_THREADS = 512  # of a block
 
     def __init__(self, multiprocessors: int = 30):
         self.multiprocessors = multiprocessors
@@ -215,7 +215,7 @@ class Reduce(GPUScheduleRule):
             return None
         block = sch.get(main)
         largest = max(block.reads, key=lambda region: prod(int(d) for d in region.source.shape))
-        side_by_side = reduced(block) & variables(largest.region[-1].min)
+        side_by_side = reduction_axes(block) & variables(largest.region[-1].min)
         loops: dict[bool, list[LoopRV]] = {False: [], True: []}
         for variable, loop in zip(block.iter_vars, sch.get_loops(main), strict=True):
             loops[variable.iter_type == tirx.IterVar.CommReduce].append(loop)
@@ -237,7 +237,7 @@ class Reduce(GPUScheduleRule):
         else:
             sch.decompose_reduction(main, r)
         if parts > 1 and is_row_by_matrix(sch.get(main)):
-            return s_tir.Schedule(rotated_rows(sch.mod["main"], block.name_hint, results))
+            return s_tir.Schedule(rotate_rows(sch.mod["main"], block.name_hint, results))
         return sch
 
     def _threads(self, results: int, length: int, side_by_side: bool) -> tuple[int, int]:
@@ -247,7 +247,7 @@ class Reduce(GPUScheduleRule):
         if side_by_side:
             return (4, WARP) if results >= 4 * self.multiprocessors else (1, BLOCK)
         width = next((w for w in (WARP, 16) if results >= w * self.multiprocessors), 8)
-        return width, min(self.MOST_THREADS // width, 1 << (length - 1).bit_length())
+        return width, min(self.MAX_THREADS // width, 1 << (length - 1).bit_length())
 
 
 class Simple(GPUScheduleRule):
@@ -272,4 +272,4 @@ def _bind_rest(sch: s_tir.Schedule) -> None:
 def _has_threads(block: s_tir.SBlock) -> bool:
     """Whether `block` contains its own thread bindings, as sorting does."""
     bound = any(loop.thread_binding is not None for loop in nodes(block.body, tirx.For))
-    return bound or any(each.attr_key == "thread_extent" for each in nodes(block.body, tirx.AttrStmt))
+    return bound or any(stmt.attr_key == "thread_extent" for stmt in nodes(block.body, tirx.AttrStmt))

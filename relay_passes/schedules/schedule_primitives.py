@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
-from pimflow.relay_passes.schedules.loops import loop_extent, nodes, outer_nests, reduced
+from pimflow.relay_passes.schedules.loops import loop_extent, nodes, outer_nests, reduction_axes
 
 VECTORS = (16, 8, 4)
 PIECES = 8  # maximum copies of a loop's body
@@ -72,13 +72,15 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
     if lanes > 1 and loop_extent(sch, last) % lanes == 0:
         sch.vectorize(sch.split(last, [None, lanes])[1])
     rows = [loop for loop in outer if loop_extent(sch, loop) > 1][:2] or outer[:1]
-    sch.parallel(sch.fuse(*rows) if _adjacent(sch, nest, rows) else rows[0])
+    sch.parallel(sch.fuse(*rows) if _is_adjacent(sch, nest, rows) else rows[0])
 
 
-def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> bool:
-    every = [sch.get(loop).loop_var for loop in sch.get_loops(nest)]
-    at = [next(i for i, v in enumerate(every) if v.same_as(sch.get(loop).loop_var)) for loop in loops]
-    return at == list(range(at[0], at[0] + len(at)))
+def _is_adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> bool:
+    loop_vars = [sch.get(loop).loop_var for loop in sch.get_loops(nest)]
+    positions = [
+        next(i for i, v in enumerate(loop_vars) if v.same_as(sch.get(loop).loop_var)) for loop in loops
+    ]
+    return positions == list(range(positions[0], positions[0] + len(positions)))
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
@@ -86,18 +88,18 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
 
     Panels of filters are split along the lanes, if these are channels, else along the places.
     """
-    count = len(reduced(sch.get(nest)))
+    count = len(reduction_axes(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
-    over = [part for loop in over for part in _parts(sch, nest, loop)]
+    over = [part for loop in over for part in _split_at_bounds(sch, nest, loop)]
     place_axis, places, lane_axis, lanes, channels_in_lanes = tile
     into = result_of(sch, nest)
     place, place_inside = sch.split(spatial[place_axis], [None, places])
     lane, lane_inside = sch.split(spatial[lane_axis], [None, lanes])
     vectors, vector = sch.split(lane_inside, [None, _vector(lanes)])
-    panel, other = (lane, place) if channels_in_lanes else (place, lane)
+    panel, other_loop = (lane, place) if channels_in_lanes else (place, lane)
     outer = {i: loop for i, loop in enumerate(spatial) if i not in (place_axis, lane_axis)}
-    shared, inner = _dealt(sch, mark(sch, nest, SLAB), outer, panel, other)
+    shared, inner = _deal_tasks(sch, mark(sch, nest, SLAB), outer, panel, other_loop)
     sch.reorder(*shared, *inner, *over, place_inside, vectors, vector)
     sch.parallel(sch.fuse(*shared))
     sch.vectorize(vector)
@@ -107,14 +109,14 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     sch.decompose_reduction(nest, over[0])
 
 
-def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
+def _split_at_bounds(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
     """Split `loop` over channels of several tensors into pieces, so that each piece reads one tensor.
 
     The loop over pieces is unrolled, so that no piece contains a condition.
     """
     block, loops = sch.get(nest), sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
-    at = next(i for i, each in enumerate(loops) if sch.get(each).same_as(sch.get(loop)))
-    axis = block.iter_vars[at].var
+    position = next(i for i, candidate in enumerate(loops) if sch.get(candidate).same_as(sch.get(loop)))
+    axis = block.iter_vars[position].var
     compared = nodes(block.body, tirx.LE, tirx.LT, tirx.GE, tirx.GT)
     sides = [pair for expr in compared for pair in ((expr.a, expr.b), (expr.b, expr.a))]
     bounds = [int(b) for a, b in sides if a.same_as(axis) and isinstance(b, tirx.IntImm)]
@@ -127,39 +129,43 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
     return [pieces, inside]
 
 
-def _dealt(
-    sch: s_tir.Schedule, slab: Sequence[int] | None, outer: dict[int, LoopRV], panel: LoopRV, other: LoopRV
+def _deal_tasks(
+    sch: s_tir.Schedule,
+    slab: Sequence[int] | None,
+    outer: dict[int, LoopRV],
+    panel: LoopRV,
+    other_loop: LoopRV,
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Loops over tasks, and loops inside a task, with enough tasks for equal work on all cores.
 
     `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
     """
 
-    def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
+    def parts(loop: LoopRV, max_parts: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
         """Split `loop` into enough parts for all cores, each of at most `most` iterations."""
         extent = loop_extent(sch, loop)
-        wanted = -(-TASKS // prod(loop_extent(sch, each) for each in beside))
-        size = -(-extent // min(extent, max(wanted, -(-extent // most))))
+        required_parts = -(-TASKS // prod(loop_extent(sch, outer_loop) for outer_loop in beside))
+        size = -(-extent // min(extent, max(required_parts, -(-extent // max_parts))))
         # Pieces of equal size need no condition in the innermost loops.
-        whole = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
-        return sch.split(loop, [None, whole])
+        even_size = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
+        return sch.split(loop, [None, even_size])
 
     if not slab:
         shared = [panel, *outer.values()]
-        several, other = parts(other, loop_extent(sch, other), shared)
-        return [*shared, several], [other]
+        several, other_loop = parts(other_loop, loop_extent(sch, other_loop), shared)
+        return [*shared, several], [other_loop]
     if slab[0] in outer:
         row = outer.pop(slab[0])
         rows, row = parts(row, slab[1], [*outer.values(), panel])
-        return [*outer.values(), rows, panel], [row, other]
-    several, other = parts(other, slab[1], [*outer.values(), panel])
-    return [*outer.values(), several, panel], [other]
+        return [*outer.values(), rows, panel], [row, other_loop]
+    several, other_loop = parts(other_loop, slab[1], [*outer.values(), panel])
+    return [*outer.values(), several, panel], [other_loop]
 
 
 def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
     """The block that reads the sums of `nest` from registers: the next stage if it can, else a copy."""
     consumers = sch.get_consumers(nest)
-    if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
+    if len(consumers) == 1 and not reduction_axes(sch.get(consumers[0])):
         _join_axes(sch, nest, consumers[0])
         block, sums = sch.get(consumers[0]), sch.get(nest).writes[0].source
         read = [region.region for region in block.reads if region.source.same_as(sums)]
@@ -182,27 +188,31 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
         return
     same = tvm_ffi.structural_equal
 
-    def joined(at: int) -> Callable[..., list[tirx.Expr]]:
+    def join_at(position: int) -> Callable[..., list[tirx.Expr]]:
         """An index map that fuses axes `at` and `at + 1`."""
-        return lambda *i: [*i[:at], i[at] * extents[at + 1] + i[at + 1], *i[at + 2 :]]
+        return lambda *i: [
+            *i[:position],
+            i[position] * extents[position + 1] + i[position + 1],
+            *i[position + 2 :],
+        ]
 
-    for at in range(len(read[0])):
-        if all(map(same, read[0], joined(at)(*axes))):
-            joining = tirx.IndexMap.from_func(joined(at), len(axes), index_dtype="int64")
+    for position in range(len(read[0])):
+        if all(map(same, read[0], join_at(position)(*axes))):
+            joining = tirx.IndexMap.from_func(join_at(position), len(axes), index_dtype="int64")
             sch.transform_block_layout(consumer, joining)
             return
 
 
 def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
     """Compute `into`, which reads the sums, at the end of each iteration of `loop`; whole rows in vectors."""
-    (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
+    (sums,) = (b for b in sch.get_producers(into) if reduction_axes(sch.get(b)))
     sch.set_scope(sums, 0, "local")
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
     inside = sch.get_loops(into)[-len(sch.get(into).iter_vars) :]
     *rows, last = inside
     lanes = _vector(loop_extent(sch, last))
-    whole = int(sch.get(into).iter_vars[-1].dom.extent) % loop_extent(sch, last) == 0
-    if lanes > 1 and whole:
+    has_whole_rows = int(sch.get(into).iter_vars[-1].dom.extent) % loop_extent(sch, last) == 0
+    if lanes > 1 and has_whole_rows:
         vectors, vector = sch.split(last, [None, lanes])
         sch.vectorize(vector)
         rows.append(vectors)
@@ -214,15 +224,15 @@ def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
 def schedule_piece(
     sch: s_tir.Schedule,
     nest: SBlockRV,
-    marked: list[int],
-    dealt: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
+    unrolled_mark: list[int],
+    deal: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
 ) -> None:
     """Compute a stage, and those marked `INSIDE`, in pieces: unrolled loops with a width of one vector.
 
     `dealt` distributes the loop over pieces to cores or threads, and returns the loop around a piece.
     """
-    *pairs, lane_axis = marked
-    count = len(reduced(sch.get(nest)))
+    *pairs, lane_axis = unrolled_mark
+    count = len(reduction_axes(sch.get(nest)))
     loops = sch.get_loops(nest)
     spatial, over = loops[:-count], loops[-count:]
     into = result_of(sch, nest)
@@ -237,26 +247,26 @@ def schedule_piece(
     if lane_axis >= 0 and (lanes := _vector(loop_extent(sch, spatial[lane_axis]))) > 1:
         spatial[lane_axis], vector = sch.split(spatial[lane_axis], [None, lanes])
     sch.reorder(*spatial, *unrolled, *over, *([vector] if vector else []))
-    home = dealt(sch, sch.fuse(*spatial))
+    home = deal(sch, sch.fuse(*spatial))
     if vector:
         sch.vectorize(vector)
     for loop in (*unrolled, *over):
         sch.unroll(loop)
     store_sums_at(sch, into, home)
-    waiting = list(sch.get_producers(nest))
-    while waiting:
-        block = waiting.pop(0)
+    worklist = list(sch.get_producers(nest))
+    while worklist:
+        block = worklist.pop(0)
         if mark(sch, block, INSIDE) is not None:
             sch.set_scope(block, 0, "local")
             sch.compute_at(block, home, preserve_unit_loops=True)
-            waiting += [b for b in sch.get_producers(block) if mark(sch, b, INSIDE) is not None]
+            worklist += [b for b in sch.get_producers(block) if mark(sch, b, INSIDE) is not None]
             _unroll_inside(sch, block, vector is not None)
     sch.decompose_reduction(nest, over[0])
 
 
 def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
     """Unroll a stage inside a piece; its last axis is as long as a vector if there are `vectors`."""
-    count = len(reduced(sch.get(nest)))
+    count = len(reduction_axes(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = (loops[:-count], loops[-count:]) if count else (loops, [])
     if vectors:
@@ -295,7 +305,7 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
     sch.decompose_reduction(nest, position)
 
 
-def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def shrink_products_buffer(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with a buffer, outside all loops, for one of the products that `_add` computes one by one.
 
     TVM declares the tensor of all products, in the loop over them, and shrinks it only when it generates
@@ -306,7 +316,7 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     results = {region.source for block in sums for region in block.writes}
     read = [load.source for block in sums for load in nodes(block.body, tvm.ir.TensorLoad)]
-    products = next(each for each in read if each not in results)
+    products = next(buffer for buffer in read if buffer not in results)
     single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
 
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
@@ -315,19 +325,19 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def regions(accessed: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
         """`accessed` regions with the new buffer."""
-        whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
+        unit_range = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
         return [
-            tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
+            tirx.BufferRegion(single, [unit_range, *list(r.region)[1:]]) if r.source.same_as(products) else r
             for r in accessed
         ]
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
         """The block `old` with the new buffer."""
-        kept = [b for b in old.alloc_buffers if not b.same_as(products)]
+        remaining = [b for b in old.alloc_buffers if not b.same_as(products)]
         root = [single] if old.name_hint == "root" else []
         return s_tir.SBlock(
             old.iter_vars, regions(old.reads), regions(old.writes), old.name_hint, old.body, old.init,
-            [*kept, *root], old.match_buffers, old.annotations,
+            [*remaining, *root], old.match_buffers, old.annotations,
         )  # fmt: skip
 
     def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:

@@ -12,7 +12,14 @@ from tvm.target import Target
 
 from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.loops import BLOCK, bind, divisors, loop_extent, outer_nests, reduced
+from pimflow.relay_passes.schedules.loops import (
+    BLOCK,
+    bind,
+    divisors,
+    loop_extent,
+    outer_nests,
+    reduction_axes,
+)
 from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places, and lanes, whose sums a thread holds
@@ -36,7 +43,7 @@ class PrimitiveStages(GPUScheduleRule):
         if not any(schedule_primitives.is_stage(sch, nest) for nest in outer_nests(sch)):
             return None
         for nest in outer_nests(sch):
-            if not schedule_primitives.is_stage(sch, nest) and _is_inner(sch, nest):
+            if not schedule_primitives.is_stage(sch, nest) and _can_inline_stage(sch, nest):
                 sch.compute_inline(nest)
         for nest in outer_nests(sch):
             if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
@@ -48,18 +55,18 @@ class PrimitiveStages(GPUScheduleRule):
         return sch
 
 
-def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+def _can_inline_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether to inline `nest`; operands in shared memory are computed when they are copied there."""
     readers = sch.get_consumers(nest)
-    if not readers or reduced(sch.get(nest)) or _is_result(sch, nest):
+    if not readers or reduction_axes(sch.get(nest)) or _is_result(sch, nest):
         return False
     return not any(mark(sch, r, SHARED) for r in readers)
 
 
 def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` writes a result of the kernel, not a workspace."""
-    made, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
-    return not any(made.same_as(each) for each in workspaces)
+    result, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(result.same_as(workspace) for workspace in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -79,7 +86,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     """Compute sums in tiles, one for each block; `tile` is the value of the mark `TILE`."""
     place_axis, places, lane_axis, lanes, _ = tile
     shared = bool(mark(sch, nest, SHARED))
-    count = len(reduced(sch.get(nest)))
+    count = len(reduction_axes(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     spatial, over = loops[:-count], loops[-count:]
     into = result_of(sch, nest)
@@ -110,8 +117,8 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
                 if not schedule_primitives.is_stage(sch, producer) and not done:
                     sch.compute_inline(producer)
             elements = sch.fuse(*sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :])
-            _, own = sch.split(elements, [None, threads])
-            sch.bind(own, "threadIdx.x")
+            _, thread_elements = sch.split(elements, [None, threads])
+            sch.bind(thread_elements, "threadIdx.x")
     sch.unroll(place_inside)
     sch.unroll(lane_inside)
     schedule_primitives.store_sums_at(sch, into, thread)

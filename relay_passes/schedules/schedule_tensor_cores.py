@@ -25,8 +25,8 @@ from pimflow.relay_passes.schedules.loops import (
     ACCESS_BYTES,
     WARP,
     nodes,
-    reduced,
     reduction,
+    reduction_axes,
     variables,
 )
 
@@ -69,7 +69,7 @@ class TensorCores(GPUScheduleRule):
         main = reduction(sch, operands=2)
         if main is None or not _is_half_product(sch.get(main)):
             return None
-        sch = _groups_split(sch, main)
+        sch = _split_groups(sch, main)
         main = reduction(sch, operands=2)
         block = sch.get(main)
         traits = detect_iter_traits(block)
@@ -77,8 +77,8 @@ class TensorCores(GPUScheduleRule):
             return None
         extents = [prod(int(t.extent) for t in traits[3] if t.kind == kind) for kind in _kinds("SIJK")]
         tile = self._tile(*extents, get_max_shared_memory_per_block(target))
-        k_is_last = bool(reduced(block) & variables(block.reads[1].region[-1].min))
-        return _tensorized(sch, main, tile, k_is_last)
+        k_is_last = bool(reduction_axes(block) & variables(block.reads[1].region[-1].min))
+        return _tensorize(sch, main, tile, k_is_last)
 
     def _tile(self, s: int, i: int, j: int, k: int, shared_bytes: int) -> Tile:
         """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
@@ -101,11 +101,11 @@ def _is_half_product(block: s_tir.SBlock) -> bool:
     return types == ["float16", "float16", "float32"]
 
 
-def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
+def _split_groups(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
     """Split the channels of a grouped convolution into two axes: group, and channel in the group."""
     block = sch.get(main)
     quotients = nodes(block.reads[0].region[-1].min, tirx.FloorDiv)
-    sizes = {each.a: int(each.b) for each in quotients if isinstance(each.b, tirx.IntImm)}
+    sizes = {quotient.a: int(quotient.b) for quotient in quotients if isinstance(quotient.b, tirx.IntImm)}
     if not sizes:
         return sch
 
@@ -122,7 +122,7 @@ def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
     return s_tir.Schedule(s_tir.transform.StmtSimplify()(sch.mod))
 
 
-def _tensorized(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool) -> s_tir.Schedule:
+def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool) -> s_tir.Schedule:
     """Schedule `main`, C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
     ti, tj, tk = tile
     wi = min(2, ti // FRAGMENT)
@@ -199,10 +199,10 @@ def _to_matrices(sch: s_tir.Schedule, main: SBlockRV, k_is_last: bool) -> None:
     """Give `main` four axes and its operands three; reindexing blocks read and write the original tensors."""
     sides = [sch.reindex(main, side) for side in (("read", 0), ("read", 1), ("write", 0))]
     orders = map(_kinds, ("SIK", "SJK" if k_is_last else "SKJ", "SIJ", "SIJK"))
-    *layouts, whole = map(make_iter_fusion_index_map, detect_iter_traits(sch.get(main)), orders)
+    *layouts, block_layout = map(make_iter_fusion_index_map, detect_iter_traits(sch.get(main)), orders)
     for side, buffer, layout in zip(sides, ("write", "write", "read"), layouts):
         sch.transform_layout(side, (buffer, 0), layout)
-    sch.transform_block_layout(main, whole)
+    sch.transform_block_layout(main, block_layout)
 
 
 def _intrinsics(k_is_last: bool) -> dict[str, str]:

@@ -6,7 +6,7 @@ import tvm_ffi
 from tvm import tirx
 
 
-def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def allocate_in_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with its register buffers allocated inside the threads.
 
     TVM's scans (``topi.gpu.scan``: running sums and products) allocate them around the launch, which makes
@@ -16,15 +16,15 @@ def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Preserves: everything else, including registers that threads allocate already.
     """
 
-    def inward(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    def move_inward(sequence: tirx.SeqStmt) -> tirx.Stmt:
         """Move register buffers of a sequence into the launch behind them."""
         local = [s for s in sequence.seq if isinstance(s, tirx.AllocBuffer) and s.buffer.scope() == "local"]
-        rest = [s for s in sequence.seq if not any(s.same_as(each) for each in local)]
+        rest = [s for s in sequence.seq if not any(s.same_as(alloc) for alloc in local)]
         if not local or len(rest) != 1 or not _launches(rest[0]):
             return sequence
         return _inside(rest[0], local)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, inward)]))
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, move_inward)]))
 
 
 def _launches(stmt: tirx.Stmt) -> bool:

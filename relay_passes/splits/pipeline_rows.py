@@ -11,10 +11,10 @@ from tvm import relax
 from pimflow.core.ranges import RangeMap
 from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
-from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, uses
+from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, use_counts
 from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
-from pimflow.relay_passes.splits.split_mddp import row_map, rows_of
+from pimflow.relay_passes.splits.split_mddp import convolution_rows, row_map
 
 ROWS = 1  # their axis in NHWC
 
@@ -51,7 +51,7 @@ class PipelineRows:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         groups = {layer_name(mod, group.title): group for group in kernel_groups(mod)}
-        counts, runs = uses(mod), {}
+        counts, runs = use_counts(mod), {}
         for pipeline in self.pipelines:
             members = [groups.get(name) for name in pipeline.regions]
             # A pipeline that was applied already has no regions in the module.
@@ -63,7 +63,7 @@ class PipelineRows:
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if var in runs:
-                env[var] = _stages(builder, runs[var], env)
+                env[var] = _emit_stages(builder, runs[var], env)
             elif isinstance(value, relax.Var):
                 env[var] = value
                 return None
@@ -133,34 +133,34 @@ def _problem(group: KernelGroup) -> str:
     """Why a kernel cannot be computed in parts along rows; empty if it can."""
     if str(group.anchor.value.attrs.data_layout) != "NHWC" or shape(group.anchor.var)[0] != 1:
         return "it is no convolution of one image in NHWC"
-    if group.kept or _source(group) is None:
+    if group.extra_outputs or _source(group) is None:
         return "its kernel does more than a convolution and what is elementwise around it"
     around = [(b, shape(group.anchor.value.args[0])) for b in _prologue(group)]
-    around += [(b, shape(group.anchor.var)) for b in _after(group)]
+    around += [(b, shape(group.anchor.var)) for b in _epilogue(group)]
     for binding, dims in around:
         if operator(binding.value) not in UNARY + BINARY or shape(binding.var) != dims:
             return f"'{binding.var.name}' is not elementwise"
     return ""
 
 
-def _at(group: KernelGroup) -> int:
+def _anchor_index(group: KernelGroup) -> int:
     """Position of the anchor."""
     return next(i for i, b in enumerate(group.bindings) if b.var.same_as(group.anchor.var))
 
 
 def _prologue(group: KernelGroup) -> list[relax.VarBinding]:
-    return group.bindings[: _at(group)]
+    return group.bindings[: _anchor_index(group)]
 
 
-def _after(group: KernelGroup) -> list[relax.VarBinding]:
-    return group.bindings[_at(group) + 1 :]
+def _epilogue(group: KernelGroup) -> list[relax.VarBinding]:
+    return group.bindings[_anchor_index(group) + 1 :]
 
 
 def _source(group: KernelGroup) -> relax.Var | None:
     """The tensor that the convolution reads, through its prologue; None if there are several."""
-    leading = group.bindings[: _at(group) + 1]
-    made = {b.var for b in leading}
-    sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
+    leading = group.bindings[: _anchor_index(group) + 1]
+    inner_vars = {b.var for b in leading}
+    sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - inner_vars
     return next(iter(sources)) if len(sources) == 1 else None
 
 
@@ -168,27 +168,31 @@ def _uses(group: KernelGroup, var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
-def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
+def _emit_stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
     """Emit all parts in the order of execution; returns the complete result of the last region."""
-    whole: dict[tuple[int, int], relax.Var] = {}  # by region and stage, the rows that exist after the stage
+    done_rows: dict[
+        tuple[int, int], relax.Var
+    ] = {}  # by region and stage, the rows that exist after the stage
     for position, stage in run.pipeline.steps:
         group = run.groups[position]
         begin, end = run.rows[position][stage]
-        source = whole[position - 1, stage] if position else substitute(_source(group), env)
-        part = _part(builder, run, position, stage, source, env)
+        source = done_rows[position - 1, stage] if position else substitute(_source(group), env)
+        part = _emit_part(builder, run, position, stage, source, env)
         if run.pipeline.modes[position] == "GPU":
-            part = _elementwise(builder, _after(group), group.anchor.var, part, (begin, end), env, stage)
+            part = _emit_elementwise(
+                builder, _epilogue(group), group.anchor.var, part, (begin, end), env, stage
+            )
         if stage:
             last = position == len(run.groups) - 1 and stage == len(run.pipeline.cuts)
             hint = run.result.name if last else f"{group.title.name}__until{stage}"
             part = builder.emit(
-                relax.op.concat([whole[position, stage - 1], part], axis=ROWS), name_hint=hint
+                relax.op.concat([done_rows[position, stage - 1], part], axis=ROWS), name_hint=hint
             )
-        whole[position, stage] = part
+        done_rows[position, stage] = part
     return part
 
 
-def _part(
+def _emit_part(
     builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
 ) -> relax.Var:
     """Emit the rows of a convolution that a stage computes, from the existing rows of its operand."""
@@ -199,9 +203,9 @@ def _part(
     read = reads.begin, reads.end
     x = _slice(builder, source, reads.begin, reads.end, f"{name}_in")
     if before is not None and run.pipeline.modes[position] == "GPU":
-        x = _elementwise(builder, _after(before), before.anchor.var, x, read, env, stage)
-    x = _elementwise(builder, _prologue(group), _source(group), x, read, env, stage)
-    return builder.emit(rows_of(group.anchor.value, x, reads), name_hint=name)
+        x = _emit_elementwise(builder, _epilogue(before), before.anchor.var, x, read, env, stage)
+    x = _emit_elementwise(builder, _prologue(group), _source(group), x, read, env, stage)
+    return builder.emit(convolution_rows(group.anchor.value, x, reads), name_hint=name)
 
 
 def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, name: str) -> relax.Var:
@@ -212,7 +216,7 @@ def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, nam
     return builder.emit(part, name_hint=name)
 
 
-def _elementwise(
+def _emit_elementwise(
     builder: relax.BlockBuilder,
     bindings: list[relax.VarBinding],
     source: relax.Var,
@@ -228,7 +232,7 @@ def _elementwise(
     inside: Env = {source: part}
     height = shape(bindings[0].var)[ROWS] if bindings else 0
 
-    def of_rows(operand: relax.Expr, name: str) -> relax.Expr:
+    def select_rows(operand: relax.Expr, name: str) -> relax.Expr:
         """The same rows of an outside operand; all of an operand without rows."""
         if isinstance(operand, relax.Var) and operand in inside:
             return inside[operand]
@@ -242,7 +246,7 @@ def _elementwise(
 
     for binding in bindings:
         value, name = binding.value, stage_name(binding.var.name, stage)
-        args = [of_rows(arg, name) for arg in value.args]
+        args = [select_rows(arg, name) for arg in value.args]
         call = relax.Call(value.op, args, value.attrs, value.ty_args)
         part = inside[binding.var] = builder.emit(call, name_hint=name)
     return part

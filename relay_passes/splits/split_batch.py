@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.splits.split_parts import part_of, split_layers
+from pimflow.relay_passes.splits.split_parts import slice_axis, split_layers
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitBatch")
@@ -37,7 +37,7 @@ class SplitBatch:
 
         def operands(call, begin, end):
             """Input and filters of a part."""
-            return part_of(call.args[0], 0, begin, end), call.args[1]
+            return slice_axis(call.args[0], 0, begin, end), call.args[1]
 
         def join(builder, parts, name):
             return relax.op.concat(parts, axis=0)

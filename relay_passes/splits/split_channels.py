@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import operator
-from pimflow.relay_passes.splits.split_parts import part_of, split_layers
+from pimflow.relay_passes.splits.split_parts import slice_axis, split_layers
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitChannels")
@@ -39,7 +39,7 @@ class SplitChannels:
         def operands(call, begin, end):
             """Input and filters of a part."""
             x, filters = call.args
-            return x, part_of(filters, 1 if operator(call) == "matmul" else 0, begin, end)
+            return x, slice_axis(filters, 1 if operator(call) == "matmul" else 0, begin, end)
 
         def join(builder, parts, name):
             return relax.op.concat(parts, axis=-1)

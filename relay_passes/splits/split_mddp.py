@@ -11,8 +11,8 @@ from tvm import relax
 from pimflow.core.ranges import Range, RangeMap
 from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.errors import PlanError
-from pimflow.relay_passes.flat import layer_name, operator, rebuild, repadded, shape
-from pimflow.relay_passes.regions.padded_inputs import copied_inputs
+from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, with_padding
+from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitMdDp")
@@ -46,7 +46,7 @@ class SplitMdDp:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        copied = copied_inputs(mod, views=self.views) if self.symmetric else {}
+        copied = input_copy_reasons(mod, views=self.views) if self.symmetric else {}
 
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
@@ -62,15 +62,15 @@ class SplitMdDp:
             on_gpu, on_pim = window.inputs(0, rows), window.inputs(rows, window.output_extent)
             x, gpu_name, pim_name = value.args[0], f"{var.name}{GPU_SUFFIX}", f"{var.name}{PIM_SUFFIX}"
             if self.symmetric and on_gpu.pad_before != on_gpu.pad_after:
-                x = _padded(builder, x, axis, on_gpu, gpu_name, bool(copied[var]))
+                x = _pad_rows(builder, x, axis, on_gpu, gpu_name, bool(copied[var]))
                 on_gpu = Range(begin=0, end=on_gpu.pad_before + on_gpu.end + on_gpu.pad_after)
             # Sliced even if it reads all rows: their producer must not fuse with a kernel that PIM waits for.
             rows_in = _slice(builder, x, axis, on_gpu, gpu_name)
-            parts = [builder.emit(rows_of(value, rows_in, on_gpu), name_hint=gpu_name)]
+            parts = [builder.emit(convolution_rows(value, rows_in, on_gpu), name_hint=gpu_name)]
             x = value.args[0]
             if len(on_pim) < window.extent:
                 x = _slice(builder, x, axis, on_pim, pim_name)
-            parts.append(builder.emit(rows_of(value, x, on_pim), name_hint=pim_name))
+            parts.append(builder.emit(convolution_rows(value, x, on_pim), name_hint=pim_name))
             return builder.emit(relax.op.concat(parts, axis=axis), name_hint=var.name)
 
         return rebuild(mod, rewrite)
@@ -89,25 +89,25 @@ def row_map(call: relax.Call, axis: int) -> RangeMap:
     )
 
 
-def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
+def convolution_rows(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
     """Convolution `call` of `x`, the input rows `reads`: the output rows that need no others."""
     _, left, _, right = (int(p) for p in call.attrs.padding)
-    return repadded(call, x, [reads.pad_before, left, reads.pad_after, right])
+    return with_padding(call, x, [reads.pad_before, left, reads.pad_after, right])
 
 
-def _padded(
+def _pad_rows(
     builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str, copied: bool
 ) -> relax.Var:
     """Emit `x` with the rows of zeros that `part` needs; they are constants if `x` is copied anyway."""
-    joined = [x]
-    for rows, at in ((part.pad_before, 0), (part.pad_after, 2)):
+    parts = [x]
+    for rows, position in ((part.pad_before, 0), (part.pad_after, 2)):
         dims = [rows if index == axis else extent for index, extent in enumerate(shape(x))]
         if rows and copied:
-            joined.insert(at, relax.const(np.zeros(dims, str(x.ty.dtype))))
+            parts.insert(position, relax.const(np.zeros(dims, str(x.ty.dtype))))
         elif rows:
             zeros = relax.op.zeros(relax.ShapeExpr(dims), str(x.ty.dtype))
-            joined.insert(at, builder.emit(zeros, name_hint=f"{name}_zeros"))
-    return builder.emit(relax.op.concat(joined, axis=axis), name_hint=f"{name}_padded")
+            parts.insert(position, builder.emit(zeros, name_hint=f"{name}_zeros"))
+    return builder.emit(relax.op.concat(parts, axis=axis), name_hint=f"{name}_padded")
 
 
 def _slice(builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str) -> relax.Var:

@@ -60,12 +60,12 @@ def split_layers(
     return rebuild(mod, rewrite)
 
 
-def part_of(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
+def slice_axis(x: relax.Expr, axis: int, begin: int, end: int) -> relax.Expr:
     """Part [begin, end) of `x` along `axis`: a slice of a variable, a constant of a constant."""
     axis %= len(shape(x))
     if isinstance(x, tvm.ir.GenericConst):
-        whole = np.from_dlpack(x.value)
-        part = whole[(slice(None),) * axis + (slice(begin, end),)]
+        array = np.from_dlpack(x.value)
+        part = array[(slice(None),) * axis + (slice(begin, end),)]
         # Kernels rely on the alignment of tensors.
         inside = part.flags.c_contiguous and part.ctypes.data % ALIGNMENT_BYTES == 0
         return relax.const(tvm.runtime.from_dlpack(part)) if inside else constant(part)

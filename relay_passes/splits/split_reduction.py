@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import operator
-from pimflow.relay_passes.splits.split_parts import part_of, split_layers
+from pimflow.relay_passes.splits.split_parts import slice_axis, split_layers
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitReduction")
@@ -42,7 +42,7 @@ class SplitReduction:
         def operands(call, begin, end):
             """Input and filters of a part."""
             x, filters = call.args
-            return part_of(x, -1, begin, end), part_of(
+            return slice_axis(x, -1, begin, end), slice_axis(
                 filters, 0 if operator(call) == "matmul" else -1, begin, end
             )
 

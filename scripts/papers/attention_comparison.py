@@ -25,7 +25,7 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest, timed
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
 from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
@@ -60,7 +60,7 @@ NEVER = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class CycleComparison:
     """Cycles of one product here and in a reference."""
 
     what: str
@@ -121,52 +121,56 @@ def decode(tokens: int, heads: int = 32, kv_heads: int = 0, size: int = 128) -> 
     )
 
 
-def when_due(pim: PimSpec) -> PimSpec:
+def refresh_when_due(pim: PimSpec) -> PimSpec:
     """`pim`, but every refresh is served when it is due, none ahead."""
     return replace(pim, refreshes_ahead=0)
 
 
-def without_refresh(pim: PimSpec, accumulators: int = 0) -> PimSpec:
+def disable_refresh(pim: PimSpec, accumulators: int = 0) -> PimSpec:
     """`pim`, but without refresh, and with `accumulators` a bank if given."""
     timing = pim.timing | {"nREFI": NEVER}
     return replace(pim, timing=timing, accumulators=accumulators or pim.accumulators)
 
 
-def aim_attention() -> Iterator[Compared]:
+def aim_attention() -> Iterator[CycleComparison]:
     """Compare the products of 32 heads of 128 with `AIM_ATTENTION`."""
     for product, tokens, accumulators, reference in AIM_ATTENTION:
-        pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
+        pim = disable_refresh(PimSpec.load("aim-gddr6"), accumulators)
         kind = KEYS if product == "QK^T" else VALUES
-        found = fastest(kind, decode(tokens), pim, "fp16", AIM_CHANNELS, STRICT)
-        what = f"{product}, {tokens} tokens, accumulators: {accumulators}"
-        yield Compared(what=what, reference_cycles=reference, cycles=found.cycles)
+        run = fastest_product(kind, decode(tokens), pim, "fp16", AIM_CHANNELS, STRICT)
+        label = f"{product}, {tokens} tokens, accumulators: {accumulators}"
+        yield CycleComparison(what=label, reference_cycles=reference, cycles=run.cycles)
 
 
-def aim_weights(products: Sequence[tuple[int, ...]] = AIM_WEIGHTS) -> Iterator[Compared]:
+def aim_weights(products: Sequence[tuple[int, ...]] = AIM_WEIGHTS) -> Iterator[CycleComparison]:
     """Compare products with weights with `AIM_WEIGHTS`."""
     for inputs, outputs, channels, accumulators, reference in products:
-        pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
-        cycles, _ = _layer(inputs, outputs, pim, channels)
-        what = f"{inputs} x {outputs}, channels: {channels}, accumulators: {accumulators}"
-        yield Compared(what=what, reference_cycles=reference, cycles=cycles)
+        pim = disable_refresh(PimSpec.load("aim-gddr6"), accumulators)
+        cycles, _ = _layer_timing(inputs, outputs, pim, channels)
+        label = f"{inputs} x {outputs}, channels: {channels}, accumulators: {accumulators}"
+        yield CycleComparison(what=label, reference_cycles=reference, cycles=cycles)
 
 
-def neupims() -> Iterator[Compared]:
+def neupims() -> Iterator[CycleComparison]:
     """Compare 8 heads of 128 on `newton-hbm2` with NeuPIMs' formula.
 
     Two pseudo channels of `newton-hbm2` have as many banks (32) as one channel of NeuPIMs.
     """
-    pim = without_refresh(PimSpec.load("newton-hbm2"))
+    pim = disable_refresh(PimSpec.load("newton-hbm2"))
     channels = NEUPIMS_BANKS // pim.banks
     for tokens in NEUPIMS_TOKENS:
-        a = decode(tokens, heads=8)
-        per_row, rounds = NEUPIMS_ELEMENTS, -(-tokens // NEUPIMS_BANKS)
-        keys = -(-a.heads * a.head_size // per_row) * (NEUPIMS_GWRITE + rounds * NEUPIMS_ROW)
-        tiles = -(-a.value_size // NEUPIMS_BANKS)
-        values = a.heads * -(-tokens // per_row) * (NEUPIMS_GWRITE + tiles * NEUPIMS_ROW)
-        for what, reference, kind in (("QK^T", keys, KEYS), ("SV", values, VALUES)):
-            found = fastest(kind, a, pim, "fp16", channels, STRICT)
-            yield Compared(what=f"{what}, {tokens} tokens", reference_cycles=reference, cycles=found.cycles)
+        attention = decode(tokens, heads=8)
+        row_elements, rounds = NEUPIMS_ELEMENTS, -(-tokens // NEUPIMS_BANKS)
+        keys = -(-attention.heads * attention.head_size // row_elements) * (
+            NEUPIMS_GWRITE + rounds * NEUPIMS_ROW
+        )
+        tiles = -(-attention.value_size // NEUPIMS_BANKS)
+        values = attention.heads * -(-tokens // row_elements) * (NEUPIMS_GWRITE + tiles * NEUPIMS_ROW)
+        for product, reference, kind in (("QK^T", keys, KEYS), ("SV", values, VALUES)):
+            run = fastest_product(kind, attention, pim, "fp16", channels, STRICT)
+            yield CycleComparison(
+                what=f"{product}, {tokens} tokens", reference_cycles=reference, cycles=run.cycles
+            )
 
 
 def attacc_runs(path: str | os.PathLike[str]) -> list[dict[str, str]]:
@@ -178,74 +182,80 @@ def attacc_runs(path: str | os.PathLike[str]) -> list[dict[str, str]]:
         return [r for r in csv.DictReader(file) if r["pim_type"] == "BA" and r["nhead"] != "130"]
 
 
-def attacc(run: dict[str, str]) -> Compared:
+def attacc(run: dict[str, str]) -> CycleComparison:
     """Compare both products of one run of AttAcc, a head on one channel as in its mapping.
 
     That mapping spreads a head over four banks in whole columns, so head sizes are rounded up to these.
     """
     limited, dtype = run["power_constraint"] == "True", {"1": "int8", "2": "fp16"}[run["dbyte"]]
-    pim = when_due(PimSpec.load("attacc-hbm3"))
+    pim = refresh_when_due(PimSpec.load("attacc-hbm3"))
     if not limited:
         pim = replace(pim, name="attacc-hbm3 without power limit", timing=pim.timing | {"nCCDS": 4})
     step = ATTACC_BANKS_OF_A_KEY * pim.elements_per_column(dtype)
     size = -(-int(run["dhead"]) // step) * step
-    a = decode(int(run["L"]), heads=int(run["nhead"]), size=size)
-    made: dict[str, Any] = {"attention": a, "pim": pim, "dtype": dtype, "channels": ATTACC_CHANNELS}
-    keys, values = KeyLayout(spread=1, **made), ValueLayout(spread=1, **made)
-    accumulated = [False, True][: 1 + programs.may_accumulate(values)]
-    cycles = timed(keys, programs.scores(keys, a.keys), STRICT).cycles
+    attention = decode(int(run["L"]), heads=int(run["nhead"]), size=size)
+    layout_fields: dict[str, Any] = {
+        "attention": attention,
+        "pim": pim,
+        "dtype": dtype,
+        "channels": ATTACC_CHANNELS,
+    }
+    keys, values = KeyLayout(spread=1, **layout_fields), ValueLayout(spread=1, **layout_fields)
+    accumulated = [False, True][: 1 + programs.can_accumulate(values)]
+    cycles = time_product(keys, programs.scores(keys, attention.keys), STRICT).cycles
     cycles += min(
-        timed(values, programs.mix(values, a.keys, accumulate=each), STRICT).cycles for each in accumulated
+        time_product(values, programs.mix(values, attention.keys, accumulate=accumulate), STRICT).cycles
+        for accumulate in accumulated
     )
-    what = f"{run['nhead']} heads of {run['dhead']}, {run['L']} tokens, {dtype}"
-    return Compared(what=what, reference_cycles=int(run["cycle"]), cycles=cycles)
+    label = f"{run['nhead']} heads of {run['dhead']}, {run['L']} tokens, {dtype}"
+    return CycleComparison(what=label, reference_cycles=int(run["cycle"]), cycles=cycles)
 
 
-def summary(compared: list[Compared]) -> tuple[float, float]:
+def error_summary(comparisons: list[CycleComparison]) -> tuple[float, float]:
     """Median and maximum of the absolute errors."""
-    errors = [abs(each.error) for each in compared]
+    errors = [abs(comparison.error) for comparison in comparisons]
     return statistics.median(errors), max(errors)
 
 
-def on_devices(
+def device_products(
     devices: list[PimSpec], tokens: int = 2048, channels: int = 16, kv_heads: tuple[int, ...] = (32, 8)
 ) -> Iterator[OnDevice]:
     """Products of 32 query heads of 128 on each device, for each number of KV heads; refreshes when due."""
-    for pim in map(when_due, devices):
-        _, layer_busy = _layer(128, tokens, pim, 1)
+    for pim in map(refresh_when_due, devices):
+        _, layer_busy = _layer_timing(128, tokens, pim, 1)
         for heads in kv_heads:
-            a = decode(tokens, kv_heads=heads)
-            cache_bytes = a.cache_elements // 2 * ELEMENT_BYTES["fp16"]
-            bound = row_limited_ns(cache_bytes, a.group, pim, channels) / pim.tCK_ns
-            scores, mixed = a.heads * tokens, a.heads * a.value_size
-            for what, kind, results, vectors in (
-                ("QK^T", KEYS, scores, a.heads * a.head_size),
+            attention = decode(tokens, kv_heads=heads)
+            cache_bytes = attention.cache_elements // 2 * ELEMENT_BYTES["fp16"]
+            bound = row_limited_ns(cache_bytes, attention.group, pim, channels) / pim.tCK_ns
+            scores, mixed = attention.heads * tokens, attention.heads * attention.value_size
+            for product, kind, results, vectors in (
+                ("QK^T", KEYS, scores, attention.heads * attention.head_size),
                 ("SV", VALUES, mixed, scores),
             ):
-                found = fastest(kind, a, pim, "fp16", channels, STRICT)
+                run = fastest_product(kind, attention, pim, "fp16", channels, STRICT)
                 vector_bytes = vectors * ELEMENT_BYTES["fp16"]
                 with_bus = decode_limited_ns(
-                    cache_bytes, a.group, results, vector_bytes, pim, channels, found.layout.lanes
+                    cache_bytes, attention.group, results, vector_bytes, pim, channels, run.layout.lanes
                 )
                 yield OnDevice(
                     device=pim.name,
-                    what=f"{what}, KV heads: {heads}",
-                    cycles=found.cycles,
+                    what=f"{product}, KV heads: {heads}",
+                    cycles=run.cycles,
                     bound_cycles=bound,
                     with_bus_cycles=with_bus / pim.tCK_ns,
-                    busy=found.busy,
+                    busy=run.utilisation,
                     busy_of_layer=layer_busy,
                 )
 
 
-def _layer(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tuple[int, float]:
+def _layer_timing(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tuple[int, float]:
     """Cycles of a fully connected layer in its fastest loop order, and how busy multipliers are."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
-    found = [
+    reports = [
         STRICT.time_program(
             lower(geometry, pim, region="fc", dtype="fp16", channels=channels, schedule=schedule), pim
         )
         for schedule in schedules(geometry, pim, "fp16")
     ]
-    best = min(found, key=lambda each: each.cycles)
+    best = min(reports, key=lambda report: report.cycles)
     return best.cycles, best.utilisation

@@ -68,18 +68,20 @@ def operator_liveness(graph: onnx.GraphProto) -> Liveness:
     """Lifetimes of the variables of `graph`, a step an operator; all shapes must be known."""
     values = (*graph.input, *graph.value_info, *graph.output)
     size_bytes = {value.name: _size_bytes(value) for value in values}
-    weights = {each.name for each in graph.initializer if each.dims and _is_float(each.data_type)}
-    constants = {each.name for each in graph.initializer} - weights | {""}
-    size_bytes |= {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
+    weights = {tensor.name for tensor in graph.initializer if tensor.dims and _is_float(tensor.data_type)}
+    constants = {tensor.name for tensor in graph.initializer} - weights | {""}
+    size_bytes |= {tensor.name: 4 * math.prod(tensor.dims) for tensor in graph.initializer}
     steps = []
     for node in graph.node:
         copied = [name for name in node.input if name in weights]  # before its first use
         reads = set(node.input) - constants - weights
         steps.append((sorted(reads), [*filter(None, node.output), *copied]))
-    outputs = [each.name for each in graph.output]
-    found = Liveness.of(steps, size_bytes, inputs=[each.name for each in graph.input], outputs=outputs)
-    aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in found.lifetimes)
-    return replace(found, lifetimes=aligned)
+    outputs = [tensor.name for tensor in graph.output]
+    liveness = Liveness.from_steps(
+        steps, size_bytes, inputs=[tensor.name for tensor in graph.input], outputs=outputs
+    )
+    aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in liveness.lifetimes)
+    return replace(liveness, lifetimes=aligned)
 
 
 def _size_bytes(value: onnx.ValueInfoProto) -> int:

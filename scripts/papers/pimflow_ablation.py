@@ -12,8 +12,8 @@ from papers.pimflow_comparison import (
     Configuration,
     Row,
     Searches,
+    plan_figures,
     read_once,
-    result,
 )
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.systems import CHARGES
@@ -27,12 +27,12 @@ PUBLISHED_CYCLES = 1_445_620
 PUBLISHED_KERNELS = 107
 # In the order in which they are switched on; together they are full accounting and strict timing.
 # Channel modes cost nothing there: the channels of the published system are partitioned.
-TERMS = ("timing", *(each for each in CHARGES if each != "channel-modes"))
+TERMS = ("timing", *(charge for charge in CHARGES if charge != "channel-modes"))
 ALL_TERMS = ("timing", *CHARGES)
 
 
 @dataclass(frozen=True)
-class Slower:
+class ScaledAnalytic:
     """The analytic model with execution times scaled by a factor; launches are not scaled."""
 
     factor: float
@@ -44,32 +44,44 @@ class Slower:
         return f"analytic, executions x {self.factor!r}"
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        found = Analytic().costs(requests, gpu, dtype)
-        return [replace(cost, execution_ns=cost.execution_ns * self.factor) for cost in found]
+        analytic_costs = Analytic().costs(requests, gpu, dtype)
+        return [replace(cost, execution_ns=cost.execution_ns * self.factor) for cost in analytic_costs]
 
 
-def charged(each: Configuration, terms: Sequence[str]) -> System:
+def system_with_charges(configuration: Configuration, terms: Sequence[str]) -> System:
     """The system of a configuration with the paper's accounting, and `terms` of `ALL_TERMS` charged too."""
     charges = [term for term in terms if term in CHARGES]
     timing = "strict" if "timing" in terms else "ramulator-pimflow"
-    return each.system("+".join(["paper", *charges]), timing)
+    return configuration.system("+".join(["paper", *charges]), timing)
 
 
-def terms(searches: Searches, model: str = MODEL, each: Configuration = PIMFLOW) -> list[Row]:
+def terms(searches: Searches, model: str = MODEL, configuration: Configuration = PIMFLOW) -> list[Row]:
     """Rows from the paper's accounting to the full one.
 
     Each charges a term ``alone``, and ``together`` with all terms before it.
     """
-    base = _found(searches, model, each, ())
+    base = _search_row(searches, model, configuration, ())
     rows = [{"term": "paper", "alone": base, "together": base}]
     for count, term in enumerate(TERMS, start=1):
-        together = _found(searches, model, each, TERMS[:count])
-        rows.append({"term": term, "alone": _found(searches, model, each, (term,)), "together": together})
+        cumulative = _search_row(searches, model, configuration, TERMS[:count])
+        rows.append(
+            {
+                "term": term,
+                "alone": _search_row(searches, model, configuration, (term,)),
+                "together": cumulative,
+            }
+        )
     return rows
 
 
-def _found(searches: Searches, model: str, each: Configuration, switched: Sequence[str]) -> Row:
-    return result(searches.search(model, charged(each, switched), Goal(modes=each.modes)))
+def _search_row(
+    searches: Searches, model: str, configuration: Configuration, charged_terms: Sequence[str]
+) -> Row:
+    return plan_figures(
+        searches.search(
+            model, system_with_charges(configuration, charged_terms), Goal(modes=configuration.modes)
+        )
+    )
 
 
 def gains(searches: Searches, model: str = MODEL) -> list[Row]:
@@ -83,10 +95,10 @@ def gains(searches: Searches, model: str = MODEL) -> list[Row]:
     return [
         {
             "term": step,
-            "paper": _found(searches, model, each, ()),
-            "full": _found(searches, model, each, ALL_TERMS),
+            "paper": _search_row(searches, model, configuration, ()),
+            "full": _search_row(searches, model, configuration, ALL_TERMS),
         }
-        for step, each in steps.items()
+        for step, configuration in steps.items()
     ]
 
 
@@ -95,7 +107,7 @@ def gpu_side(
     model: str = MODEL,
     published_ns: float | None = None,
     published_kernels: int = PUBLISHED_KERNELS,
-    each: Configuration = PIMFLOW,
+    configuration: Configuration = PIMFLOW,
 ) -> list[Row]:
     """Rows by the paper's accounting, with launches or executions of the GPU, or both, as published.
 
@@ -108,32 +120,32 @@ def gpu_side(
     published_kernels : int
         Number of its kernels; a launch takes as long as here.
     """
-    on = charged(each, ())
-    published_ns = published_ns or PUBLISHED_CYCLES / on.gpu.clock_mhz * 1e3
-    ours = searches.search(model, on, Goal(modes=each.modes))
-    launch_ns, events = on.gpu.launch_ns, ours.gpu_only.timeline.events
+    base = system_with_charges(configuration, ())
+    published_ns = published_ns or PUBLISHED_CYCLES / base.gpu.clock_mhz * 1e3
+    ours = searches.search(model, base, Goal(modes=configuration.modes))
+    launch_ns, events = base.gpu.launch_ns, ours.gpu_only.timeline.events
     kernels = sum(event.launched for event in events if event.resource == "gpu")
     execution_ns = ours.gpu_only.latency_ns - kernels * launch_ns
-    longer = Slower((published_ns - published_kernels * launch_ns) / execution_ns)
+    scaled = ScaledAnalytic((published_ns - published_kernels * launch_ns) / execution_ns)
     longer_launch_ns = launch_ns * published_kernels / kernels
-    ways = {
+    cases = {
         "as here": (launch_ns, None),
         "launches": (longer_launch_ns, None),
-        "executions": (launch_ns, longer),
-        "both": (longer_launch_ns, longer),
+        "executions": (launch_ns, scaled),
+        "both": (longer_launch_ns, scaled),
         "no launches": (0.0, None),
     }
     rows = []
-    for way, (gpu_ns, profiler) in ways.items():
+    for case, (gpu_ns, profiler) in cases.items():
         profiling = replace(searches.profiling, gpu=profiler) if profiler else searches.profiling
-        changed = on.with_launches(gpu_ns=gpu_ns, pim_ns=on.pim_launch_ns)
-        found, cheaper = (
-            result(searches.search(model, under, Goal(modes=each.modes), profiling))
-            for under in (changed, read_once(changed))
+        changed = base.with_launches(gpu_ns=gpu_ns, pim_ns=base.pim_launch_ns)
+        row, cheaper = (
+            plan_figures(searches.search(model, variant, Goal(modes=configuration.modes), profiling))
+            for variant in (changed, read_once(changed))
         )
         figures = {"kernels": kernels, "launch_ns": gpu_ns, "execution_factor": 1.0}
         if profiler:
             figures["execution_factor"] = profiler.factor
         figures["energy_change_read_once"] = cheaper["energy_change"]
-        rows.append({"way": way, **figures, **found})
+        rows.append({"way": case, **figures, **row})
     return rows

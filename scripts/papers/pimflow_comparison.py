@@ -18,7 +18,7 @@ from pimflow.api.profile import region_graph
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System, system
-from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
+from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
 from pimflow.placement.solvers.evaluate import savings_pj
 
 NETWORKS = ("efficientnet-b0", "mobilenet-v2", "mnasnet-1.0", "resnet-50", "vgg-16")
@@ -27,9 +27,9 @@ SIZES = (
     *("mobilenet-v2", "mobilenet-v2-1.4", "mobilenet-v2-2.0"),
     *("mnasnet-1.0", "mnasnet-1.3", "mnasnet-2.0"),
 )
-ACCOUNTED = ("paper", "full")
-TIMED = ("ramulator-pimflow", "strict")
-CONVENTIONS = tuple((accounting, timing) for accounting in ACCOUNTED for timing in TIMED)
+ACCOUNTINGS = ("paper", "full")
+TIMINGS = ("ramulator-pimflow", "strict")
+CONVENTIONS = tuple((accounting, timing) for accounting in ACCOUNTINGS for timing in TIMINGS)
 CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 WHOLE_LAYERS = ("GPU", "PIM")
 
@@ -108,18 +108,22 @@ class Searches:
             self._graphs[model] = region_graph(model, NetworkOptions(), self.profiling.cache)
         return self._graphs[model]
 
-    def costs(self, on: System, profiling: Profiling) -> Costs:
+    def costs(self, target: System, profiling: Profiling) -> Costs:
         """Costs on a system; systems that differ in accounting, launches or splits share them."""
-        key = (on.timing, on.scheduling, on.channel_sharing, profiling.gpu)
+        key = (target.timing, target.scheduling, target.channel_sharing, profiling.gpu)
         if key not in self._costs:
-            self._costs[key] = Costs(on, profiling)
+            self._costs[key] = Costs(target, profiling)
         return self._costs[key]
 
-    def search(self, model: str, on: System, goal: Goal, profiling: Profiling | None = None) -> Searched:
+    def search(
+        self, model: str, target: System, goal: Goal, profiling: Profiling | None = None
+    ) -> SearchResult:
         """The best plan of a network."""
-        self.progress(f"{model}, {on.accounting}, {on.timing}, {on.scheduling}, {','.join(goal.modes)}")
+        self.progress(
+            f"{model}, {target.accounting}, {target.timing}, {target.scheduling}, {','.join(goal.modes)}"
+        )
         profiling = profiling or self.profiling
-        return placement.search(self.graph(model), on, self.costs(on, profiling), goal)
+        return placement.search(self.graph(model), target, self.costs(target, profiling), goal)
 
 
 def is_convolution(region: Region) -> bool:
@@ -138,30 +142,30 @@ def kind(region: Region) -> str:
     return "1x1" if (g.kh, g.kw) == (1, 1) else "k x k"
 
 
-def convolutions_ns(searched: Searched, evaluation: Evaluation) -> float:
+def convolutions_ns(search_result: SearchResult, evaluation: Evaluation) -> float:
     """Time that convolutions add to the latency of a network, in ns."""
-    regions = {region.name: region for region in searched.graph.regions}
-    return sum(ns for name, ns in evaluation.added_ns.items() if is_convolution(regions[name]))
+    regions = {region.name: region for region in search_result.graph.regions}
+    return sum(ns for name, ns in evaluation.latency_increase_ns.items() if is_convolution(regions[name]))
 
 
-def result(searched: Searched) -> Row:
+def plan_figures(search_result: SearchResult) -> Row:
     """Figures of one plan beside those of the GPU alone, on all its channels."""
-    plan, alone = searched.evaluation, searched.baseline
-    before_ns, after_ns = convolutions_ns(searched, alone), convolutions_ns(searched, plan)
-    modes = Counter(choice.mode for choice in searched.plan.choices for _ in choice.regions)
+    plan, gpu_only = search_result.evaluation, search_result.baseline
+    before_ns, after_ns = convolutions_ns(search_result, gpu_only), convolutions_ns(search_result, plan)
+    modes = Counter(choice.mode for choice in search_result.plan.choices for _ in choice.regions)
     return {
-        "latency_gpu_only_ns": alone.latency_ns,
+        "latency_gpu_only_ns": gpu_only.latency_ns,
         "latency_ns": plan.latency_ns,
-        "speedup": alone.latency_ns / plan.latency_ns,
+        "speedup": gpu_only.latency_ns / plan.latency_ns,
         "convolutions_gpu_only_ns": before_ns,
         "convolutions_ns": after_ns,
         "convolutions_speedup": before_ns / after_ns,
-        "energy_gpu_only_pj": alone.energy_pj,
+        "energy_gpu_only_pj": gpu_only.energy_pj,
         "energy_pj": plan.energy_pj,
-        "energy_change": plan.energy_pj / alone.energy_pj - 1,
-        "energies_gpu_only_pj": dict(alone.energies_pj),
+        "energy_change": plan.energy_pj / gpu_only.energy_pj - 1,
+        "energies_gpu_only_pj": dict(gpu_only.energies_pj),
         "energies_pj": dict(plan.energies_pj),
-        "savings_pj": savings_pj(plan, alone),
+        "savings_pj": savings_pj(plan, gpu_only),
         "regions": {mode: modes[mode] for mode in MODES if modes[mode]},
     }
 
@@ -176,20 +180,22 @@ def compare(
     rows = []
     for model in models:
         for accounting, timing in conventions:
-            for each in configurations:
-                found = searches.search(model, each.system(accounting, timing), Goal(modes=each.modes))
+            for configuration in configurations:
+                search_result = searches.search(
+                    model, configuration.system(accounting, timing), Goal(modes=configuration.modes)
+                )
                 names = {"model": model, "accounting": accounting, "timing": timing}
-                rows.append({**names, "configuration": each.name, **result(found)})
+                rows.append({**names, "configuration": configuration.name, **plan_figures(search_result)})
     return rows
 
 
-def read_once(on: System) -> System:
+def read_once(base: System) -> System:
     """The system with the energy of a COMP that reads the global buffer once.
 
     The authors' fork prices one read for every bank.
     """
-    per_bank_pj = on.pim.energy["buffer_read_pj"] / on.pim.banks
-    return replace(on, pim=replace(on.pim, energy=on.pim.energy | {"buffer_read_pj": per_bank_pj}))
+    per_bank_pj = base.pim.energy["buffer_read_pj"] / base.pim.banks
+    return replace(base, pim=replace(base.pim, energy=base.pim.energy | {"buffer_read_pj": per_bank_pj}))
 
 
 def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
@@ -198,12 +204,12 @@ def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
     for model in models:
         for accounting, timing in CONVENTIONS:
             names = {"model": model, "accounting": accounting, "timing": timing}
-            on = OURS.system(accounting, timing)
-            found = searches.search(model, on, Goal(objective="energy"))
-            rows.append({**names, "configuration": "least energy", **result(found)})
-            on = read_once(PIMFLOW.system(accounting, timing))
-            found = searches.search(model, on, Goal(modes=PIMFLOW.modes))
-            rows.append({**names, "configuration": "read once", **result(found)})
+            target = OURS.system(accounting, timing)
+            search_result = searches.search(model, target, Goal(objective="energy"))
+            rows.append({**names, "configuration": "least energy", **plan_figures(search_result)})
+            target = read_once(PIMFLOW.system(accounting, timing))
+            search_result = searches.search(model, target, Goal(modes=PIMFLOW.modes))
+            rows.append({**names, "configuration": "read once", **plan_figures(search_result)})
     return rows
 
 
@@ -211,12 +217,12 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
     """Share of each `kind` of layer in the latency of the GPU alone, a row a network."""
     rows = []
     for model in models:
-        alone = searches.search(model, system(), Goal(modes=("GPU",))).baseline
+        gpu_only = searches.search(model, system(), Goal(modes=("GPU",))).baseline
         total: dict[str, float] = {}
         for region in searches.graph(model).regions:
             name = kind(region)
-            total[name] = total.get(name, 0.0) + alone.added_ns.get(region.name, 0.0)
-        rows.append({"model": model, **{name: ns / alone.latency_ns for name, ns in total.items()}})
+            total[name] = total.get(name, 0.0) + gpu_only.latency_increase_ns.get(region.name, 0.0)
+        rows.append({"model": model, **{name: ns / gpu_only.latency_ns for name, ns in total.items()}})
     return rows
 
 
@@ -225,11 +231,11 @@ def sizes(searches: Searches, models: Sequence[str] = SIZES) -> list[Row]:
     return compare(searches, models, (PIMFLOW, OURS), (CONVENTIONS[0], CONVENTIONS[-1]))
 
 
-def mean_speedup(rows: Iterable[Mapping[str, Any]], what: str = "speedup") -> float:
+def mean_speedup(rows: Iterable[Mapping[str, Any]], key: str = "speedup") -> float:
     """Geometric mean of a column of speed-ups."""
-    return statistics.geometric_mean(row[what] for row in rows)
+    return statistics.geometric_mean(row[key] for row in rows)
 
 
-def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
+def select(rows: Iterable[Row], **values: str) -> list[Row]:
     """The rows whose fields have the given values."""
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]

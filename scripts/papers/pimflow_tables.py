@@ -18,7 +18,7 @@ from papers.pimflow_comparison import (
     mean_speedup,
     select,
 )
-from pimflow.host.charts import MANY, chart, legend_at_top, tooltip
+from pimflow.host.charts import PALETTE, chart, legend_at_top, tooltip
 from pimflow.host.pages import Chart
 
 # The paper's figures by configuration: convolutions only, end to end; None where it gives none.
@@ -60,7 +60,7 @@ def _means(rows: Sequence[Row]) -> str:
     return f"{mean_speedup(rows, 'convolutions_speedup'):.3f} / {mean_speedup(rows):.3f}"
 
 
-def _published(pair: tuple[float | None, float | None] | None) -> str:
+def _paper_cell(pair: tuple[float | None, float | None] | None) -> str:
     return " / ".join("-" if value is None else f"{value:.3f}" for value in pair) if pair else ""
 
 
@@ -71,21 +71,21 @@ def _order(rows: Iterable[Row], name: str) -> list[str]:
 def speedups(rows: Sequence[Row], accounting: str, timing: str) -> str:
     """Speed-ups over the GPU alone under one convention: convolutions only / end to end."""
     rows = select(rows, accounting=accounting, timing=timing)
-    names = [each.name for each in CONFIGURATIONS]
+    names = [configuration.name for configuration in CONFIGURATIONS]
     lines = []
     for model in _order(rows, "model"):
-        own = {row["configuration"]: row for row in select(rows, model=model)}
-        alone_ms = own[names[0]]["latency_gpu_only_ns"] / 1e6
-        lines.append([model, f"{alone_ms:.4f}", *(_pair(own[name]) for name in names)])
+        model_rows = {row["configuration"]: row for row in select(rows, model=model)}
+        gpu_only_ms = model_rows[names[0]]["latency_gpu_only_ns"] / 1e6
+        lines.append([model, f"{gpu_only_ms:.4f}", *(_pair(model_rows[name]) for name in names)])
     columns = {name: select(rows, configuration=name) for name in names}
     lines.append(["geometric mean", "", *(_means(column) for column in columns.values())])
-    most = ["most", ""]
+    max_cells = ["most", ""]
     for column in columns.values():
-        pair = (max(row[what] for row in column) for what in ("convolutions_speedup", "speedup"))
-        most.append(" / ".join(f"{value:.3f}" for value in pair))
-    lines.append(most)
-    for label, known in PUBLISHED.items():
-        lines.append([label, "", *(_published(known.get(name)) for name in names)])
+        pair = (max(row[key] for row in column) for key in ("convolutions_speedup", "speedup"))
+        max_cells.append(" / ".join(f"{value:.3f}" for value in pair))
+    lines.append(max_cells)
+    for label, published in PUBLISHED.items():
+        lines.append([label, "", *(_paper_cell(published.get(name)) for name in names)])
     return markdown(["network", "GPU alone, ms", *names], lines)
 
 
@@ -98,10 +98,10 @@ def parts(rows: Sequence[Row]) -> str:
     lines = []
     for accounting, timing in (CONVENTIONS[0], CONVENTIONS[-1]):
         for model in _order(rows, "model"):
-            own = select(rows, model=model, accounting=accounting, timing=timing)
-            cells = [model, f"{accounting}, {timing}", *_split(own[0], "_gpu_only")]
+            model_rows = select(rows, model=model, accounting=accounting, timing=timing)
+            cells = [model, f"{accounting}, {timing}", *_split(model_rows[0], "_gpu_only")]
             for name in shown:
-                cells += _split(select(own, configuration=name)[0], "")
+                cells += _split(select(model_rows, configuration=name)[0], "")
             lines.append(cells)
     return markdown(head, lines)
 
@@ -116,33 +116,35 @@ def commands(rows: Sequence[Row]) -> str:
     lines = []
     pairs = ((NEWTON_PLUS, NEWTON_PLUS_PLUS), (NEWTON_PLUS_PLUS, ALL_ORDERS))
     for accounting, timing in CONVENTIONS:
-        own = select(rows, accounting=accounting, timing=timing)
+        convention_rows = select(rows, accounting=accounting, timing=timing)
         cells = [f"{accounting}, {timing}"]
         for worse, better in pairs:
-            a, b = (select(own, configuration=each.name) for each in (worse, better))
+            a, b = (
+                select(convention_rows, configuration=configuration.name) for configuration in (worse, better)
+            )
             names = ("convolutions_speedup", "speedup")
-            gains = [mean_speedup(b, what) / mean_speedup(a, what) for what in names]
+            gains = [mean_speedup(b, key) / mean_speedup(a, key) for key in names]
             cells.append(" / ".join(f"{gain:.3f}" for gain in gains))
-        cells.append(_means(select(own, configuration=NEWTON_PLUS_PLUS.name)))
+        cells.append(_means(select(convention_rows, configuration=NEWTON_PLUS_PLUS.name)))
         lines.append(cells)
-    lines.append(["paper", _published(PUBLISHED_COMMANDS), "", ""])
+    lines.append(["paper", _paper_cell(PUBLISHED_COMMANDS), "", ""])
     heads = [f"{better.name} over {worse.name}" for worse, better in pairs]
     return markdown(["accounting, timing", *heads, "Newton++ over the GPU alone"], lines)
 
 
-def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
+def energy(rows: Sequence[Row], energy_rows: Sequence[Row]) -> str:
     """Change of energy against the GPU alone, end to end, and its causes; `others` are rows of `energies`."""
     lines = []
     for accounting, timing in CONVENTIONS:
         convention = {"accounting": accounting, "timing": timing}
-        found = {
+        columns = {
             PIMFLOW.name: select(rows, configuration=PIMFLOW.name, **convention),
-            "PIMFlow, buffer read once": select(others, configuration="read once", **convention),
+            "PIMFlow, buffer read once": select(energy_rows, configuration="read once", **convention),
             OURS.name: select(rows, configuration=OURS.name, **convention),
-            "least energy": select(others, configuration="least energy", **convention),
+            "least energy": select(energy_rows, configuration="least energy", **convention),
         }
-        for position, row in enumerate(found[OURS.name]):
-            changes = [f"{own[position]['energy_change']:+.1%}" for own in found.values()]
+        for position, row in enumerate(columns[OURS.name]):
+            changes = [f"{column[position]['energy_change']:+.1%}" for column in columns.values()]
             before = row["energy_gpu_only_pj"]
             runtime, work = (
                 -row["savings_pj"][part] / before for part in ("shorter_runtime", "cheaper_work")
@@ -150,11 +152,11 @@ def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
             comp = row["energies_pj"].get("pim_comp", 0.0) / before
             cells = [row["model"], f"{accounting}, {timing}", f"{before / 1e9:.2f}", *changes]
             lines.append([*cells, f"{runtime:+.1%}", f"{work:+.1%}", f"{comp:.1%}"])
-        means = [f"{statistics.mean(r['energy_change'] for r in own):+.1%}" for own in found.values()]
+        means = [f"{statistics.mean(r['energy_change'] for r in column):+.1%}" for column in columns.values()]
         lines.append(["mean", f"{accounting}, {timing}", "", *means, "", "", ""])
     for label, change in PUBLISHED_ENERGY.items():
         lines.append([label, "", "", f"{change:+.0%}", *[""] * 6])
-    head = ["network", "accounting, timing", "GPU alone, mJ", *found]
+    head = ["network", "accounting, timing", "GPU alone, mJ", *columns]
     return markdown([*head, "of pimflow: by runtime", "by work", "its COMPs"], lines)
 
 
@@ -162,8 +164,8 @@ def shares(rows: Sequence[Row]) -> str:
     """Share of each kind of layer in the GPU's time."""
     lines = []
     for row in rows:
-        both = row.get("1x1", 0.0) + row.get("FC", 0.0)
-        lines.append([row["model"], *(f"{row.get(kind, 0.0):.1%}" for kind in KINDS), f"{both:.1%}"])
+        matrix_share = row.get("1x1", 0.0) + row.get("FC", 0.0)
+        lines.append([row["model"], *(f"{row.get(kind, 0.0):.1%}" for kind in KINDS), f"{matrix_share:.1%}"])
     return markdown(["network", *KINDS, "1x1 and FC"], [*lines, ["paper", *[""] * len(KINDS), "60-80 %"]])
 
 
@@ -211,14 +213,14 @@ def sizes(rows: Sequence[Row]) -> str:
     lines = []
     for model in _order(rows, "model"):
         cells = [model]
-        own = select(rows, model=model)
-        cells.append(f"{own[0]['latency_gpu_only_ns'] / 1e6:.4f}")
+        model_rows = select(rows, model=model)
+        cells.append(f"{model_rows[0]['latency_gpu_only_ns'] / 1e6:.4f}")
         for accounting, timing in conventions:
             for name in names:
-                (row,) = select(own, accounting=accounting, timing=timing, configuration=name)
+                (row,) = select(model_rows, accounting=accounting, timing=timing, configuration=name)
                 cells.append(_pair(row))
-        known = PUBLISHED_SIZES.get(model)
-        lines.append([*cells, "" if known is None else f"{known:.2f}"])
+        published = PUBLISHED_SIZES.get(model)
+        lines.append([*cells, "" if published is None else f"{published:.2f}"])
     heads = [f"{name}: {', '.join(convention)}" for convention in conventions for name in names]
     return markdown(["network", "GPU alone, ms", *heads, "paper"], lines)
 
@@ -228,26 +230,26 @@ def figure(rows: Sequence[Row]) -> Chart:
     models, names = _order(rows, "model"), _order(rows, "configuration")
     values = []
     for accounting, timing in CONVENTIONS:
-        own = select(rows, accounting=accounting, timing=timing)
-        told = f"{accounting} accounting, {timing}"
+        convention_rows = select(rows, accounting=accounting, timing=timing)
+        title = f"{accounting} accounting, {timing}"
         for name in names:
-            column = select(own, configuration=name)
-            found = [(row["model"], row["speedup"]) for row in column]
+            column = select(convention_rows, configuration=name)
+            points = [(row["model"], row["speedup"]) for row in column]
             if len(column) > 1:
-                found.append(("mean", mean_speedup(column)))
+                points.append(("mean", mean_speedup(column)))
             values += [
-                {"convention": told, "configuration": name, "network": model, "speedup": speedup}
-                for model, speedup in found
+                {"convention": title, "configuration": name, "network": model, "speedup": speedup}
+                for model, speedup in points
             ]
     x: Chart = {"field": "network", "type": "nominal", "sort": [*models, "mean"], "title": None}
     x["axis"] = {"labelAngle": -25, "labelLimit": 120}
     y: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up, end to end"}
     offset: Chart = {"field": "configuration", "type": "nominal", "sort": names}
-    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    colours = {"domain": names, "range": list(PALETTE[: len(names)])}
     colour: Chart = {"field": "configuration", "type": "nominal", "scale": colours, "legend": legend_at_top()}
     shown = tooltip(("network", "network"), ("configuration", "by"), ("speedup", "speed-up", ".3f"))
     bars: Chart = {"x": x, "xOffset": offset, "y": y, "color": colour, "tooltip": shown}
-    one: Chart = {"y": {"datum": 1.0}}
+    unit_line: Chart = {"y": {"datum": 1.0}}
     return chart(
         data={"values": values},
         facet={"field": "convention", "type": "nominal", "sort": None, "title": None},
@@ -257,7 +259,7 @@ def figure(rows: Sequence[Row]) -> Chart:
             "height": 220,
             "layer": [
                 {"mark": "bar", "encoding": bars},
-                {"mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": one},
+                {"mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": unit_line},
             ],
         },
     )

@@ -21,15 +21,21 @@ WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
 
 
 def candidate(
-    region: str, name: str, taken: str, given: str, time_ns: float, workspace: int = 0, filters: int = 0
+    region: str,
+    name: str,
+    input_layout: str,
+    output_layout: str,
+    time_ns: float,
+    workspace: int = 0,
+    filters: int = 0,
 ) -> Candidate:
     """A candidate of `region` that reads layout `taken` and writes layout `given`; sizes in bytes."""
     return Candidate(
         name=name,
         covers=(region,),
         gpu_share=None,
-        input=Port(layout=taken, dtype="fp32", device="cpu"),
-        output=Port(layout=given, dtype="fp32", device="cpu"),
+        input=Port(layout=input_layout, dtype="fp32", device="cpu"),
+        output=Port(layout=output_layout, dtype="fp32", device="cpu"),
         tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
         rewrite=Rewrite(mode="CPU", gpu_rows=0, primitive=name),
         workspace_bytes=workspace,
@@ -44,25 +50,25 @@ def network(inputs: Sequence[tuple[int, ...]], channels: Sequence[int], side: in
     """
     shapes = [(1, side, side, c) for c in channels]
     regions = []
-    for i, read in enumerate(inputs):
-        taken = shapes[read[0]][-1] if read else INPUT_CHANNELS
+    for i, operands in enumerate(inputs):
+        input_channels = shapes[operands[0]][-1] if operands else INPUT_CHANNELS
         region = Region(
             name=f"r{i}",
             operator="conv2d",
             operators=("conv2d",),
-            inputs=tuple(f"r{j}" for j in read) or ("%x",),
-            input_shapes=tuple(shapes[j] for j in read) or ((1, side, side, INPUT_CHANNELS),),
+            inputs=tuple(f"r{j}" for j in operands) or ("%x",),
+            input_shapes=tuple(shapes[j] for j in operands) or ((1, side, side, INPUT_CHANNELS),),
             output_shape=shapes[i],
-            geometry=ConvGeometry(n=1, h=side, w=side, c=taken, oc=channels[i]),
-            weight_elements=taken * channels[i],
+            geometry=ConvGeometry(n=1, h=side, w=side, c=input_channels, oc=channels[i]),
+            weight_elements=input_channels * channels[i],
         )
         regions.append(region)
-    used = {j for read in inputs for j in read}
+    used = {j for operands in inputs for j in operands}
     outputs = tuple(f"r{i}" for i in range(len(inputs)) if i not in used)
     return RegionGraph(name="drawn", regions=tuple(regions), outputs=outputs)
 
 
-def problem_of(
+def selection_problem(
     graph: RegionGraph,
     candidates: Mapping[str, tuple[Candidate, ...]],
     price: Callable[[str, str, str], float],
@@ -71,23 +77,23 @@ def problem_of(
     """The selection problem; `price` gives the time of a transform by tensor and layouts, 0 for none."""
     transforms = {}
     for tensor in ("%x", *candidates):
-        for given, taken in itertools.permutations(LAYOUTS, 2):
-            time_ns = price(tensor, given, taken)
+        for source, target in itertools.permutations(LAYOUTS, 2):
+            time_ns = price(tensor, source, target)
             if time_ns:
                 task = Task(label="transform", resource="cpu", execution_ns=time_ns)
-                transforms[tensor, given, taken] = EdgeCost(task=task)
+                transforms[tensor, source, target] = EdgeCost(task=task)
     table = CostTable(
         candidates=dict(candidates),
-        refused={},
-        settle={},
-        absorb={},
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
         transforms=transforms,
         inputs={"%x": Port(layout="HWC", dtype="fp32", device="cpu")},
     )
     return SelectionProblem(graph=graph, table=table, memory_model=memory_model)
 
 
-def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> SelectionProblem:
+def inception_problem(layers: int, primitives: int, memory_model: str, seed: int = 0) -> SelectionProblem:
     """A problem of so many layers, in modules of four branches that join.
 
     The more memory a primitive uses, the faster it is, with noise, over two orders of magnitude.
@@ -97,15 +103,17 @@ def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -
     candidates = {}
     for region in graph.regions:
         work = float(rng.lognormal(*WORK))
-        made = []
+        region_candidates = []
         for n in range(primitives):
             layout = LAYOUTS[n % 3]
             workspace, filters = (int(size) for size in rng.lognormal(*SIZES, 2))
             faster = 3e3 / (1e2 + (workspace + filters) ** 0.5)
             time_ns = max(1, round(work * float(rng.lognormal(*SPREAD)) * faster))
-            made.append(candidate(region.name, f"p{n}", layout, layout, time_ns, workspace, filters))
-        candidates[region.name] = tuple(made)
-    return problem_of(graph, candidates, lambda *_: TRANSFORM_NS, memory_model)
+            region_candidates.append(
+                candidate(region.name, f"p{n}", layout, layout, time_ns, workspace, filters)
+            )
+        candidates[region.name] = tuple(region_candidates)
+    return selection_problem(graph, candidates, lambda *_: TRANSFORM_NS, memory_model)
 
 
 def _modules(layers: int) -> list[tuple[int, ...]]:

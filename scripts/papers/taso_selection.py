@@ -10,12 +10,18 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from papers.taso_instances import inceptions
+from papers.taso_instances import inception_problem
 from pimflow.core.candidate import Candidate
-from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import SelectionOptions
-from pimflow.primitive_selection.prediction import predicted_ns
-from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, Selected, SelectionProblem, Sums
+from pimflow.primitive_selection.prediction import predict_ns
+from pimflow.primitive_selection.problem import (
+    MEMORY_MODELS,
+    Budgets,
+    SelectionProblem,
+    SelectionResult,
+    Sums,
+)
 from pimflow.primitive_selection.profile import Profile
 from pimflow.primitive_selection.search import Point, fastest, front, minimise
 from pimflow.primitive_selection.selection import Selection, baselines, is_guess, select_for
@@ -41,11 +47,11 @@ MORE_TIME = 0.15  # what the paper spends to save memory (section 5.3.1)
 AS_FAST = 0.05  # assumed: within which two points of Figure 6b have "almost the same latency"
 AS_LARGE = 0.10  # assumed: within which two points of Figure 6b take about the same memory
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class NetworkStudy:
     """A network in one memory model, with some of the primitives.
 
     Attributes
@@ -63,8 +69,8 @@ class Study:
     network: str
     library: str
     problem: SelectionProblem
-    fastest: Selected
-    smallest: Selected
+    fastest: SelectionResult
+    smallest: SelectionResult
     kinds: dict[str, Sums]
     memory: tuple[Point, ...]
     workspace: tuple[Point, ...]
@@ -82,7 +88,7 @@ class Study:
         return sum(step.chosen for step in self.problem.steps)
 
     @property
-    def guessed(self) -> int:
+    def layers_by_prediction(self) -> int:
         """Layers of the fastest selection whose time is predicted."""
         return sum(bool(c.rewrite.primitive) and is_guess(c) for c in self.fastest.choice.values())
 
@@ -92,14 +98,14 @@ class Study:
         return sum(len(step.candidates) for step in self.problem.steps if step.chosen)
 
 
-def selections(
+def select_networks(
     networks: Sequence[str],
     profile: Profile | str | os.PathLike[str] = "measured",
     *,
     device: str | None = None,
     measure: int | None = None,
     cache: ResultCache | None = None,
-    say: Say = lambda _: None,
+    say: Progress = lambda _: None,
 ) -> dict[str, Selection]:
     """Select the fastest primitives of every network; the results have all candidates with their times.
 
@@ -121,18 +127,22 @@ def selections(
     graphs = {name: region_graph(name, NetworkOptions(), cache) for name in networks}
     if profile not in MODES:
         stored = profile if isinstance(profile, Profile) else Profile.read(profile)
-        layers = {layer for graph in graphs.values() for layer in Layers(apart(graph)).chosen.values()}
-        profile = replace(stored, predicted_ns=predicted_ns(stored, sorted(layers, key=repr)))
-    found = {}
+        layers = {
+            layer
+            for graph in graphs.values()
+            for layer in Layers(separate_concats(graph)).primitive_layers.values()
+        }
+        profile = replace(stored, predicted_ns=predict_ns(stored, sorted(layers, key=repr)))
+    selections_by_network = {}
     for name, graph in graphs.items():
         say(f"{name}: times")
         progress = _twentieths(functools.partial(_say_share, say, name))
         options = SelectionOptions(profile=profile, device=device, measure=measure)
-        found[name] = select_for(graph, options, cache=cache, progress=progress)
-    return found
+        selections_by_network[name] = select_for(graph, options, cache=cache, progress=progress)
+    return selections_by_network
 
 
-def _say_share(say: Say, name: str, share: float) -> None:
+def _say_share(say: Progress, name: str, share: float) -> None:
     say(f"{name}: {share:.0%} of the times")
 
 
@@ -149,29 +159,31 @@ def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
     return progress
 
 
-def together(found: Mapping[str, Selection]) -> Profile:
+def merge_profiles(selections: Mapping[str, Selection]) -> Profile:
     """One profile with the measured times of all selections."""
-    profiles = [selection.profile for selection in found.values()]
-    times = {key: ns for each in profiles for key, ns in each.times_ns.items()}
-    moves = {key: ns for each in profiles for key, ns in each.moves_ns.items()}
-    pools = {key: ns for each in profiles for key, ns in each.pools_ns.items()}
+    profiles = [selection.profile for selection in selections.values()]
+    times = {key: ns for profile in profiles for key, ns in profile.times_ns.items()}
+    moves = {key: ns for profile in profiles for key, ns in profile.moves_ns.items()}
+    pools = {key: ns for profile in profiles for key, ns in profile.pools_ns.items()}
     return replace(profiles[0], times_ns=times, moves_ns=moves, pools_ns=pools)
 
 
-def restricted(problem: SelectionProblem, library: str) -> SelectionProblem:
+def restrict_library(problem: SelectionProblem, library: str) -> SelectionProblem:
     """`problem` with only the primitives of one of `LIBRARIES`."""
-    return problem.restricted(lambda _, c: all(map(LIBRARIES[library], _family(c))))
+    return problem.restrict(lambda _, c: all(map(LIBRARIES[library], _family(c))))
 
 
-def study(network: str, problem: SelectionProblem, library: str, points: int = POINTS) -> Study:
+def study_network(
+    network: str, problem: SelectionProblem, library: str, points: int = POINTS
+) -> NetworkStudy:
     """Compute what the paper's figures show of `network`, with the primitives of `library`."""
-    problem = restricted(problem, library)
+    problem = restrict_library(problem, library)
     begin = time.process_time()
     quick = fastest(problem)
     solved = time.process_time()
     over_memory = front(problem, points, "memory")
     drawn = time.process_time()
-    return Study(
+    return NetworkStudy(
         network=network,
         library=library,
         problem=problem,
@@ -186,25 +198,25 @@ def study(network: str, problem: SelectionProblem, library: str, points: int = P
 
 
 def studies(
-    found: Mapping[str, Selection], say: Say = lambda _: None, points: int = POINTS
-) -> tuple[Study, ...]:
+    selections: Mapping[str, Selection], say: Progress = lambda _: None, points: int = POINTS
+) -> tuple[NetworkStudy, ...]:
     """Study every network in both memory models with each of `LIBRARIES`."""
-    made = []
-    for network, selection in found.items():
+    results = []
+    for network, selection in selections.items():
         for library in LIBRARIES:
             for model in MEMORY_MODELS:
                 say(f"{network}, {library} primitives, {model}")
                 problem = replace(selection.problem, memory_model=model)
-                made.append(study(network, problem, library, points))
-    return tuple(made)
+                results.append(study_network(network, problem, library, points))
+    return tuple(results)
 
 
-def solve_times(say: Say = lambda _: None) -> list[dict[str, Any]]:
+def solve_times(say: Progress = lambda _: None) -> list[dict[str, Any]]:
     """Table 1 on synthetic instances of its sizes: CPU seconds to find the fastest selection and a front."""
     rows = []
     for name, (layers, published_s) in TABLE_1.items():
         say(f"{layers} layers, {PRIMITIVES_OF_PAPER} primitives")
-        problem = inceptions(layers, PRIMITIVES_OF_PAPER, "sum")
+        problem = inception_problem(layers, PRIMITIVES_OF_PAPER, "sum")
         begin = time.process_time()
         quick = fastest(problem)
         solved = time.process_time()
@@ -216,21 +228,21 @@ def solve_times(say: Say = lambda _: None) -> list[dict[str, Any]]:
     return rows
 
 
-def sets_of_families(found: Study) -> list[dict[str, Any]]:
+def sets_of_families(study: NetworkStudy) -> list[dict[str, Any]]:
     """Memory that 15 % more time saves, for every set of families with loops; the largest saving first.
 
     The families of a library decide how much memory its fastest selection uses, and so how much can be saved.
     """
-    used = {family for step in found.problem.steps for c in step.candidates for family in _family(c)}
+    used = {family for step in study.problem.steps for c in step.candidates for family in _family(c)}
     others = sorted(used - {"loops"})
     rows = []
     for some in chain.from_iterable(combinations(others, count) for count in range(1, len(others) + 1)):
-        has = {"loops", *some}
-        problem = found.problem.restricted(functools.partial(_within, has))
+        families = {"loops", *some}
+        problem = study.problem.restrict(functools.partial(_is_in_families, families))
         quick = fastest(problem).sums
-        kept = minimise(problem, "memory", Budgets(time_ns=quick.time_ns * (1 + MORE_TIME))).sums
+        slower = minimise(problem, "memory", Budgets(time_ns=quick.time_ns * (1 + MORE_TIME))).sums
         row = {"families": ["loops", *some], "time_ns": quick.time_ns, "memory_bytes": quick.memory_bytes}
-        rows.append(row | {"kept_bytes": kept.memory_bytes})
+        rows.append(row | {"kept_bytes": slower.memory_bytes})
     return sorted(rows, key=lambda row: -row["memory_bytes"] / row["kept_bytes"])
 
 
@@ -247,12 +259,12 @@ def speedups(points: Sequence[Point]) -> list[float | None]:
 
 def best_speedup(points: Sequence[Point]) -> tuple[float, Point]:
     """The largest of `speedups`, and its point."""
-    kept = [(ratio, number) for number, ratio in enumerate(speedups(points)) if ratio is not None]
-    ratio, number = max(kept, default=(1.0, len(points) - 1))
+    ratios = [(ratio, number) for number, ratio in enumerate(speedups(points)) if ratio is not None]
+    ratio, number = max(ratios, default=(1.0, len(points) - 1))
     return ratio, points[number]
 
 
-def claims(found: Study) -> dict[str, float | None]:
+def claims(study: NetworkStudy) -> dict[str, float | None]:
     """The claims of sections 5.2 and 5.3 as figures; None where there is no such selection.
 
     ``memory_for_15_percent``: how many times less memory than the fastest, for 15 % more time;
@@ -263,31 +275,32 @@ def claims(found: Study) -> dict[str, float | None]:
     that another selection of about the same workspace is faster (C and D). ``over_greedy``,
     ``workspace_over_greedy``: the largest speed-up on the front; ``greedy_fails``: budgets that it misses.
     """
-    quick, small = found.fastest.sums, found.smallest.sums
+    quick, small = study.fastest.sums, study.smallest.sums
     row: dict[str, float | None] = {
-        "memory_for_15_percent": quick.memory_bytes / _least(found, quick.time_ns * (1 + MORE_TIME)),
+        "memory_for_15_percent": quick.memory_bytes
+        / _min_memory_bytes(study, quick.time_ns * (1 + MORE_TIME)),
         "memory_at_most": quick.memory_bytes / small.memory_bytes,
         "time_at_a_third": None,
-        "time_of_direct": found.kinds["direct"].time_ns / small.time_ns,
-        "memory_of_direct": found.kinds["direct"].memory_bytes / small.memory_bytes,
+        "time_of_direct": study.kinds["direct"].time_ns / small.time_ns,
+        "memory_of_direct": study.kinds["direct"].memory_bytes / small.memory_bytes,
     }
     if small.memory_bytes <= quick.memory_bytes // 3:
-        limited = fastest(found.problem, Budgets(memory_bytes=quick.memory_bytes // 3))
+        limited = fastest(study.problem, Budgets(memory_bytes=quick.memory_bytes // 3))
         row["time_at_a_third"] = limited.sums.time_ns / quick.time_ns
     for kind in ("im2row", "im2col", "winograd"):
-        sums = found.kinds[kind]
-        row[f"memory_as_fast_as_{kind}"] = sums.memory_bytes / _least(found, sums.time_ns)
-    near = minimise(found.problem, "workspace", Budgets(time_ns=quick.time_ns * (1 + AS_FAST))).sums
+        sums = study.kinds[kind]
+        row[f"memory_as_fast_as_{kind}"] = sums.memory_bytes / _min_memory_bytes(study, sums.time_ns)
+    near = minimise(study.problem, "workspace", Budgets(time_ns=quick.time_ns * (1 + AS_FAST))).sums
     row["workspace_saved_bytes"] = quick.workspace_bytes - near.workspace_bytes
-    row["workspace_step"] = _step(found.workspace)
-    row["over_greedy"], _ = best_speedup(found.memory)
-    row["workspace_over_greedy"], _ = best_speedup(found.workspace)
-    row["greedy_fails"] = speedups(found.memory).count(None)
+    row["workspace_step"] = _step(study.workspace)
+    row["over_greedy"], _ = best_speedup(study.memory)
+    row["workspace_over_greedy"], _ = best_speedup(study.workspace)
+    row["greedy_fails"] = speedups(study.memory).count(None)
     return row
 
 
-def _least(found: Study, time_ns: float) -> int:
-    return minimise(found.problem, "memory", Budgets(time_ns=time_ns)).sums.memory_bytes
+def _min_memory_bytes(study: NetworkStudy, time_ns: float) -> int:
+    return minimise(study.problem, "memory", Budgets(time_ns=time_ns)).sums.memory_bytes
 
 
 def _step(points: Sequence[Point]) -> float | None:
@@ -297,49 +310,49 @@ def _step(points: Sequence[Point]) -> float | None:
     return max((a.time_ns / b.time_ns for a, b in close), default=None)
 
 
-def known(selection: Selection) -> dict[str, int]:
+def time_counts(selection: Selection) -> dict[str, int]:
     """How many times of applicable primitives are measured, and how many predicted."""
-    layers = set(Layers(selection.problem.graph).chosen.values())
+    layers = set(Layers(selection.problem.graph).primitive_layers.values())
     measured = sum(layer in layers for _, layer in selection.profile.times_ns)
     predicted = sum(layer in layers for _, layer in selection.profile.predicted_ns)
     return {"measured": measured, "predicted": predicted}
 
 
-def _within(families: set[str], _: str, candidate: Candidate) -> bool:
+def _is_in_families(families: set[str], _: str, candidate: Candidate) -> bool:
     """Whether the primitive of a candidate belongs to `families`."""
     return families.issuperset(_family(candidate))
 
 
-def plain(found: Study) -> dict[str, Any]:
+def json_form(study: NetworkStudy) -> dict[str, Any]:
     """The study as values for JSON."""
 
-    def brief(sums: Sums | None) -> dict[str, float] | None:
+    def sums_json(sums: Sums | None) -> dict[str, float] | None:
         names = ("time_ns", "memory_bytes", "workspace_bytes")
         return None if sums is None else {name: getattr(sums, name) for name in names}
 
-    def points(of: Sequence[Point]) -> list[dict[str, Any]]:
+    def front_json(front_points: Sequence[Point]) -> list[dict[str, Any]]:
         return [
             {
                 "budget_bytes": p.budget_bytes,
-                "selected": brief(p.selected.sums),
-                "greedy": brief(p.greedy),
+                "selected": sums_json(p.selected.sums),
+                "greedy": sums_json(p.greedy),
             }
-            for p in of
+            for p in front_points
         ]
 
     return {
-        "network": found.network,
-        "library": found.library,
-        "memory_model": found.problem.memory_model,
-        "layers": found.layers,
-        "candidates": found.candidates,
-        "guessed": found.guessed,
-        "fastest": brief(found.fastest.sums),
-        "smallest": brief(found.smallest.sums),
-        "everywhere": {kind: brief(sums) for kind, sums in found.kinds.items()},
-        "memory_front": points(found.memory),
-        "workspace_front": points(found.workspace),
-        "solve_seconds": found.solve_seconds,
-        "front_seconds": found.front_seconds,
-        "claims": found.claims,
+        "network": study.network,
+        "library": study.library,
+        "memory_model": study.problem.memory_model,
+        "layers": study.layers,
+        "candidates": study.candidates,
+        "guessed": study.layers_by_prediction,
+        "fastest": sums_json(study.fastest.sums),
+        "smallest": sums_json(study.smallest.sums),
+        "everywhere": {kind: sums_json(sums) for kind, sums in study.kinds.items()},
+        "memory_front": front_json(study.memory),
+        "workspace_front": front_json(study.workspace),
+        "solve_seconds": study.solve_seconds,
+        "front_seconds": study.front_seconds,
+        "claims": study.claims,
     }

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.pimflow_tables import markdown
-from papers.taso_selection import MORE_TIME, POINTS, Study, best_speedup, speedups
+from papers.taso_selection import MORE_TIME, POINTS, NetworkStudy, best_speedup, speedups
 from pimflow.host.pages import Chart
 from pimflow.primitive_selection.figures import (
+    arrange_panels,
     families_view,
     front_view,
     memory_view,
-    panelled,
     speedups_view,
     times_view,
 )
@@ -37,7 +37,7 @@ PUBLISHED = {
     "workspace_over_greedy": "",
     "greedy_fails": "",
 }
-SAID = {
+CLAIM_TEXTS = {
     "memory_for_15_percent": "less memory than the fastest for 15 % more time, times",
     "memory_at_most": "less memory than the fastest for any time, times",
     "time_at_a_third": "time within a third of the fastest's memory, over the fastest's",
@@ -55,7 +55,7 @@ SAID = {
 TARGETS = {"memory_for_15_percent": 2.2, "over_greedy": 8.0}
 
 
-def solve_times(rows: Sequence[Mapping[str, Any]]) -> str:
+def solve_times_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Table 1: solving times by number of layers."""
     head = [
         "as large as",
@@ -79,69 +79,71 @@ def solve_times(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(head, lines)
 
 
-def networks(found: Sequence[Study], known: Mapping[str, Mapping[str, int]]) -> str:
+def networks_table(studies: Sequence[NetworkStudy], time_counts: Mapping[str, Mapping[str, int]]) -> str:
     """Layers and candidates of each network, how many times are measured, and solving times."""
     head = ["network", "layers", "candidates", "times measured", "predicted"]
     head += ["layers of the fastest by a prediction", "fastest, s", "front, s"]
     lines = []
-    for each in found:
-        if (each.library, each.problem.memory_model) == ("all", "sum"):
-            counts = known[each.network]
-            cells = [each.network, str(each.layers), str(each.candidates), str(counts["measured"])]
+    for study in studies:
+        if (study.library, study.problem.memory_model) == ("all", "sum"):
+            counts = time_counts[study.network]
+            cells = [study.network, str(study.layers), str(study.candidates), str(counts["measured"])]
             cells += [
                 str(counts["predicted"]),
-                str(each.guessed),
-                f"{each.solve_seconds:.2f}",
-                f"{each.front_seconds:.1f}",
+                str(study.layers_by_prediction),
+                f"{study.solve_seconds:.2f}",
+                f"{study.front_seconds:.1f}",
             ]
             lines.append(cells)
     return markdown(head, lines)
 
 
-def everywhere(found: Sequence[Study]) -> str:
+def everywhere_table(studies: Sequence[NetworkStudy]) -> str:
     """Figures 1 and 5: time and memory of one primitive everywhere, in both memory models."""
     lines = []
-    for added, live in _pairs(found):
+    for added, live in _model_pairs(studies):
         cells = [added.network, added.library]
         for kind in KINDS:
-            cells.append(_three(added.kinds[kind], live.kinds[kind]))
-        cells.append(_three(added.fastest.sums, live.fastest.sums))
-        lines.append([*cells, *(_two(each.smallest.sums) for each in (added, live))])
+            cells.append(_both_models(added.kinds[kind], live.kinds[kind]))
+        cells.append(_both_models(added.fastest.sums, live.fastest.sums))
+        lines.append([*cells, *(_time_and_memory(study.smallest.sums) for study in (added, live))])
     head = ["network", "primitives", *KINDS, "fastest", "least memory: sum", "live"]
     return markdown(head, lines)
 
 
-def _pairs(found: Sequence[Study]) -> list[tuple[Study, Study]]:
+def _model_pairs(studies: Sequence[NetworkStudy]) -> list[tuple[NetworkStudy, NetworkStudy]]:
     """For every network and library, the studies in the paper's memory model and in ours."""
-    by_model = {(e.network, e.library, e.problem.memory_model): e for e in found}
-    names = dict.fromkeys((each.network, each.library) for each in found)
+    by_model = {(e.network, e.library, e.problem.memory_model): e for e in studies}
+    names = dict.fromkeys((study.network, study.library) for study in studies)
     return [(by_model[(*name, "sum")], by_model[(*name, "liveness")]) for name in names]
 
 
-def _two(sums: Sums) -> str:
+def _time_and_memory(sums: Sums) -> str:
     return f"{sums.time_ns / 1e6:.2f} / {sums.memory_bytes / MIB:.1f}"
 
 
-def _three(added: Sums, live: Sums) -> str:
-    return f"{_two(added)} / {live.memory_bytes / MIB:.1f}"
+def _both_models(added: Sums, live: Sums) -> str:
+    return f"{_time_and_memory(added)} / {live.memory_bytes / MIB:.1f}"
 
 
-def largest(found: Sequence[Study]) -> str:
+def largest_table(studies: Sequence[NetworkStudy]) -> str:
     """Figure 2: the footprint of the largest layer, MiB."""
     lines = []
-    for added, _ in _pairs(found):
+    for added, _ in _model_pairs(studies):
         sums = [*(added.kinds[kind] for kind in KINDS), added.fastest.sums]
-        least = added.workspace[0].selected.sums.workspace_bytes / MIB
-        cells = [f"{each.workspace_bytes / MIB:.1f}" for each in sums]
-        lines.append([added.network, added.library, *cells, f"{least:.1f}"])
+        min_workspace = added.workspace[0].selected.sums.workspace_bytes / MIB
+        cells = [f"{layer_sums.workspace_bytes / MIB:.1f}" for layer_sums in sums]
+        lines.append([added.network, added.library, *cells, f"{min_workspace:.1f}"])
     return markdown(["network", "primitives", *KINDS, "fastest", "least workspace"], lines)
 
 
-def fronts(found: Sequence[Study], network: str) -> str:
+def fronts_table(studies: Sequence[NetworkStudy], network: str) -> str:
     """Figure 6: the fronts of one network, each cell with budget (MiB), time and the greedy's time (ms)."""
-    own = [each for each in found if each.network == network]
-    columns = {f"{e.library}, {e.problem.memory_model}": e.memory for e in own}
-    columns |= {f"{e.library}, workspace": e.workspace for e in own if e.problem.memory_model == "sum"}
+    network_studies = [study for study in studies if study.network == network]
+    columns = {f"{e.library}, {e.problem.memory_model}": e.memory for e in network_studies}
+    columns |= {
+        f"{e.library}, workspace": e.workspace for e in network_studies if e.problem.memory_model == "sum"
+    }
     lines = []
     for number in range(max(map(len, columns.values()))):
         cells = [_point(points[number]) if number < len(points) else "" for points in columns.values()]
@@ -154,36 +156,36 @@ def _point(point: Point) -> str:
     return f"{point.budget_bytes / MIB:.1f}: {point.selected.sums.time_ns / 1e6:.2f}, {greedy}"
 
 
-def greedy(found: Sequence[Study]) -> str:
+def greedy_table(studies: Sequence[NetworkStudy]) -> str:
     """Figure 10: the greedy's time over ours, on the fronts of memory and of workspace."""
     head = ["network", "primitives", "memory", "at the least", "most", "at, MiB", "of least to fastest"]
     head += ["greedy finds none", "workspace: most"]
     lines = []
-    for each in found:
-        ratios, (most, point) = speedups(each.memory), best_speedup(each.memory)
-        least, largest_bytes = each.memory[0].budget_bytes, each.memory[-1].budget_bytes
-        share = (point.budget_bytes - least) / max(1, largest_bytes - least)
+    for study in studies:
+        ratios, (max_ratio, point) = speedups(study.memory), best_speedup(study.memory)
+        min_bytes, max_bytes = study.memory[0].budget_bytes, study.memory[-1].budget_bytes
+        share = (point.budget_bytes - min_bytes) / max(1, max_bytes - min_bytes)
         lines.append(
             [
-                *(each.network, each.library, each.problem.memory_model),
+                *(study.network, study.library, study.problem.memory_model),
                 "none" if ratios[0] is None else f"{ratios[0]:.2f}",
-                *(f"{most:.2f}", f"{point.budget_bytes / MIB:.1f}", f"{share:.0%}"),
+                *(f"{max_ratio:.2f}", f"{point.budget_bytes / MIB:.1f}", f"{share:.0%}"),
                 f"{ratios.count(None)} of {len(ratios)}",
-                f"{best_speedup(each.workspace)[0]:.2f}",
+                f"{best_speedup(study.workspace)[0]:.2f}",
             ]
         )
     return markdown(head, lines)
 
 
-def claimed(found: Sequence[Study], network: str) -> str:
+def claims_table(studies: Sequence[NetworkStudy], network: str) -> str:
     """The claims of sections 5.2 and 5.3, of one network."""
-    own = [each for each in found if each.network == network]
-    rows = [each.claims for each in own]
+    network_studies = [study for study in studies if study.network == network]
+    rows = [study.claims for study in network_studies]
     lines = []
-    for name, said in SAID.items():
+    for name, text in CLAIM_TEXTS.items():
         cells = [_figure(name, row[name]) for row in rows]
-        lines.append([said, PUBLISHED[name], *cells])
-    heads = [f"{each.library}, {each.problem.memory_model}" for each in own]
+        lines.append([text, PUBLISHED[name], *cells])
+    heads = [f"{study.library}, {study.problem.memory_model}" for study in network_studies]
     return markdown(["", "paper", *heads], lines)
 
 
@@ -197,19 +199,26 @@ def _figure(name: str, value: float | None) -> str:
     return f"{text} ({'met' if value >= target else 'not met'})" if target else text
 
 
-def traded(found: Sequence[Study]) -> str:
+def memory_for_time_table(studies: Sequence[NetworkStudy]) -> str:
     """Memory that 15 % more time saves, beside the most that any selection saves."""
     head = ["network", "primitives", "memory", "fastest, MiB", f"for {MORE_TIME:.0%} more time"]
     head += ["times less", "least, MiB", "times less at most", "of what any choice saves"]
     lines = []
-    for each in found:
-        quick, least = each.fastest.sums.memory_bytes, each.smallest.sums.memory_bytes
-        ratio = each.claims["memory_for_15_percent"]
+    for study in studies:
+        fastest_bytes, min_bytes = study.fastest.sums.memory_bytes, study.smallest.sums.memory_bytes
+        ratio = study.claims["memory_for_15_percent"]
         assert ratio is not None
-        kept = quick / ratio
-        share = (quick - kept) / (quick - least) if quick > least else 1.0
-        cells = [each.network, each.library, each.problem.memory_model, f"{quick / MIB:.1f}"]
-        cells += [f"{kept / MIB:.1f}", f"{ratio:.2f}", f"{least / MIB:.1f}", f"{quick / least:.2f}"]
+        slower_bytes = fastest_bytes / ratio
+        share = (
+            (fastest_bytes - slower_bytes) / (fastest_bytes - min_bytes) if fastest_bytes > min_bytes else 1.0
+        )
+        cells = [study.network, study.library, study.problem.memory_model, f"{fastest_bytes / MIB:.1f}"]
+        cells += [
+            f"{slower_bytes / MIB:.1f}",
+            f"{ratio:.2f}",
+            f"{min_bytes / MIB:.1f}",
+            f"{fastest_bytes / min_bytes:.2f}",
+        ]
         lines.append([*cells, f"{share:.0%}"])
     return markdown(head, lines)
 
@@ -217,61 +226,63 @@ def traded(found: Sequence[Study]) -> str:
 def sets_of_families(rows: Sequence[Mapping[str, Any]], shown: int = 5) -> str:
     """The sets of families with which 15 % more time saves most memory, and the set of all families."""
     head = ["families", "fastest, ms", "MiB", f"for {MORE_TIME:.0%} more time, MiB", "times less"]
-    whole = max(rows, key=lambda row: len(row["families"]))
+    all_families = max(rows, key=lambda row: len(row["families"]))
     lines = []
-    for row in [*rows[:shown], whole]:
-        taken = [row["memory_bytes"] / MIB, row["kept_bytes"] / MIB]
-        names = "all" if row is whole else ", ".join(row["families"])
-        cells = [names, f"{row['time_ns'] / 1e6:.2f}", *(f"{size:.1f}" for size in taken)]
-        lines.append([*cells, f"{taken[0] / taken[1]:.2f}"])
+    for row in [*rows[:shown], all_families]:
+        sizes = [row["memory_bytes"] / MIB, row["kept_bytes"] / MIB]
+        names = "all" if row is all_families else ", ".join(row["families"])
+        cells = [names, f"{row['time_ns'] / 1e6:.2f}", *(f"{size:.1f}" for size in sizes)]
+        lines.append([*cells, f"{sizes[0] / sizes[1]:.2f}"])
     return markdown(head, lines)
 
 
-def figure_of_fronts(found: Sequence[Study]) -> Chart:
+def fronts_figure(studies: Sequence[NetworkStudy]) -> Chart:
     """Figures 6 to 9: the paper's library in its memory model, all primitives in ours, and workspaces."""
     shown = (("published", "sum", "memory"), ("all", "liveness", "memory"), ("published", "sum", "workspace"))
-    by_key = {(e.network, e.library, e.problem.memory_model): e for e in found}
+    by_key = {(e.network, e.library, e.problem.memory_model): e for e in studies}
     panels = []
-    for network in dict.fromkeys(each.network for each in found):
+    for network in dict.fromkeys(study.network for study in studies):
         for library, model, over in shown:
-            own = by_key[network, library, model]
-            points = own.memory if over == "memory" else own.workspace
-            what = model if over == "memory" else over
-            panels.append(front_view(points, over, own.kinds, f"{network}, {library}: {what}"))
-    return panelled("", panels, len(shown))
+            panel_study = by_key[network, library, model]
+            points = panel_study.memory if over == "memory" else panel_study.workspace
+            label = model if over == "memory" else over
+            panels.append(front_view(points, over, panel_study.kinds, f"{network}, {library}: {label}"))
+    return arrange_panels("", panels, len(shown))
 
 
-def figure_of_network(found: Sequence[Study], network: str) -> Chart:
+def network_figure(studies: Sequence[NetworkStudy], network: str) -> Chart:
     """Figures 1, 2, 5 and 10 of one network, and its choices by family."""
-    own = {(each.library, each.problem.memory_model): each for each in found if each.network == network}
+    by_library = {
+        (study.library, study.problem.memory_model): study for study in studies if study.network == network
+    }
     panels = []
-    for each in (own["published", "sum"], own["all", "liveness"]):
-        kinds = {**each.kinds, "least memory": each.smallest.sums}
+    for study in (by_library["published", "sum"], by_library["all", "liveness"]):
+        kinds = {**study.kinds, "least memory": study.smallest.sums}
         panels += [
-            times_view(kinds, f"{each.library} primitives: time"),
-            memory_view(kinds, f"{each.library} primitives: {each.problem.memory_model}"),
-            speedups_view(each.memory),
-            families_view(each.memory, "memory"),
+            times_view(kinds, f"{study.library} primitives: time"),
+            memory_view(kinds, f"{study.library} primitives: {study.problem.memory_model}"),
+            speedups_view(study.memory),
+            families_view(study.memory, "memory"),
         ]
-    return panelled(network, panels, 4)
+    return arrange_panels(network, panels, 4)
 
 
 def tables(
-    found: Sequence[Study],
+    studies: Sequence[NetworkStudy],
     times: Sequence[Mapping[str, Any]],
-    known: Mapping[str, Mapping[str, int]],
+    time_counts: Mapping[str, Mapping[str, int]],
     sets: Sequence[Mapping[str, Any]],
 ) -> dict[str, str]:
     """All tables, by the names of their marks in docs/results_taso.md."""
-    network = found[0].network
+    network = studies[0].network
     return {
-        "taso solve times": solve_times(times),
-        "taso networks": networks(found, known),
-        "taso everywhere": everywhere(found),
-        "taso largest layers": largest(found),
-        "taso fronts": fronts(found, network),
-        "taso greedy": greedy(found),
-        "taso memory for time": traded(found),
+        "taso solve times": solve_times_table(times),
+        "taso networks": networks_table(studies, time_counts),
+        "taso everywhere": everywhere_table(studies),
+        "taso largest layers": largest_table(studies),
+        "taso fronts": fronts_table(studies, network),
+        "taso greedy": greedy_table(studies),
+        "taso memory for time": memory_for_time_table(studies),
         "taso families": sets_of_families(sets),
-        "taso claims": claimed(found, network),
+        "taso claims": claims_table(studies, network),
     }

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from papers.trained_networks import accuracy, shares, trained
+from papers.trained_networks import accuracy, shares, train
 from pimflow import frontend, zoo
 from pimflow.api import prepare
 from pimflow.api.options import NetworkOptions
 from pimflow.compiler import phases
-from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.onnx_chains import with_chains
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.network_module import infer, pack
@@ -88,25 +88,27 @@ def accuracies(
     images, _ = glyphs.pictures(MEASURED)
     calibration = Calibration.read({next(iter(network.inputs)): images}, network)
     pushed: dict[str, np.ndarray] = {}
-    given = {layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))}
-    macs = sum(layer.geometry.macs for layer in given.values())
-    own = accuracy(model, samples)
+    original_layers = {
+        layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))
+    }
+    macs = sum(layer.geometry.macs for layer in original_layers.values())
+    original = accuracy(model, samples)
     yield Accuracy(
         request="",
         weights=1.0,
         macs=1.0,
         error_sum=0.0,
         error=0.0,
-        before=own,
-        after=accuracy(_retrained(model, steps), samples),
+        before=original,
+        after=accuracy(_retrain(model, steps), samples),
         optimised={},
     )
     for request in requests:
         progress(request)
-        change = decompose(network, Request.parse(request))
+        change = decompose(network, DecompositionRequest.parse(request))
         errors = layer_errors([change], calibration)
-        written = with_chains(model, change.layers, given, pushed)
-        tuned = _retrained(written, steps)
+        written = with_chains(model, change.layers, original_layers, pushed)
+        tuned = _retrain(written, steps)
         saved = sum(layer.geometry.macs - layer.macs for layer in change.layers)
         yield Accuracy(
             request=request,
@@ -116,20 +118,20 @@ def accuracies(
             error=agreement(calibration, change).max_relative_difference,
             before=accuracy(written, samples),
             after=accuracy(tuned, samples),
-            optimised=_optimised(tuned, samples, system),
+            optimised=_accuracy_with_passes(tuned, samples, system),
         )
 
 
-def _retrained(model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
-    return trained(model, steps, learning_rate=LEARNING_RATE, seed=RETRAINING)
+def _retrain(model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
+    return train(model, steps, learning_rate=LEARNING_RATE, seed=RETRAINING)
 
 
-def _optimised(model: onnx.ModelProto, samples: int, system: System) -> dict[int, float]:
+def _accuracy_with_passes(model: onnx.ModelProto, samples: int, system: System) -> dict[int, float]:
     """Accuracy of a decomposed model compiled for the CPU with TeMCO's passes."""
     network = frontend.load(model)
     options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
-    reduced = prepare.reduced_skips(network, None, options, prepare.LeastPools(system=system))
-    module = fused_module((reduced.network if reduced else network).module)
+    reduced = prepare.reduce_skips(network, None, options, prepare.MinimumPools(system=system))
+    module = fuse_runs((reduced.network if reduced else network).module)
     executable = phases.build(module, system=system)
     return shares(
         functools.partial(infer, pack(executable, network.inputs, network.outputs)),

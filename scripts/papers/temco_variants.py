@@ -13,8 +13,8 @@ from pimflow.compiler.measurement import allocations
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.output_error import relative_error
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition.activations import fused_module
-from pimflow.decomposition.network import DecomposedNetwork, Decomposing, decompose, require_all
+from pimflow.decomposition.activations import fuse_runs
+from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike, decompose, require_all
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -46,14 +46,14 @@ class DecompositionVariants:
         In ``original`` and ``decomposed`` every layer has a result of its own, activations too (equations 3
         and 4). All others are planned as compiled, and so are these two as ``…, coalesced``.
         """
-        found, pools, lowered_for = {}, PoolPlanning(), targets.named_target(target)
+        sizes, pools, lowered_for = {}, PoolPlanning(), targets.target_by_name(target)
         for name, network in self.networks.items():
             plain = name in ("original", "decomposed")
             if plain:
-                found[name] = pools.plan(operator_liveness(network.module)).pool_bytes
+                sizes[name] = pools.plan(operator_liveness(network.module)).pool_bytes
             pool_bytes = pools.pool_bytes(network.module, lowered_for, system)
-            found[f"{name}, coalesced" if plain else name] = pool_bytes
-        return found
+            sizes[f"{name}, coalesced" if plain else name] = pool_bytes
+        return sizes
 
     def run(
         self, names: Sequence[str], system: System, target: str = "llvm+pim", runs: int = 3
@@ -66,42 +66,42 @@ class DecompositionVariants:
             By variant, the fields of `compiler.measurement.allocations.AllocationRun` of the pool, and
             ``error``, the `core.output_error.relative_error` of the outputs.
         """
-        wanted = {name: (self.networks[name], "pool") for name in dict.fromkeys(["decomposed", *names])}
-        measured, outputs = allocations.measure(wanted, system, target=target, runs=runs)
+        programs = {name: (self.networks[name], "pool") for name in dict.fromkeys(["decomposed", *names])}
+        measured, outputs = allocations.measure(programs, system, target=target, runs=runs)
         expected = outputs["decomposed"]
         errors = {
-            name: max(relative_error(y, x) for y, x in zip(found, expected, strict=True))
-            for name, found in outputs.items()
+            name: max(relative_error(y, x) for y, x in zip(actual, expected, strict=True))
+            for name, actual in outputs.items()
         }
-        return {name: {**vars(each), "error": errors[name]} for name, each in measured.items()}
+        return {name: {**vars(measurement), "error": errors[name]} for name, measurement in measured.items()}
 
 
 def decomposition_variants(
     model: frontend.Model,
     system: System,
     *,
-    decompose_as: Decomposing = "tucker:0.1",
+    decompose_as: DecompositionLike = "tucker:0.1",
     batch: int | None = None,
     target: str = "llvm+pim",
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecompositionVariants:
     """The variants of `model`; skip connections are reduced where the planned pool shrinks."""
     options = NetworkOptions(batch=batch, decompose=decompose_as)
-    if options.request is None:
+    if options.decomposition_request is None:
         raise UsageError("nothing says how to decompose")
-    require_all(options.request, "a comparison of its variants")
+    require_all(options.decomposition_request, "a comparison of its variants")
     original = prepare.load(model, options)
-    change = decompose(original, options.request, progress)
+    change = decompose(original, options.decomposition_request, progress)
     networks = {"original": original, "decomposed": change.network}
     for name in VARIANTS:
         progress(name)
         network, fuse = change.network, "fusion" in name
         if "skip-opt" in name:
-            own = replace(options, optimize_skips="pool", fuse_activations=fuse)
-            pools = prepare.LeastPools(system=system, target=target)
-            reduced = prepare.reduced_skips(network, change, own, pools)
+            skip_options = replace(options, optimize_skips="pool", fuse_activations=fuse)
+            pools = prepare.MinimumPools(system=system, target=target)
+            reduced = prepare.reduce_skips(network, change, skip_options, pools)
             network = replace(network, module=reduced.network.module) if reduced else network
-        networks[name] = replace(network, module=fused_module(network.module)) if fuse else network
+        networks[name] = replace(network, module=fuse_runs(network.module)) if fuse else network
     return DecompositionVariants(change=change, networks=networks)
 
 
@@ -138,10 +138,13 @@ def two_layers(variants: DecompositionVariants, first: str, second: str) -> TwoL
     a, b = layers[first], layers[second]
     ranks = (*a.ranks, *b.ranks)
     weights, maps = _equations(a.geometry, b.geometry, ranks)
-    chains = [f"{each.layer}.{link.name}" for each in (a, b) for link in each.links]
-    forms = [(variants.networks["original"], [first, second]), (variants.networks["decomposed"], chains)]
-    planned_weights = [_weight_bytes(network, names) for network, names in forms]
-    planned_maps = [_live_bytes(network, names) for network, names in forms]
+    chains = [f"{chain.layer}.{link.name}" for chain in (a, b) for link in chain.links]
+    chains_of_networks = [
+        (variants.networks["original"], [first, second]),
+        (variants.networks["decomposed"], chains),
+    ]
+    planned_weights = [_weight_bytes(network, names) for network, names in chains_of_networks]
+    planned_maps = [_live_bytes(network, names) for network, names in chains_of_networks]
     return TwoLayers(
         first=first,
         second=second,
@@ -158,19 +161,23 @@ def _equations(
     weights = (a.c * a.oc * a.kh * a.kw + b.c * b.oc * b.kh * b.kw) * FP32_BYTES
     chained = a.c * r1 + r1 * r2 * a.kh * a.kw + r2 * a.oc
     chained += b.c * r3 + r3 * r4 * b.kh * b.kw + r4 * b.oc
-    given, between = a.n * a.h * a.w, b.n * b.h * b.w
-    made = b.n * b.rows.output_extent * b.columns.output_extent
-    whole = max(a.c * given + a.oc * between, 2 * a.oc * between, a.oc * between + b.oc * made)
+    input_pixels, middle_pixels = a.n * a.h * a.w, b.n * b.h * b.w
+    output_pixels = b.n * b.rows.output_extent * b.columns.output_extent
+    original_peak = max(
+        a.c * input_pixels + a.oc * middle_pixels,
+        2 * a.oc * middle_pixels,
+        a.oc * middle_pixels + b.oc * output_pixels,
+    )
     steps = [
-        (a.c + r1) * given,
-        r1 * given + r2 * between,
-        (r2 + a.oc) * between,
-        2 * a.oc * between,
-        (a.oc + r3) * between,
-        r3 * between + r4 * made,
-        (r4 + b.oc) * made,
+        (a.c + r1) * input_pixels,
+        r1 * input_pixels + r2 * middle_pixels,
+        (r2 + a.oc) * middle_pixels,
+        2 * a.oc * middle_pixels,
+        (a.oc + r3) * middle_pixels,
+        r3 * middle_pixels + r4 * output_pixels,
+        (r4 + b.oc) * output_pixels,
     ]
-    return (weights, chained * FP32_BYTES), (whole * FP32_BYTES, max(steps) * FP32_BYTES)
+    return (weights, chained * FP32_BYTES), (original_peak * FP32_BYTES, max(steps) * FP32_BYTES)
 
 
 def _weight_bytes(network: Network, layers: Sequence[str]) -> int:
@@ -210,8 +217,10 @@ class MemoryOverTime:
     def share_at_peak(self) -> float:
         """The largest share of skip connections in a layer at the peak."""
         peak = max(self.live_bytes)
-        at = [s for s, live in zip(self.skip_bytes, self.live_bytes, strict=True) if live == peak]
-        return max(at) / peak
+        skip_bytes_at_peak = [
+            s for s, live in zip(self.skip_bytes, self.live_bytes, strict=True) if live == peak
+        ]
+        return max(skip_bytes_at_peak) / peak
 
     @property
     def largest_share(self) -> float:
@@ -228,11 +237,11 @@ def memory_over_time(network: Network) -> MemoryOverTime:
     """Live bytes of a network by layer."""
     liveness = operator_liveness(network.module)
     distant = {skip.name for skip in skips(network.module)}
-    waiting = [life for life in liveness.lifetimes if life.name in distant]
+    skip_lifetimes = [life for life in liveness.lifetimes if life.name in distant]
     steps = range(liveness.steps)
     return MemoryOverTime(
         live_bytes=[liveness.live_bytes(step) for step in steps],
         skip_bytes=[
-            sum(life.size_bytes for life in waiting if life.begin < step < life.end) for step in steps
+            sum(life.size_bytes for life in skip_lifetimes if life.begin < step < life.end) for step in steps
         ],
     )

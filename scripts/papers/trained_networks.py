@@ -17,7 +17,7 @@ BATCH = 64  # pictures a step
 TOPS = (1, 5)
 
 
-def trained(model: onnx.ModelProto, steps: int, *, learning_rate: float, seed: int) -> onnx.ModelProto:
+def train(model: onnx.ModelProto, steps: int, *, learning_rate: float, seed: int) -> onnx.ModelProto:
     """Train a copy of `model` by Adam for so many steps on new pictures, with one thread.
 
     Parameters
@@ -36,10 +36,10 @@ def trained(model: onnx.ModelProto, steps: int, *, learning_rate: float, seed: i
     UsageError
         If PyTorch is not installed.
     """
-    torch = onnx_torch.installed()
+    torch = onnx_torch.import_torch()
     threads = torch.get_num_threads()
-    weights = onnx_torch.weights_of(model)
-    free = [each.requires_grad_() for each in weights.values() if each.is_floating_point()]
+    weights = onnx_torch.weight_tensors(model)
+    free = [weight.requires_grad_() for weight in weights.values() if weight.is_floating_point()]
     optimiser = torch.optim.Adam(free, learning_rate)
     pace = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: (1 + math.cos(math.pi * n / steps)) / 2)
     (name,) = (value.name for value in model.graph.input)

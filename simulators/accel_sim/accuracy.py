@@ -10,7 +10,7 @@ from typing import Any
 
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import OF_EMITTED, fit
+from pimflow.simulators.gpu.fit import EMITTED_CONSTANTS, fit
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, validate
 
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class HeldOutKernel:
     """A kernel that is predicted with constants fitted to all other kernels.
 
     Attributes
@@ -42,22 +42,22 @@ class LeftOut:
         """Relative error of the ratio of times with 16 and 32 channels; None where one was not simulated."""
         if not set(COMPARED_CHANNELS) <= set(self.cycles):
             return None
-        (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in COMPARED_CHANNELS)
-        return predicted_half / predicted_whole / (half / whole) - 1
+        (half, predicted_half), (full, predicted_full) = (self.cycles[count] for count in COMPARED_CHANNELS)
+        return predicted_half / predicted_full / (half / full) - 1
 
 
 def leave_one_out(
     samples: Sequence[Sample],
     gpu: GpuSpec,
     progress: Callable[[float], None] = lambda _: None,
-    more: Sequence[Sample] = (),
-) -> list[LeftOut]:
+    extra_samples: Sequence[Sample] = (),
+) -> list[HeldOutKernel]:
     """For each kernel: fit to all others and to `more`, and predict it for all its channel counts."""
     kernels = sorted({sample.shape for sample in samples})
-    left_out = []
-    for done, kernel in enumerate(kernels):
-        progress(done / len(kernels))
-        fitted = fit(gpu, [*(sample for sample in samples if sample.shape != kernel), *more])
+    held_out_kernels = []
+    for index, kernel in enumerate(kernels):
+        progress(index / len(kernels))
+        fitted = fit(gpu, [*(sample for sample in samples if sample.shape != kernel), *extra_samples])
         cycles = {}
         for sample in samples:
             if sample.shape == kernel:
@@ -67,9 +67,9 @@ def leave_one_out(
                 )
                 to_cycles = gpu.clock_mhz / 1e3
                 cycles[channels] = (round(sample.measured_ns * to_cycles), predicted.total_ns * to_cycles)
-        left_out.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
+        held_out_kernels.append(HeldOutKernel(kernel=kernel, cycles=dict(sorted(cycles.items()))))
     progress(1.0)
-    return left_out
+    return held_out_kernels
 
 
 def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
@@ -80,13 +80,16 @@ def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     errors = []
     for times in by_shape.values():
         if set(COMPARED_CHANNELS) <= set(times):
-            (half, predicted_half), (whole, predicted_whole) = (times[count] for count in COMPARED_CHANNELS)
-            errors.append(predicted_half / predicted_whole / (half / whole) - 1)
+            (half, predicted_half), (full, predicted_full) = (times[count] for count in COMPARED_CHANNELS)
+            errors.append(predicted_half / predicted_full / (half / full) - 1)
     return errors
 
 
-def halves_table(
-    samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = (), unseen: Sequence[Sample] = ()
+def half_split_table(
+    samples: Sequence[Sample],
+    gpu: GpuSpec,
+    extra_samples: Sequence[Sample] = (),
+    unseen: Sequence[Sample] = (),
 ) -> tuple[str, GpuSpec]:
     """Accuracy on one half of the kernels of constants fitted to the other half and to `more`.
 
@@ -97,35 +100,45 @@ def halves_table(
     str, GpuSpec
         Markdown tables, and `gpu` with those constants.
     """
-    fit_to = [*(sample for sample in samples if sample.fit), *(sample for sample in more if sample.tile)]
-    fitted = fit(gpu, fit_to)
-    judged = [sample for sample in samples if not sample.fit]
-    parts = [f"The other half, {len(judged)} of {len(samples)} runs:", _judged(judged, fitted)]
+    fit_samples = [
+        *(sample for sample in samples if sample.is_fit_sample),
+        *(sample for sample in extra_samples if sample.tile),
+    ]
+    fitted = fit(gpu, fit_samples)
+    test_samples = [sample for sample in samples if not sample.is_fit_sample]
+    parts = [
+        f"The other half, {len(test_samples)} of {len(samples)} runs:",
+        _accuracy_table(test_samples, fitted),
+    ]
     if unseen:
-        parts += [f"Kernels that nobody had seen, {len(unseen)} runs:", _judged(unseen, fitted)]
-    constants = (f"`{key}` {fitted.efficiency[key]:g}" for key in sorted(OF_EMITTED))
-    parts.append(f"Fitted to {len(fit_to)} runs: {', '.join(constants)}.")
+        parts += [f"Kernels that nobody had seen, {len(unseen)} runs:", _accuracy_table(unseen, fitted)]
+    constants = (f"`{key}` {fitted.efficiency[key]:g}" for key in sorted(EMITTED_CONSTANTS))
+    parts.append(f"Fitted to {len(fit_samples)} runs: {', '.join(constants)}.")
     return "\n\n".join(parts), fitted
 
 
-def _judged(judged: Sequence[Sample], gpu: GpuSpec) -> str:
+def _accuracy_table(samples: Sequence[Sample], gpu: GpuSpec) -> str:
     """Markdown: errors of `gpu` on some samples by class, and errors of the ratio of channels."""
     lines = ["| class | rows | median | bias | τ | largest |", "|---|---:|" + "---:|" * 4]
-    for name, found in validate(judged, gpu)["fp16"].items():
-        tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
-        errors = f"{found['median_ape']:.1%} | {found['bias']:+.1%} | {tau} | {found['largest_ape']:.1%}"
-        lines.append(f"| {name} | {found['count']} | {errors} |")
-    ratios = [abs(error) for error in ratio_errors(judged, gpu)]
-    within = sum(error <= 0.05 for error in ratios) / len(ratios)
+    for name, accuracy in validate(samples, gpu)["fp16"].items():
+        tau = "" if accuracy["kendall_tau"] is None else f"{accuracy['kendall_tau']:.3f}"
+        errors = (
+            f"{accuracy['median_ape']:.1%} | {accuracy['bias']:+.1%} | {tau} | {accuracy['largest_ape']:.1%}"
+        )
+        lines.append(f"| {name} | {accuracy['count']} | {errors} |")
+    ratios = [abs(error) for error in ratio_errors(samples, gpu)]
+    share_within = sum(error <= 0.05 for error in ratios) / len(ratios)
     channels = " to ".join(map(str, COMPARED_CHANNELS))
-    said = f"median {statistics.median(ratios):.1%}, largest {max(ratios):.1%}, {within:.0%} within 5 %"
+    ratio_summary = (
+        f"median {statistics.median(ratios):.1%}, largest {max(ratios):.1%}, {share_within:.0%} within 5 %"
+    )
     shares = {1.0: "as large", 0.75: "three quarters of that", 0.5: "half of that"}
-    dealt = ", ".join(f"{what} {dealt_tau(judged, gpu, share):.3f}" for share, what in shares.items())
-    lines += ["", f"Error of the ratio of {channels} channels: {said}."]
-    return "\n".join([*lines, f"τ of errors that hit any kernel: {dealt}."])
+    taus = ", ".join(f"{label} {permutation_tau(samples, gpu, share):.3f}" for share, label in shares.items())
+    lines += ["", f"Error of the ratio of {channels} channels: {ratio_summary}."]
+    return "\n".join([*lines, f"τ of errors that hit any kernel: {taus}."])
 
 
-def dealt_tau(judged: Sequence[Sample], gpu: GpuSpec, share: float, times: int = 200) -> float:
+def permutation_tau(samples: Sequence[Sample], gpu: GpuSpec, share: float, draws: int = 200) -> float:
     """Mean rank correlation if the errors of `gpu`, times `share`, are permuted randomly among the samples.
 
     It shows how well errors of that size keep the order of these kernels, whatever causes the errors.
@@ -133,13 +146,13 @@ def dealt_tau(judged: Sequence[Sample], gpu: GpuSpec, share: float, times: int =
     import numpy as np  # with scipy, half a second
     from scipy.stats import kendalltau
 
-    actual = np.array([sample.measured_ns for sample in judged])
-    errors = share * (np.array(analytic_ns(judged, gpu)) / actual - 1)
-    orders = (np.random.default_rng(number).permutation(errors) for number in range(times))
-    return float(np.mean([kendalltau(actual, actual * (1 + each)).statistic for each in orders]))
+    actual = np.array([sample.measured_ns for sample in samples])
+    errors = share * (np.array(analytic_ns(samples, gpu)) / actual - 1)
+    orders = (np.random.default_rng(number).permutation(errors) for number in range(draws))
+    return float(np.mean([kendalltau(actual, actual * (1 + order)).statistic for order in orders]))
 
 
-def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
+def summary(kernels: Sequence[HeldOutKernel]) -> dict[str, Any]:
     """Counts, ``mape`` over all rows, ``largest_ape`` and ``largest_ratio_error``; errors are fractions."""
     errors = [abs(error) for kernel in kernels for error in kernel.errors.values()]
     ratios = [abs(kernel.ratio_error) for kernel in kernels if kernel.ratio_error is not None]
@@ -152,7 +165,7 @@ def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
     }
 
 
-def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
+def as_json(kernels: Sequence[HeldOutKernel]) -> dict[str, Any]:
     """`summary` and the predictions of all kernels, as JSON values."""
     rows = [
         {
@@ -168,7 +181,7 @@ def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
     return {**summary(kernels), "predictions": rows}
 
 
-def table(kernels: Sequence[LeftOut]) -> str:
+def table(kernels: Sequence[HeldOutKernel]) -> str:
     """A Markdown table of the kernels, and a summary."""
     counts = sorted({channels for kernel in kernels for channels in kernel.cycles})
     head = [
@@ -204,7 +217,7 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def updated(page: str, kernels: Sequence[LeftOut]) -> str:
+def replace_table(page: str, kernels: Sequence[HeldOutKernel]) -> str:
     """`page` with the table between its markers replaced.
 
     Raises

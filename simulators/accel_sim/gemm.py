@@ -30,8 +30,8 @@ from pimflow.simulators.accel_sim.launch import (
     ConvolutionOperands,
     Launch,
     Listing,
-    beside_results,
-    joined,
+    concatenate,
+    operand_accesses,
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
@@ -101,10 +101,10 @@ class Gemm(ConvolutionOperands):
     def warp_tile(self) -> tuple[int, int]:
         """Outputs of a warp (rows, columns): as square as possible, to reuse fragments."""
         tm, tn = self.tile
-        ways = [(tm // rows, tn * rows // self.warps) for rows in (1, 2, 4, 8) if self.warps % rows == 0]
+        shapes = [(tm // rows, tn * rows // self.warps) for rows in (1, 2, 4, 8) if self.warps % rows == 0]
         return min(
-            (way for way in ways if way[0] % MMA_M == way[1] % ACCESS_BYTES == 0),
-            key=lambda way: (sum(way), abs(way[0] * tn - way[1] * tm)),
+            (shape for shape in shapes if shape[0] % MMA_M == shape[1] % ACCESS_BYTES == 0),
+            key=lambda shape: (sum(shape), abs(shape[0] * tn - shape[1] * tm)),
         )
 
 
@@ -140,10 +140,10 @@ class _Emitter:
         self.prologue, self.load_pc = prologue.code(), prologue.pc
         self.b_offset = gemm.tile[0] * TILE_K * ELEMENT
         self.loads_bytes = (self.a_loads + self.b_loads) * self.parts * PC_BYTES
-        first, second = (self._behind_loads(turn, False, 0).pc for turn in (0, 1))
+        first, second = (self._listing_after_loads(turn, False, 0).pc for turn in (0, 1))
         self.second_pc = self.load_pc + self.loads_bytes + first
         self.turn_bytes, self.products_bytes = self.loads_bytes + second, second - first
-        self.behind: dict[tuple[int, bool], list[Code]] = {}
+        self.codes_after_loads: dict[tuple[int, bool], list[Code]] = {}
 
     def block(self, index: tuple[int, int, int]) -> list[Code]:
         """Code of each warp of a thread block."""
@@ -154,29 +154,31 @@ class _Emitter:
             self.a_rows = ((y, z), self._loads(self._pixels(y), self.a_loads, A_REGISTER, 0))
         pixels = self.a_rows[1]
         if x not in self.b_columns:
-            behind = self.a_loads * self.parts * PC_BYTES
-            self.b_columns[x] = self._loads(self._filters(x), self.b_loads, B_REGISTER, behind)
-        turns = list(zip(pixels, self.b_columns[x], self._between(len(pixels))))
+            pc_offset = self.a_loads * self.parts * PC_BYTES
+            self.b_columns[x] = self._loads(self._filters(x), self.b_loads, B_REGISTER, pc_offset)
+        turns = list(zip(pixels, self.b_columns[x], self._codes_after_loads(len(pixels))))
         first_pc = self._loads_pc(len(turns)) + (self.products_bytes if turns else 0)
         codes = []
         for warp in range(self.gemm.warps):
             parts = [part[warp] for turn in turns for part in turn]
-            codes.append(joined([self.prologue, *parts, self._stores(index, warp, first_pc)]))
+            codes.append(concatenate([self.prologue, *parts, self._stores(index, warp, first_pc)]))
         return codes
 
     def _loads_pc(self, turn: int) -> int:
         """Program counter of the first load of an iteration."""
         return self.second_pc + (turn - 1) * self.turn_bytes if turn else self.load_pc
 
-    def _between(self, turns: int) -> list[list[Code]]:
+    def _codes_after_loads(self, turns: int) -> list[list[Code]]:
         """By iteration and warp, the code after its loads (`_behind_loads`)."""
         for turn in range(turns):
-            which = (turn, turn == turns - 1)
-            if which not in self.behind:
+            key = (turn, turn == turns - 1)
+            if key not in self.codes_after_loads:
                 first_pc = self._loads_pc(turn) + self.loads_bytes
-                listings = [self._behind_loads(*which, warp, first_pc) for warp in range(self.gemm.warps)]
-                self.behind[which] = [listing.code() for listing in listings]
-        return [self.behind[turn, turn == turns - 1] for turn in range(turns)]
+                listings = [
+                    self._listing_after_loads(*key, warp, first_pc) for warp in range(self.gemm.warps)
+                ]
+                self.codes_after_loads[key] = [listing.code() for listing in listings]
+        return [self.codes_after_loads[turn, turn == turns - 1] for turn in range(turns)]
 
     def _iterations(self) -> range:
         """Iterations of this part of the reduction; the last part may have fewer, or none."""
@@ -187,18 +189,18 @@ class _Emitter:
     def _chunk(self, iteration: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tap and first channel of each chunk of an iteration, and whether it lies within the reduction."""
         chunks = iteration * CHUNKS + np.arange(CHUNKS)
-        taps, within = np.divmod(chunks, self.gemm.tap_chunks)
-        return taps, within * CHUNK, chunks < self.gemm.chunks
+        taps, chunk_in_tap = np.divmod(chunks, self.gemm.tap_chunks)
+        return taps, chunk_in_tap * CHUNK, chunks < self.gemm.chunks
 
     def _pixels(self, y: int):
         """A function of an iteration: input addresses [row, chunk], which are loaded, and channels."""
         gemm, geometry = self.gemm, self.gemm.geometry
         pixels = np.minimum(y * gemm.tile[0] + np.arange(gemm.tile[0]), gemm.m - 1)
-        image, within = np.divmod(pixels, geometry.oh * geometry.ow)
-        rows, columns = np.divmod(within, geometry.ow)
-        top, left, _, _ = geometry.padding
-        rows = rows * geometry.stride[0] - top
-        columns = columns * geometry.stride[1] - left
+        image, pixel_in_image = np.divmod(pixels, geometry.oh * geometry.ow)
+        rows, columns = np.divmod(pixel_in_image, geometry.ow)
+        pad_top, pad_left, _, _ = geometry.padding
+        rows = rows * geometry.stride[0] - pad_top
+        columns = columns * geometry.stride[1] - pad_left
         group = self.z // gemm.split * gemm.channels
 
         def addresses(iteration: int):
@@ -225,27 +227,27 @@ class _Emitter:
 
         return addresses
 
-    def _loads(self, addresses, loads: int, register: int, behind: int) -> list[list[Code]]:
+    def _loads(self, addresses, loads: int, register: int, pc_offset: int) -> list[list[Code]]:
         """By iteration and warp, the loads of a tile; `behind` is their offset in the code, in bytes."""
         codes = []
         for turn, iteration in enumerate(self._iterations()):
             address, active, channel = addresses(iteration)
-            first_pc = self._loads_pc(turn) + behind
+            first_pc = self._loads_pc(turn) + pc_offset
             listings = [Listing(first_pc, self.gemm.listed) for _ in range(self.gemm.warps)]
             for load in range(loads):
                 for part in range(self.parts):
-                    wanted = active & (channel + part * self.width // ELEMENT < self.gemm.channels)
+                    active_part = active & (channel + part * self.width // ELEMENT < self.gemm.channels)
                     for warp, listing in enumerate(listings):
                         begin = load * self.threads + warp * WARP_LANES
                         lanes = slice(begin, begin + WARP_LANES)
                         lane_addresses = address.reshape(-1)[lanes] + part * self.width
                         listing.load(
-                            register + 4 * load, 2, lane_addresses, wanted.reshape(-1)[lanes], self.width
+                            register + 4 * load, 2, lane_addresses, active_part.reshape(-1)[lanes], self.width
                         )
             codes.append([listing.code() for listing in listings])
         return codes
 
-    def _behind_loads(self, turn: int, last: bool, warp: int, first_pc: int = 0) -> Listing:
+    def _listing_after_loads(self, turn: int, last: bool, warp: int, first_pc: int = 0) -> Listing:
         """Products of the previous iteration, stores to shared memory, and at last this one's products."""
         listing = Listing(first_pc)
         if turn:
@@ -307,11 +309,11 @@ class _Emitter:
                 continue
             element = rows * gemm.geometry.oc + group * gemm.n + columns
             output_bytes = gemm.m * gemm.geometry.oc * size
-            places = (element * size, active, output_bytes)
-            for at, lanes in beside_results(*places, gemm.residual_bytes, width):
-                listing.load(RESIDUAL_REGISTER, 2, gemm.residual_base + at, lanes, width)
+            products = (element * size, active, output_bytes)
+            for offsets, lanes in operand_accesses(*products, gemm.residual_bytes, width):
+                listing.load(RESIDUAL_REGISTER, 2, gemm.residual_base + offsets, lanes, width)
                 listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, RESIDUAL_REGISTER)
-            for at, lanes in beside_results(*places, gemm.result_bytes or output_bytes, width):
-                listing.store(SUM_REGISTER, gemm.output_base + at, lanes, width)
+            for offsets, lanes in operand_accesses(*products, gemm.result_bytes or output_bytes, width):
+                listing.store(SUM_REGISTER, gemm.output_base + offsets, lanes, width)
         listing.add("EXIT")
         return listing.code()

@@ -25,15 +25,15 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch
 from pimflow.simulators.accel_sim.launch import ELEMENT, PARTIAL, Launch, Operands
 from pimflow.simulators.accel_sim.simd import (
-    Convolution,
+    SimdConvolution,
     Stream,
     depthwise_launch,
     gemv_launch,
     stream_launch,
 )
-from pimflow.simulators.accel_sim.trace import Copy, write_kernels_list
-from pimflow.simulators.gpu.emitted import scales_map
-from pimflow.simulators.gpu.machine import Batch
+from pimflow.simulators.accel_sim.trace import HostCopy, write_kernels_list
+from pimflow.simulators.gpu.emitted import has_map_scaling
+from pimflow.simulators.gpu.machine import KernelBatch
 from pimflow.simulators.gpu.model import kernel_cost
 
 if TYPE_CHECKING:
@@ -71,19 +71,19 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
         words.append(f"m{kernel.m}_n{kernel.n}_k{kernel.k}")
     if kernel.geometry is None:
         # All other sizes follow: the name need not be short, but must be unique.
-        usual = Kernel(kind=kernel.kind, m=kernel.m, n=kernel.n, k=kernel.k, input_bytes=0, output_bytes=0)
+        default = Kernel(kind=kernel.kind, m=kernel.m, n=kernel.n, k=kernel.k, input_bytes=0, output_bytes=0)
     else:
         words.append(_geometry_name(kernel.geometry))
-        usual = convolution_kernel(kernel.geometry, dtype)
-        if (usual.kind, usual.m, usual.n, usual.k) != (kernel.kind, kernel.m, kernel.n, kernel.k):
+        default = convolution_kernel(kernel.geometry, dtype)
+        if (default.kind, default.m, default.n, default.k) != (kernel.kind, kernel.m, kernel.n, kernel.k):
             raise UsageError(f"kernel '{words[0]}' is not that of its convolution {words[-1]}")
     for name, tag in zip(_SIZES, _TAGS):
-        if getattr(kernel, name) != getattr(usual, name):
+        if getattr(kernel, name) != getattr(default, name):
             words.append(f"{tag}{getattr(kernel, name)}")
     return "_".join([*words, dtype])
 
 
-def named_kernel(name: str, dtype: str) -> Kernel | None:
+def parse_kernel_name(name: str, dtype: str) -> Kernel | None:
     """The kernel whose `kernel_name` is `name`; None if there is none, or if it has another dtype.
 
     Fields that a name does not contain have their default values: one layer, no known tile.
@@ -103,8 +103,8 @@ def named_kernel(name: str, dtype: str) -> Kernel | None:
     else:
         sizes = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
         kernel = Kernel(kind=match["kind"], input_bytes=0, output_bytes=0, **sizes)
-    stated = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
-    kernel = dataclasses.replace(kernel, **stated)
+    overrides = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
+    kernel = dataclasses.replace(kernel, **overrides)
     try:
         return kernel if kernel_name(kernel, dtype) == name else None
     except UsageError:
@@ -121,7 +121,9 @@ def _geometry_name(geometry: ConvGeometry) -> str:
     words = [f"n{g.n}" if g.n > 1 else "", f"h{g.h}w{g.w}c{g.c}o{g.oc}"]
     pairs = [("f", (g.kh, g.kw), (1, 1)), ("s", g.stride, (1, 1)), ("d", g.dilation, (1, 1))]
     pairs += [("p", g.padding, (0, 0, 0, 0)), ("g", (g.groups,), (1,))]
-    words += ["_" + tag + "x".join(map(str, value)) for tag, value, usual in pairs if tuple(value) != usual]
+    words += [
+        "_" + tag + "x".join(map(str, value)) for tag, value, default in pairs if tuple(value) != default
+    ]
     return "".join(words)
 
 
@@ -148,19 +150,19 @@ def launches(
     residual = max(0, kernel.input_bytes - base.input_bytes)
     cost = kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
     split = cost.tile[2] if cost.tile else 1
-    apart = split > 1 or scales_map(Batch([kernel]), ELEMENT).item()
+    apart = split > 1 or has_map_scaling(KernelBatch([kernel]), ELEMENT).item()
     partial = split * geometry.pixels * geometry.oc * PARTIAL if apart else 0
     whole_input = geometry.n * geometry.h * geometry.w * geometry.c * ELEMENT
     sizes = (whole_input, base.weight_bytes, kernel.output_bytes, residual, partial)
     bases = Operands(sizes).bases
     inputs = [(bases[i], sizes[i]) for i in (0, 1, 3)]
-    places = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
-    places["output_base"] = bases[4 if apart else 2]
-    more = {"residual_bytes": residual, "result_bytes": kernel.output_bytes, "apart": apart}
-    common = {"geometry": geometry, "listed": listed, **more, **places}
+    bases_by_name = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
+    bases_by_name["output_base"] = bases[4 if apart else 2]
+    epilogue = {"residual_bytes": residual, "result_bytes": kernel.output_bytes, "apart": apart}
+    common = {"geometry": geometry, "listed": listed, **epilogue, **bases_by_name}
     if cost.tile is None:
         emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
-        first = emit(name, Convolution(**common))
+        first = emit(name, SimdConvolution(**common))
     else:
         first = gemm_launch(name, Gemm(tile=cost.tile[:2], split=split, **common))
     first = _with_inputs(first, inputs)
@@ -200,11 +202,11 @@ def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
 
 
 def _with_inputs(launch: Launch, inputs: Sequence[tuple[int, int]]) -> Launch:
-    return dataclasses.replace(launch, inputs=tuple(Copy(at, size) for at, size in inputs if size))
+    return dataclasses.replace(launch, inputs=tuple(HostCopy(base, size) for base, size in inputs if size))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Emitted:
+class KernelTrace:
     """The trace of a kernel on disk.
 
     Attributes
@@ -230,7 +232,7 @@ class Emitted:
 
 def write_kernel(
     kernel: Kernel, gpu: GpuSpec, dtype: str, channels: int, directory: Path, copies: bool = False
-) -> Emitted:
+) -> KernelTrace:
     """Write ``kernelslist.g`` and the traces of a kernel into an existing, empty directory.
 
     Parameters
@@ -254,7 +256,7 @@ def write_kernel(
     inputs = [copy for launch in grid_launches for copy in launch.inputs] if copies else []
     write_kernels_list(directory / KERNELS_LIST, [*inputs, *files])
     files[KERNELS_LIST] = (directory / KERNELS_LIST).stat().st_size
-    return Emitted(
+    return KernelTrace(
         name=grid_launches[0].name,
         directory=directory.name,
         launches=tuple(launch.name for launch in grid_launches),
@@ -269,7 +271,7 @@ def write_traces(
     dtype: str,
     directory: Path,
     progress: Callable[[float], None] = lambda _: None,
-) -> list[Emitted]:
+) -> list[KernelTrace]:
     """Write the trace of every kernel, for its number of memory channels, into an existing directory.
 
     Each trace is a directory ``<kernel name>.<channels>``. The log of its run has to be called
@@ -285,11 +287,11 @@ def write_traces(
     UsageError
         If a kernel cannot be emitted.
     """
-    emitted = []
-    for done, request in enumerate(requests):
-        progress(done / len(requests))
+    traces = []
+    for index, request in enumerate(requests):
+        progress(index / len(requests))
         target = directory / f"{kernel_name(request.kernel, dtype)}.{request.channels}"
         target.mkdir()
-        emitted.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
+        traces.append(write_kernel(request.kernel, gpu, dtype, request.channels, target))
     progress(1.0)
-    return emitted
+    return traces

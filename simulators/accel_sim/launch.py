@@ -13,11 +13,11 @@ from pimflow.simulators.accel_sim.trace import (
     SHARED_BASE,
     STRIDED,
     WARP_LANES,
-    Copy,
+    HostCopy,
     SassInstruction,
     TraceHeader,
     block_text,
-    compressed,
+    compress,
 )
 
 PC_BYTES = 16
@@ -49,14 +49,14 @@ class Code:
     text: str = ""
 
     @classmethod
-    def of(cls, instructions: Iterable[SassInstruction]) -> Code:
+    def from_instructions(cls, instructions: Iterable[SassInstruction]) -> Code:
         """The code of some instructions."""
         instructions = list(instructions)
         lines = "".join(f"{instruction}\n" for instruction in instructions)
-        return cls(len(instructions), sum(each.lanes for each in instructions), lines)
+        return cls(len(instructions), sum(entry.lanes for entry in instructions), lines)
 
 
-def joined(parts: Iterable[Code]) -> Code:
+def concatenate(parts: Iterable[Code]) -> Code:
     """The concatenation of several codes."""
     parts = list(parts)
     return Code(
@@ -109,12 +109,12 @@ class Listing:
             width_bytes,
             tuple(addresses[active].tolist()),
         )
-        self.instructions.append(instruction if self.listed else compressed(instruction))
+        self.instructions.append(instruction if self.listed else compress(instruction))
         self.pc += PC_BYTES
 
     def code(self) -> Code:
         """The instructions so far as text."""
-        return Code.of(self.instructions)
+        return Code.from_instructions(self.instructions)
 
 
 def width_bytes(contiguous_bytes: int) -> int:
@@ -122,7 +122,7 @@ def width_bytes(contiguous_bytes: int) -> int:
     return math.gcd(ACCESS_BYTES, contiguous_bytes)
 
 
-def beside_results(
+def operand_accesses(
     offset: np.ndarray, active: np.ndarray, output_bytes: int, size_bytes: int, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Accesses (offsets, active lanes) to a tensor that belongs to the products at `offset`.
@@ -209,7 +209,7 @@ class Launch:
     shared_memory_bytes: int = 0
     registers: int
     warps: Callable[[tuple[int, int, int]], Sequence[Code]]
-    inputs: tuple[Copy, ...] = ()
+    inputs: tuple[HostCopy, ...] = ()
 
     def header(self, kernel_id: int) -> TraceHeader:
         """Header of its trace."""

@@ -139,7 +139,7 @@ class AccelSimLog:
         return sum(kernel.dram_read_bytes + kernel.dram_write_bytes for kernel in self.kernels)
 
 
-def lines_of(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
     """Lines of a text file, which may be gzipped, with their numbers from 1."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
@@ -158,15 +158,15 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     TraceError
         With file and line, if it is malformed, or if the run was not complete.
     """
-    reader, number, ended = _LogReader(path), 0, False
-    for number, line in lines_of(path):
+    reader, number, is_complete = _LogReader(path), 0, False
+    for number, line in read_lines(path):
         if line[:4] in _STARTS:
-            reader.take(number, line.rstrip())
+            reader.take_line(number, line.rstrip())
         elif match := _BUILD.match(line.lstrip()):
             reader.build.append(" ".join(filter(None, match.groups())))
         elif line.startswith(SENTINEL):
-            ended = True
-    if not ended:
+            is_complete = True
+    if not is_complete:
         raise TraceError(f"{path}: no line '{SENTINEL}': the run was cut short; run Accel-Sim again")
     reader.finish_kernel(number)
     if not reader.kernels:
@@ -180,7 +180,7 @@ def has_ended(path: str | os.PathLike) -> bool:
     The line decides, not the exit status: ``main`` of Accel-Sim returns 0, that of PIMFlow's branch returns
     1. Source: ``gpu-simulator/main.cc`` of accel-sim/accel-sim-framework and of its fork for PIMFlow.
     """
-    return any(line.startswith(SENTINEL) for _, line in lines_of(path))
+    return any(line.startswith(SENTINEL) for _, line in read_lines(path))
 
 
 _BUILD = re.compile(
@@ -200,10 +200,10 @@ class _LogReader:
         self.options: dict[str, str] = {}
         self.build: list[str] = []
         self.name = ""
-        self.found: dict[str, str] = {}
-        self.before = dict.fromkeys(("total_cycles", "total_instructions", "reads", "writes"), 0)
+        self.statistics: dict[str, str] = {}
+        self.totals_before = dict.fromkeys(("total_cycles", "total_instructions", "reads", "writes"), 0)
 
-    def take(self, number: int, line: str) -> None:
+    def take_line(self, number: int, line: str) -> None:
         """Read a line that begins like an option, a kernel's name or a statistic."""
         if line.startswith("-gpgpu"):
             words = line.split()
@@ -217,49 +217,54 @@ class _LogReader:
             if not self.name:
                 raise TraceError(f"{self.path}:{number}: a kernel without a name")
         elif start in _BY_START:
-            self._field(number, _BY_START[start], line)
+            self._take_statistic(number, _BY_START[start], line)
 
-    def _field(self, number: int, field: str, line: str) -> None:
+    def _take_statistic(self, number: int, field: str, line: str) -> None:
         match = _VALUES[field].fullmatch(line)
         if not match:
             raise TraceError(f"{self.path}:{number}: malformed: {line[:_SHOWN_CHARACTERS]!r}")
         if not self.name:
             raise TraceError(f"{self.path}:{number}: '{_FIELDS[field][0]}' before the first kernel")
-        if field in self.found:
+        if field in self.statistics:
             raise TraceError(f"{self.path}:{number}: '{_FIELDS[field][0]}' twice for '{self.name}'")
-        self.found[field] = match[1]
+        self.statistics[field] = match[1]
 
     def finish_kernel(self, number: int) -> None:
         """Add the kernel whose statistics end before line `number` to the complete ones."""
         if not self.name:
             return
         for field, (start, _) in _FIELDS.items():
-            if field not in self.found:
+            if field not in self.statistics:
                 raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no line '{start} = …'")
-        found = self.found
-        values = {field: int(found[field]) for field in ("launch_uid", "cycles", "instructions")}
+        statistics = self.statistics
+        values = {field: int(statistics[field]) for field in ("launch_uid", "cycles", "instructions")}
         # Totals and DRAM counts accumulate over the kernels.
-        grown = {field: int(found[field]) - before for field, before in self.before.items()}
-        if (grown["total_cycles"], grown["total_instructions"]) != (values["cycles"], values["instructions"]):
+        increments = {
+            field: int(statistics[field]) - total_before for field, total_before in self.totals_before.items()
+        }
+        if (increments["total_cycles"], increments["total_instructions"]) != (
+            values["cycles"],
+            values["instructions"],
+        ):
             raise TraceError(
                 f"{self.path}:{number}: kernel '{self.name}' does not add up to gpu_tot_sim_cycle and "
                 f"gpu_tot_sim_insn: a kernel is missing before it, or several ran at once"
             )
-        if values["cycles"] == 0 or min(grown.values()) < 0:
+        if values["cycles"] == 0 or min(increments.values()) < 0:
             raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no cycles, or counts shrank")
-        self.before = {field: int(found[field]) for field in self.before}
+        self.totals_before = {field: int(statistics[field]) for field in self.totals_before}
         self.kernels.append(
             KernelLog(
                 name=self.name,
                 **values,
-                ipc=_float(found["ipc"]),
-                occupancy=_float(found["occupancy"]) / 100,
-                l2_gb_s=_float(found["l2"]),
-                dram_read_bytes=grown["reads"] * DRAM_UNIT_BYTES,
-                dram_write_bytes=grown["writes"] * DRAM_UNIT_BYTES,
+                ipc=_float(statistics["ipc"]),
+                occupancy=_float(statistics["occupancy"]) / 100,
+                l2_gb_s=_float(statistics["l2"]),
+                dram_read_bytes=increments["reads"] * DRAM_UNIT_BYTES,
+                dram_write_bytes=increments["writes"] * DRAM_UNIT_BYTES,
             )
         )
-        self.name, self.found = "", {}
+        self.name, self.statistics = "", {}
 
     def log(self) -> AccelSimLog:
         """The log of the lines read so far."""
@@ -293,7 +298,7 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
     """
     kernels: list[KernelPower] = []
     name, average, components, number = "", None, {}, 0
-    for number, line in lines_of(path):
+    for number, line in read_lines(path):
         start, _, text = (part.strip() for part in line.partition("="))
         if start == "kernel_name":
             if name:
@@ -312,8 +317,8 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
             )
             name = ""
     if name or not kernels:
-        what = f"ends within kernel '{name}'" if name else "holds no kernel: not an AccelWattch report"
-        raise TraceError(f"{path}:{number}: {what}")
+        problem = f"ends within kernel '{name}'" if name else "holds no kernel: not an AccelWattch report"
+        raise TraceError(f"{path}:{number}: {problem}")
     return tuple(kernels)
 
 

@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim.kernels import (
     KERNELS_LIST,
     SECOND_LAUNCHES,
-    Emitted,
+    KernelTrace,
     kernel_name,
-    named_kernel,
+    parse_kernel_name,
     write_kernel,
 )
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
-from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scale_cost
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.installed import run_simulator
 
@@ -45,8 +45,8 @@ TIMEOUT_SECONDS = 6 * 3600.0  # a kernel of a large layer takes hours
 EXECUTABLE = "accel-sim.out"
 CONFIGURATIONS = ("gpgpusim.config", "trace.config")
 MODEL = "SM75_RTX2060"  # the tested configuration that the GPU model was fitted to
-_PLACES = ("", "bin", "bin/release", "gpu-simulator/bin/release")
-_CONFIGURED = (
+_EXECUTABLE_FOLDERS = ("", "bin", "bin/release", "gpu-simulator/bin/release")
+_CONFIGURATION_FOLDERS = (
     "",
     "config",
     "configs",
@@ -55,8 +55,12 @@ _CONFIGURED = (
     f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
-_LIBRARIES = ("lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib")  # of shared libraries in a checkout
-_PARENTS = 4  # levels above an executable at which its configuration is searched
+_LIBRARY_FOLDERS = (
+    "lib",
+    "gpu-simulator/gpgpu-sim/lib",
+    "gpgpu-sim/lib",
+)  # of shared libraries in a checkout
+_MAX_PARENTS = 4  # levels above an executable at which its configuration is searched
 POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
 # AccelWattch's components by part of the energy; all others count as arithmetic.
 _COMPONENTS = {
@@ -98,7 +102,7 @@ class AccelSimLogs:
     name: str = field(init=False)
     computes: ClassVar[bool] = False
     primitives: ClassVar[bool] = False
-    _found: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
+    _runs: dict[tuple[str, int], list[tuple[Path, AccelSimLog]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
     _references: dict[str, list[SimulatedKernel]] = field(
@@ -115,23 +119,23 @@ class AccelSimLogs:
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
         """The cost of each request, in order."""
-        if not self._found:
+        if not self._runs:
             for path in self._files():
                 self._read(path)
         references = self._references_on(gpu, dtype)
-        return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
+        return [self._cost(request.kernel, request.channels, gpu, dtype, references) for request in requests]
 
     def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
         """Kernels with exactly one log, with their simulated costs and those of the GPU model."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
             references = []
-            for (name, channels), runs in sorted(self._found.items(), key=lambda item: item[0]):
-                kernel = named_kernel(name, dtype)
+            for (name, channels), runs in sorted(self._runs.items(), key=lambda item: item[0]):
+                kernel = parse_kernel_name(name, dtype)
                 if kernel is None or len(runs) > 1 or channels > gpu.memory_channels:
                     continue
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
-                simulated = _simulated(log, str(path), kernel, channels, gpu, dtype)
+                simulated = _simulation_cost(log, str(path), kernel, channels, gpu, dtype)
                 about = {"name": name, "kernel": kernel, "channels": channels}
                 references.append(SimulatedKernel(**about, modelled=modelled, simulated=simulated))
             self._references[key] = references
@@ -144,30 +148,30 @@ class AccelSimLogs:
         log, report = read_log(path), _report(path)
         if report:
             log = with_power(log, report)
-        stated = _LOG.fullmatch(path.name)[1]
-        channels = log.channels if log.channels is not None else stated and int(stated)
+        channels_in_name = _LOG.fullmatch(path.name)[1]
+        channels = log.channels if log.channels is not None else channels_in_name and int(channels_in_name)
         if channels is None:
             raise ProfilerError(f"{path}: says no -gpgpu_n_mem; call it <kernel>.<memory channels>.log")
-        if stated and int(stated) != channels:
-            raise ProfilerError(f"{path}: ran with {channels} memory channels, not with {stated}")
-        for name, kernels in _grouped(log.kernels):
+        if channels_in_name and int(channels_in_name) != channels:
+            raise ProfilerError(f"{path}: ran with {channels} memory channels, not with {channels_in_name}")
+        for name, kernels in _kernel_groups(log.kernels):
             part = dataclasses.replace(log, kernels=kernels)
-            self._found.setdefault((name, channels), []).append((path, part))
+            self._runs.setdefault((name, channels), []).append((path, part))
 
     def _cost(
         self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str, references: Sequence[SimulatedKernel]
     ) -> KernelCost:
         name = kernel_name(kernel, dtype)
-        runs = self._found.get((name, channels), [])
+        runs = self._runs.get((name, channels), [])
         if not runs:
             modelled = kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
-            return scaled(name, kernel, channels, modelled, references)
+            return scale_cost(name, kernel, channels, modelled, references)
         if len(runs) > 1:
             raise ProfilerError(
                 f"{runs[1][0]}: kernel '{name}' with {channels} channels is in {runs[0][0]} too; keep one"
             )
         path, log = runs[0]
-        return _simulated(log, str(path), kernel, channels, gpu, dtype)
+        return _simulation_cost(log, str(path), kernel, channels, gpu, dtype)
 
 
 def _report(log: Path) -> Path | None:
@@ -176,7 +180,7 @@ def _report(log: Path) -> Path | None:
     return report if report.is_file() else None
 
 
-def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
+def _kernel_groups(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
     """The launches of each kernel, by name: a second launch belongs to the kernel before it."""
     groups: list[tuple[str, tuple[KernelLog, ...]]] = []
     for kernel in kernels:
@@ -187,16 +191,16 @@ def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, .
     return groups
 
 
-def _simulated(
+def _simulation_cost(
     log: AccelSimLog, who: str, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str
 ) -> KernelCost:
     """The cost of a kernel from its run: simulated time and traffic, with the demands of the model."""
-    for what, actual, expected in (
+    for option, actual, expected in (
         ("-gpgpu_clock_domains", log.clock_mhz, gpu.clock_mhz),
         ("SMs (-gpgpu_n_clusters)", log.sms, gpu.sms),
     ):
         if actual is not None and abs(actual - expected) > 1e-6 * expected:
-            raise SpecError(f"{who}: ran with {what} {actual:g}; gpu '{gpu.name}' has {expected:g}")
+            raise SpecError(f"{who}: ran with {option} {actual:g}; gpu '{gpu.name}' has {expected:g}")
     total_ns = log.cycles / gpu.clock_mhz * 1e3
     if total_ns < gpu.launch_ns * (1 - 1e-4):  # the launch is rounded in the GPU's file
         raise ProfilerError(
@@ -208,8 +212,10 @@ def _simulated(
         launch_ns=gpu.launch_ns,
         execution_ns=max(0.0, total_ns - gpu.launch_ns),
         dram_bytes=float(log.dram_bytes),
-        l2_bytes=sum(each.l2_gb_s * each.cycles / gpu.clock_mhz * 1e3 for each in log.kernels),
-        known=Known.SIMULATED,
+        l2_bytes=sum(
+            kernel_log.l2_gb_s * kernel_log.cycles / gpu.clock_mhz * 1e3 for kernel_log in log.kernels
+        ),
+        known=Provenance.SIMULATED,
         energies_pj=_energies_pj(log, who, gpu),
     )
 
@@ -258,16 +264,16 @@ class AccelSim:
     executable: Path = field(init=False)
     configurations: tuple[Path, Path] = field(init=False)
     libraries: tuple[Path, ...] = field(init=False)
-    _known: dict[tuple[str, int], AccelSimLog] = field(
+    _logs: dict[tuple[str, int], AccelSimLog] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        executable, roots = self._look_for_executable()
-        configurations = tuple(self._look_for(name, roots) for name in CONFIGURATIONS)
+        executable, roots = self._find_executable()
+        configurations = tuple(self._find_configuration(name, roots) for name in CONFIGURATIONS)
         object.__setattr__(self, "executable", executable)
         object.__setattr__(self, "configurations", configurations)
-        libraries = tuple(root / place for root in roots for place in _LIBRARIES)
+        libraries = tuple(root / place for root in roots for place in _LIBRARY_FOLDERS)
         object.__setattr__(self, "libraries", libraries)
         object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
 
@@ -278,38 +284,38 @@ class AccelSim:
     def _who(self) -> str:
         return f"accel-sim '{self.path}'"
 
-    def _look_for_executable(self) -> tuple[Path, list[Path]]:
+    def _find_executable(self) -> tuple[Path, list[Path]]:
         path = Path(shutil.which(self.path) or self.path if os.sep not in self.path else self.path)
         if path.is_dir():
-            tried = [path / place / EXECUTABLE for place in _PLACES]
+            candidates = [path / place / EXECUTABLE for place in _EXECUTABLE_FOLDERS]
             roots = [path]
         else:
-            tried, roots = [path], list(path.resolve().parents)[:_PARENTS]
-        executable = next((each for each in tried if each.is_file()), None)
+            candidates, roots = [path], list(path.resolve().parents)[:_MAX_PARENTS]
+        executable = next((candidate for candidate in candidates if candidate.is_file()), None)
         if executable is None:
-            what = f"no {EXECUTABLE} in it or its bin" if path.is_dir() else "there is no such file"
-            raise ProfilerError(f"{self._who}: {what}")
+            problem = f"no {EXECUTABLE} in it or its bin" if path.is_dir() else "there is no such file"
+            raise ProfilerError(f"{self._who}: {problem}")
         if not os.access(executable, os.X_OK):
             raise ProfilerError(f"{self._who}: '{executable}' is not an executable file")
         return executable.resolve(), roots
 
-    def _look_for(self, name: str, roots: Sequence[Path]) -> Path:
+    def _find_configuration(self, name: str, roots: Sequence[Path]) -> Path:
         for root in roots:
-            for place in _CONFIGURED:
+            for place in _CONFIGURATION_FOLDERS:
                 if (root / place / name).is_file():
                     return (root / place / name).resolve()
         raise ProfilerError(f"{self._who}: no {name} beside it or in its config; put that of the GPU there")
 
     def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
         log = self.log(kernel, channels, gpu, dtype)
-        return _simulated(log, self._who, kernel, channels, gpu, dtype)
+        return _simulation_cost(log, self._who, kernel, channels, gpu, dtype)
 
     def log(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
         """Its log of a kernel with so many memory channels; a kernel is run only once."""
         key = (kernel_name(kernel, dtype), channels)
-        if key not in self._known:
-            self._known[key] = self._run(kernel, channels, gpu, dtype)
-        return self._known[key]
+        if key not in self._logs:
+            self._logs[key] = self._run(kernel, channels, gpu, dtype)
+        return self._logs[key]
 
     def _run(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
         with tempfile.TemporaryDirectory(prefix="pimflow-") as name:
@@ -329,7 +335,7 @@ class AccelSim:
                 output,
                 who=self._who,
                 timeout_seconds=self.timeout_seconds,
-                ended=has_ended,
+                is_complete=has_ended,
                 libraries=self.libraries,
             )
             try:
@@ -351,7 +357,7 @@ class AccelSim:
         options = re.sub(r"^[ \t]*-gpgpu_n_mem[ \t].*$", "", options, flags=re.M)
         (folder / CONFIGURATIONS[0]).write_text(f"{options}\n-gpgpu_n_mem {channels}\n", encoding="utf-8")
 
-    def _check(self, log: AccelSimLog, emitted: Emitted, channels: int) -> None:
+    def _check(self, log: AccelSimLog, emitted: KernelTrace, channels: int) -> None:
         names = tuple(kernel.name for kernel in log.kernels)
         if names != emitted.launches:
             raise ProfilerError(

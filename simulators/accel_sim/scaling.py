@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.simulators.gpu.model import KernelCost
 
@@ -40,7 +40,7 @@ class SimulatedKernel:
     simulated: KernelCost
 
 
-def scaled(
+def scale_cost(
     name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[SimulatedKernel]
 ) -> KernelCost:
     """`modelled`, the cost of a kernel that was not simulated, scaled by the most similar `references`.
@@ -48,53 +48,63 @@ def scaled(
     If references have energies of AccelWattch, its energy is the mean power of the most similar ones times
     its time. If no reference took longer than its launch, the result is `modelled` itself.
     """
-    alike = next(_alike(name, kernel, channels, [r for r in references if r.simulated.execution_ns]), None)
-    if alike is None:
+    similar = next(
+        _similarity_groups(
+            name,
+            kernel,
+            channels,
+            [candidate for candidate in references if candidate.simulated.execution_ns],
+        ),
+        None,
+    )
+    if similar is None:
         return modelled
 
     def ratio(value: Callable[[KernelCost], float]) -> float:
-        expected = sum(value(each.modelled) for each in alike)
-        return sum(value(each.simulated) for each in alike) / expected if expected else 1.0
+        expected = sum(value(reference.modelled) for reference in similar)
+        return sum(value(reference.simulated) for reference in similar) / expected if expected else 1.0
 
     cost = dataclasses.replace(
         modelled,
         execution_ns=modelled.execution_ns * ratio(lambda cost: cost.execution_ns),
         dram_bytes=modelled.dram_bytes * ratio(lambda cost: cost.dram_bytes),
         l2_bytes=modelled.l2_bytes * ratio(lambda cost: cost.l2_bytes),
-        known=Known.SCALED,
+        known=Provenance.SCALED,
     )
-    powered = [each for each in references if each.simulated.energies_pj is not None]
-    metered = next(_alike(name, kernel, channels, powered), None)
-    if metered is None:
+    energy_candidates = [reference for reference in references if reference.simulated.energies_pj is not None]
+    energy_references = next(_similarity_groups(name, kernel, channels, energy_candidates), None)
+    if energy_references is None:
         return cost
-    over_ns = sum(each.simulated.total_ns for each in metered)
+    over_ns = sum(reference.simulated.total_ns for reference in energy_references)
     energies_pj = {
-        part: sum(each.simulated.energies_pj[part] for each in metered) / over_ns * cost.total_ns
-        for part in metered[0].simulated.energies_pj
+        part: sum(reference.simulated.energies_pj[part] for reference in energy_references)
+        / over_ns
+        * cost.total_ns
+        for part in energy_references[0].simulated.energies_pj
     }
     return dataclasses.replace(cost, energies_pj=energies_pj)
 
 
-def _alike(
+def _similarity_groups(
     name: str, kernel: Kernel, channels: int, references: Sequence[SimulatedKernel]
 ) -> Iterator[list[SimulatedKernel]]:
     """Groups of references, the most similar first; none is empty."""
-    parts = _parts(kernel.geometry)
-    for same in (
-        lambda each: each.name == name,
-        lambda each: parts & _parts(each.kernel.geometry),
-        lambda each: each.kernel.kind == kernel.kind,
-        lambda each: True,
+    layer_keys = _layer_keys(kernel.geometry)
+    for is_similar in (
+        lambda reference: reference.name == name,
+        lambda reference: layer_keys & _layer_keys(reference.kernel.geometry),
+        lambda reference: reference.kernel.kind == kernel.kind,
+        lambda reference: True,
     ):
-        group = [each for each in references if same(each)]
-        yield from filter(None, ([each for each in group if each.channels == channels], group))
+        group = [reference for reference in references if is_similar(reference)]
+        yield from filter(None, ([reference for reference in group if reference.channels == channels], group))
 
 
-def _parts(geometry: ConvGeometry | None) -> set[Hashable]:
+def _layer_keys(geometry: ConvGeometry | None) -> set[Hashable]:
     """Keys that parts of one layer share: its geometry without rows and images, outputs, or reduction."""
     if geometry is None:
         return set()
     fields = dataclasses.asdict(geometry)
-    _, left, _, right = geometry.padding
-    rows = {"n": 0, "h": 0, "padding": (0, left, 0, right)}
-    return {tuple({**fields, **other}.values()) for other in (rows, {"oc": 0}, {"c": 0})}
+    _, pad_left, _, pad_right = geometry.padding
+    rows = {"n": 0, "h": 0, "padding": (0, pad_left, 0, pad_right)}
+    return {tuple({**fields, **changes}.values()) for changes in (rows, {"oc": 0}, {"c": 0})}

@@ -19,11 +19,11 @@ from pimflow.simulators.accel_sim.launch import (
     ConvolutionOperands,
     Launch,
     Listing,
-    beside_results,
+    operand_accesses,
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
-from pimflow.simulators.gpu.emitted import ROTATED_BYTES, TAPS
+from pimflow.simulators.gpu.emitted import ROTATION_BYTES, TAPS
 from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
 from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
 
@@ -42,11 +42,11 @@ def _begin(listed: bool) -> Listing:
     return listing
 
 
-def _multiply(listing: Listing, count: int, behind: int = 0) -> None:
+def _multiply(listing: Listing, count: int, register_offset: int = 0) -> None:
     """Multiply the operands in the registers at offset `behind` from the first."""
     for product in range(count):
         total = SUM_REGISTER + product % 4
-        listing.add("HFMA2", total, A_REGISTER + behind, B_REGISTER + behind, total)
+        listing.add("HFMA2", total, A_REGISTER + register_offset, B_REGISTER + register_offset, total)
 
 
 def _launch(
@@ -86,17 +86,17 @@ class Stream:
 
 def stream_launch(name: str, stream: Stream) -> Launch:
     """The launch, with as many blocks as the larger of input and output needs (`STREAM_ACCESSES`)."""
-    most = max(stream.read_bytes, stream.write_bytes)
-    blocks = max(1, -(-most // (ACCESS_BYTES * THREADS * STREAM_ACCESSES)))
+    max_bytes = max(stream.read_bytes, stream.write_bytes)
+    blocks = max(1, -(-max_bytes // (ACCESS_BYTES * THREADS * STREAM_ACCESSES)))
     products = -(-stream.macs // (2 * THREADS * blocks))
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
         code = _begin(stream.listed)
-        for offsets, active, access in _share(stream.read_bytes, index[0], blocks, warp):
+        for offsets, active, access in _accesses(stream.read_bytes, index[0], blocks, warp):
             code.load(A_REGISTER + 4 * access, 2, stream.read_base + offsets, active, ACCESS_BYTES)
         _multiply(code, products)
         source = SUM_REGISTER if products else A_REGISTER
-        for offsets, active, access in _share(stream.write_bytes, index[0], blocks, warp):
+        for offsets, active, access in _accesses(stream.write_bytes, index[0], blocks, warp):
             register = source if products else source + 4 * access
             code.store(register, stream.write_base + offsets, active, ACCESS_BYTES)
         return code
@@ -104,35 +104,35 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     return _launch(name, (blocks, 1, 1), listing)
 
 
-def _share(size_bytes: int, block: int, blocks: int, warp: int):
+def _accesses(size_bytes: int, block: int, blocks: int, warp: int):
     """Offsets, active lanes and number of each access of a warp in the contiguous share of its block."""
     accesses = -(-size_bytes // ACCESS_BYTES)
     first, last = accesses * block // blocks, accesses * (block + 1) // blocks
     for access, begin in enumerate(range(first, last, THREADS)):
-        at = begin + warp * WARP_LANES + np.arange(WARP_LANES)
-        yield at * ACCESS_BYTES, at < last, access
+        positions = begin + warp * WARP_LANES + np.arange(WARP_LANES)
+        yield positions * ACCESS_BYTES, positions < last, access
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convolution(ConvolutionOperands):
+class SimdConvolution(ConvolutionOperands):
     """A depthwise convolution, with filters [kh, kw, oc], or the product of one row with a matrix [oc, c]."""
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
         """Add the residual and store the results at `element`, or store only the sums (`apart`)."""
         if self.apart:
-            at = self.output_base + element * PARTIAL
-            listing.store(SUM_REGISTER, at, active, width * PARTIAL // ELEMENT)
+            offsets = self.output_base + element * PARTIAL
+            listing.store(SUM_REGISTER, offsets, active, width * PARTIAL // ELEMENT)
             return
         output_bytes = self.geometry.pixels * self.geometry.oc * ELEMENT
-        places = (element * ELEMENT, active, output_bytes)
-        for at, lanes in beside_results(*places, self.residual_bytes, width):
-            listing.load(A_REGISTER, 2, self.residual_base + at, lanes, width)
+        products = (element * ELEMENT, active, output_bytes)
+        for offsets, lanes in operand_accesses(*products, self.residual_bytes, width):
+            listing.load(A_REGISTER, 2, self.residual_base + offsets, lanes, width)
             listing.add("HADD2", SUM_REGISTER, SUM_REGISTER, A_REGISTER)
-        for at, lanes in beside_results(*places, self.result_bytes or output_bytes, width):
-            listing.store(SUM_REGISTER, self.output_base + at, lanes, width)
+        for offsets, lanes in operand_accesses(*products, self.result_bytes or output_bytes, width):
+            listing.store(SUM_REGISTER, self.output_base + offsets, lanes, width)
 
 
-def depthwise_launch(name: str, convolution: Convolution) -> Launch:
+def depthwise_launch(name: str, convolution: SimdConvolution) -> Launch:
     """The launch: a thread computes a pixel of as many channels as a load has; `TAPS` taps at a time."""
     geometry = convolution.geometry
     multiplier = geometry.oc // geometry.c
@@ -140,7 +140,7 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
     vector = width // ELEMENT
     row = geometry.oc // vector
     total = geometry.pixels * row
-    top, left, _, _ = geometry.padding
+    pad_top, pad_left, _, _ = geometry.padding
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
         code = _begin(convolution.listed)
@@ -148,30 +148,30 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
         active = thread < total
         pixels, channel = np.divmod(np.minimum(thread, total - 1), row)
         channel *= vector
-        image, within = np.divmod(pixels, geometry.oh * geometry.ow)
-        y, x = np.divmod(within, geometry.ow)
-        every = range(geometry.kh * geometry.kw)
-        for taps in (every[first : first + TAPS] for first in every[::TAPS]):
-            for behind, tap in enumerate(taps):
+        image, pixel_in_image = np.divmod(pixels, geometry.oh * geometry.ow)
+        y, x = np.divmod(pixel_in_image, geometry.ow)
+        all_taps = range(geometry.kh * geometry.kw)
+        for taps in (all_taps[first : first + TAPS] for first in all_taps[::TAPS]):
+            for slot, tap in enumerate(taps):
                 down, right = divmod(tap, geometry.kw)
-                iy = y * geometry.stride[0] + down * geometry.dilation[0] - top
-                ix = x * geometry.stride[1] + right * geometry.dilation[1] - left
+                iy = y * geometry.stride[0] + down * geometry.dilation[0] - pad_top
+                ix = x * geometry.stride[1] + right * geometry.dilation[1] - pad_left
                 inside = active & (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
                 pixel = (image * geometry.h + iy) * geometry.w + ix
                 read = (pixel * geometry.c + channel // multiplier) * ELEMENT
                 weight = (tap * geometry.oc + channel) * ELEMENT
-                register = OPERAND_REGISTERS * behind
+                register = OPERAND_REGISTERS * slot
                 code.load(A_REGISTER + register, 2, convolution.input_base + read, inside, width)
                 code.load(B_REGISTER + register, 3, convolution.weight_base + weight, inside, width)
-            for behind in range(len(taps)):
-                _multiply(code, max(1, vector // 2), OPERAND_REGISTERS * behind)
+            for slot in range(len(taps)):
+                _multiply(code, max(1, vector // 2), OPERAND_REGISTERS * slot)
         convolution.finish(code, pixels * geometry.oc + channel, active, width)
         return code
 
     return _launch(name, (-(-total // THREADS), 1, 1), listing)
 
 
-def gemv_launch(name: str, convolution: Convolution) -> Launch:
+def gemv_launch(name: str, convolution: SimdConvolution) -> Launch:
     """The launch: a warp computes one output; its lanes share the reduction and add up their sums.
 
     Each block starts its rows one access of a warp later than the block before it, and wraps around.
@@ -187,7 +187,7 @@ def gemv_launch(name: str, convolution: Convolution) -> Launch:
         if column >= outputs:
             return code
         row = index[1] * outputs + column
-        begin = index[0] * ROTATED_BYTES // ELEMENT
+        begin = index[0] * ROTATION_BYTES // ELEMENT
         for first in range(0, geometry.reduction, WARP_LANES * vector):
             k = first + np.arange(WARP_LANES) * vector
             active = k < geometry.reduction

@@ -86,24 +86,24 @@ class SassInstruction:
             return "0 " + "".join(f"0x{address:016x} " for address in self.addresses)
         differences = [after - before for before, after in zip(self.addresses, self.addresses[1:])]
         if self.mode == STRIDED:
-            if not stridable(self.mask) or len(set(differences)) > 1:
+            if not is_stridable(self.mask) or len(set(differences)) > 1:
                 raise ValueError(f"addresses of '{self.opcode}' have no single stride")
             return f"{first}{differences[0] if differences else 0} "
         return first + "".join(f"{difference} " for difference in differences)
 
 
-def stridable(mask: int) -> bool:
+def is_stridable(mask: int) -> bool:
     """Whether the active lanes are contiguous; Accel-Sim ends a stride at the first idle lane."""
     run = mask >> (mask & -mask).bit_length() - 1 if mask else 0
     return not run & run + 1
 
 
-def compressed(instruction: SassInstruction) -> SassInstruction:
+def compress(instruction: SassInstruction) -> SassInstruction:
     """The same instruction with its addresses in mode 1 if they have a stride, else in mode 2."""
     if not instruction.addresses:
         return instruction
     pairs = zip(instruction.addresses, instruction.addresses[1:])
-    single = len({after - before for before, after in pairs}) <= 1 and stridable(instruction.mask)
+    single = len({after - before for before, after in pairs}) <= 1 and is_stridable(instruction.mask)
     return dataclasses.replace(instruction, mode=STRIDED if single else DELTAS)
 
 
@@ -189,7 +189,7 @@ def block_text(index: tuple[int, int, int], warps: Iterable[tuple[int, str]]) ->
 
 
 @dataclass(frozen=True)
-class Copy:
+class HostCopy:
     """A line ``MemcpyHtoD`` of a kernelslist: bytes that the host has copied to the GPU, into its L2."""
 
     address: int
@@ -199,6 +199,6 @@ class Copy:
         return f"MemcpyHtoD,0x{self.address:016x},{self.size_bytes}"
 
 
-def write_kernels_list(path: str | os.PathLike, entries: Iterable[Copy | str]) -> None:
+def write_kernels_list(path: str | os.PathLike, entries: Iterable[HostCopy | str]) -> None:
     """Write a ``kernelslist.g``."""
     Path(path).write_text("".join(f"{entry}\n" for entry in entries), encoding="ascii")

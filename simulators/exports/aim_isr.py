@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Af, Comp, Gwrite, Node, Readres, Wrbias, Write, leaves
+from pimflow.core.commands import Af, Comp, Gwrite, Node, Readres, Wrbias, Write, command_leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.expansion import length, walk
@@ -27,7 +27,7 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
-QUEUE = 33  # waiting requests of a channel; an instruction that finds no room delays all that follow
+QUEUE_REQUESTS = 33  # waiting requests of a channel; an instruction that finds no room delays all that follow
 DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
 # Operands by opcode, in order; RANGES has the first and the last value of each.
@@ -93,7 +93,7 @@ class AimInstruction:
     operands: dict[str, int]
 
 
-def refusal(program: PimProgram) -> str:
+def unsupported_reason(program: PimProgram) -> str:
     """Why AiM's instructions cannot express `program`; empty if they can.
 
     AiM has one global buffer, and writes a column of one bank or an element of each.
@@ -106,15 +106,15 @@ def refusal(program: PimProgram) -> str:
         return f"AiM has {BANKS} banks a channel and {CHANNELS} channels"
     if program.columns_per_row > COLUMNS or program.row_begin + program.rows > ROWS:
         return f"AiM has {COLUMNS} columns a row and {ROWS} rows"
-    leaf_nodes = [leaf for nodes in program.channels for leaf in leaves(nodes, ())]
-    if any(isinstance(node, Write) and not _is_written(node) for node, _ in leaf_nodes):
+    leaf_nodes = [leaf for nodes in program.channels for leaf in command_leaves(nodes, ())]
+    if any(isinstance(node, Write) and not _is_expressible(node) for node, _ in leaf_nodes):
         return f"AiM writes whole columns of a bank, or an element of each of {BANKS} banks"
     if len({node.buffer % program.buffers for node, _ in leaf_nodes if isinstance(node, Comp)}) > 1:
         return "AiM has one global buffer"
     return ""
 
 
-def _is_written(node: Write) -> bool:
+def _is_expressible(node: Write) -> bool:
     """Whether WR_SBKs or a WR_ABK can express a WRITE."""
     whole_columns = (node.element, node.elements) == (0, COLUMN_ELEMENTS)
     return whole_columns or (node.banks, node.count, node.elements) == (BANKS, 1, 1)
@@ -135,37 +135,39 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     UsageError
         If `refusal` has a reason.
     """
-    problem = refusal(program)
+    problem = unsupported_reason(program)
     if problem:
         raise UsageError(f"'{program.region}' ({program.schedule}) has no AiM form: {problem}")
     lines, commands = ["W CFR 0 1"], 0
     if program.activation:
         lines.append(f"W CFR {_AFM} {program.table_row}")
-    staged = program.columns_per_row * len(program.channels)
-    stored = staged + 2 * len(program.channels)
-    sums = stored + len(program.channels)
-    for group, covered in _steps(program):
-        commands += covered
-        lines += _gwrites(program, {key: to for key, to in group.items() if key[0] == "WR_GB"})
+    result_gpr = program.columns_per_row * len(program.channels)
+    write_gpr = result_gpr + 2 * len(program.channels)
+    sum_gpr = write_gpr + len(program.channels)
+    for group, command_count in _steps(program):
+        commands += command_count
+        lines += _gwrites(
+            program, {key: key_channels for key, key_channels in group.items() if key[0] == "WR_GB"}
+        )
         for (opcode, *operands), channels in group.items():
             mask, first = _mask(channels), channels[0]
             if opcode == "MAC_ABK":
                 lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
             elif opcode == "WR_BIAS":
-                kept = sums + operands[2] * len(program.channels)
-                begin = staged + len(program.channels) if operands[2] < 0 else kept
+                resumed_gpr = sum_gpr + operands[2] * len(program.channels)
+                begin = result_gpr + len(program.channels) if operands[2] < 0 else resumed_gpr
                 lines.append(f"AiM WR_BIAS {begin + first} {mask:#x}")
             elif opcode == "WR_SBK":
-                lines.append(f"AiM WR_SBK {stored + first} {mask:#x} {operands[0]} {operands[1]}")
+                lines.append(f"AiM WR_SBK {write_gpr + first} {mask:#x} {operands[0]} {operands[1]}")
             elif opcode == "WR_ABK":
                 lines += [
-                    f"AiM WR_ABK {stored + channel} {1 << CHANNELS - 1 - channel:#x} {operands[0]}"
+                    f"AiM WR_ABK {write_gpr + channel} {1 << CHANNELS - 1 - channel:#x} {operands[0]}"
                     for channel in channels
                 ]
             elif opcode == "AF":
                 lines.append(f"AiM AF {mask:#x}")
             elif opcode in ("RD_MAC", "RD_AF"):
-                begin = staged if operands[0] < 0 else sums + operands[0] * len(program.channels)
+                begin = result_gpr if operands[0] < 0 else sum_gpr + operands[0] * len(program.channels)
                 lines.append(f"AiM {opcode} {begin + first} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
             yield ("\n".join(lines) + "\n").encode(), commands
@@ -181,12 +183,12 @@ def _mask(channels: Iterable[int]) -> int:
 def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str]:
     """WR_GBs of the GWRITEs of a step; if there are several, their pieces take turns."""
     bursts = max((key[1] for key in group), default=0)
-    most = QUEUE // 2 if len(group) > 1 else COLUMNS
-    for begin in range(0, bursts, most):
+    max_bursts = QUEUE_REQUESTS // 2 if len(group) > 1 else COLUMNS
+    for begin in range(0, bursts, max_bursts):
         for (_, size, *_), channels in group.items():
             if begin < size:
                 gpr = program.columns_per_row * channels[0] + begin
-                yield f"AiM WR_GB {min(most, size - begin)} {gpr} {_mask(channels):#x}"
+                yield f"AiM WR_GB {min(max_bursts, size - begin)} {gpr} {_mask(channels):#x}"
 
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
@@ -195,39 +197,39 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
     The first channel has the most commands; the others wait while it executes a different instruction.
     """
     streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
-    following = {channel: next(stream) for channel, stream in streams.items()}
-    while following:
+    next_instructions = {channel: next(stream) for channel, stream in streams.items()}
+    while next_instructions:
         group: dict[tuple, list[int]] = {}
-        covered = 0
-        leader, _ = next(iter(following.values()))
-        for channel, (key, commands) in list(following.items()):
+        command_count = 0
+        leader, _ = next(iter(next_instructions.values()))
+        for channel, (key, commands) in list(next_instructions.items()):
             if key is not None and leader is not None and key[0] != leader[0]:
                 continue
-            covered += commands
+            command_count += commands
             if key is None:
-                del following[channel]
+                del next_instructions[channel]
             else:
                 group.setdefault(key, []).append(channel)
-                following[channel] = next(streams[channel])
-        yield group, covered
+                next_instructions[channel] = next(streams[channel])
+        yield group, command_count
 
 
 def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, int]]:
     """Instructions of one channel, each with the PIM commands since the one before; None at the end."""
-    skipped = 0
+    command_count = 0
     places: dict[tuple[int, int], int] | None = {} if program.resumes else None
     activated: set[int] = set()
-    for node, at in walk(program.channels[channel]):
-        skipped += length((node,))
-        for key in _instructions(node, at, program, places, activated):
-            yield key, skipped
-            skipped = 0
-    yield None, skipped
+    for node, counters in walk(program.channels[channel]):
+        command_count += length((node,))
+        for key in _instructions(node, counters, program, places, activated):
+            yield key, command_count
+            command_count = 0
+    yield None, command_count
 
 
 def _instructions(
     node: Node,
-    at: tuple[int, ...],
+    counters: tuple[int, ...],
     program: PimProgram,
     places: dict[tuple[int, int], int] | None,
     activated: set[int],
@@ -238,29 +240,38 @@ def _instructions(
     sum an AF has been applied to; it is then in another register.
     """
     if isinstance(node, Gwrite):
-        return [("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)]
+        return [
+            (
+                "WR_GB",
+                node.bursts,
+                node.pixel.value(counters),
+                node.pixels,
+                node.k.value(counters),
+                node.columns,
+            )
+        ]
     if isinstance(node, Comp):
-        return [("MAC_ABK", node.count, node.row.at(at))]
+        return [("MAC_ABK", node.count, node.row.value(counters))]
     if isinstance(node, Write):
-        where = (node.row.at(at), node.pixel.at(at), node.k.at(at))
+        place = (node.row.value(counters), node.pixel.value(counters), node.k.value(counters))
         if node.elements == 1:
-            return [("WR_ABK", *where)]
+            return [("WR_ABK", *place)]
         first = node.gang * (BANKS // program.gangs) + node.bank
         banks = range(first, first + node.banks)
-        return [("WR_SBK", bank, *where, column) for bank in banks for column in range(node.count)]
+        return [("WR_SBK", bank, *place, column) for bank in banks for column in range(node.count)]
     if isinstance(node, Af):
         activated.add(node.buffer)
         return [("AF",)]
     if not isinstance(node, Wrbias | Readres):
         return []
-    of = (node.pixel.at(at), node.channel.at(at))
+    sum_key = (node.pixel.value(counters), node.channel.value(counters))
     if isinstance(node, Readres):
         opcode = "RD_AF" if node.buffer in activated else "RD_MAC"
         activated.discard(node.buffer)
-        return [(opcode, -1 if places is None else places.setdefault(of, len(places)))]
+        return [(opcode, -1 if places is None else places.setdefault(sum_key, len(places)))]
     if node.resumed and places is not None:
-        return [("WR_BIAS", *of, places.setdefault(of, len(places)))]
-    return [("WR_BIAS", of[0] if program.initial == "add" else 0, of[1], -1)]
+        return [("WR_BIAS", *sum_key, places.setdefault(sum_key, len(places)))]
+    return [("WR_BIAS", sum_key[0] if program.initial == "add" else 0, sum_key[1], -1)]
 
 
 def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
@@ -273,39 +284,41 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
         simulator would reject or misread: an unknown opcode, too few or too many operands, a value out of
         range, a last line without newline, an instruction after ``AiM EOC``, or no ``AiM EOC``.
     """
-    line, ended = 0, False
+    line, is_complete = 0, False
     try:
         with open(path, encoding="ascii", newline="\n") as file:
             for line, text in enumerate(file, 1):
                 try:
                     instruction = _parse(text)
-                    if ended and instruction:
+                    if is_complete and instruction:
                         raise ValueError("after AiM EOC")
                 except ValueError as error:
-                    raise TraceError(f"{path}:{line}: {error}: {_shown(text)}") from None
+                    raise TraceError(f"{path}:{line}: {error}: {_quote(text)}") from None
                 if instruction:
-                    ended = instruction.opcode == "EOC"
+                    is_complete = instruction.opcode == "EOC"
                     yield instruction
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}:{line + 1}: not a text file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not ended:
+    if not is_complete:
         raise TraceError(f"{path}:{line}: the trace does not end in 'AiM EOC'")
 
 
 def counts(path: str | os.PathLike) -> Counter[str]:
     """PIM commands of a trace, over all channels; COMPs count columns, WRITEs columns of a bank."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
-    written = 0  # mask of channels whose last instruction was a WR_GB, of which a next one is a further piece
+    written_mask = (
+        0  # mask of channels whose last instruction was a WR_GB, of which a next one is a further piece
+    )
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
             mask = instruction.operands["mask"]
             columns = instruction.operands["opsize"] if name == "COMP" else 1
             columns *= BANKS if instruction.opcode == "WR_ABK" else 1
-            totals[name] += columns * (mask & ~written if name == "GWRITE" else mask).bit_count()
-            written = written | mask if name == "GWRITE" else written & ~mask
+            totals[name] += columns * (mask & ~written_mask if name == "GWRITE" else mask).bit_count()
+            written_mask = written_mask | mask if name == "GWRITE" else written_mask & ~mask
     return totals
 
 
@@ -332,8 +345,8 @@ def _parse(text: str) -> AimInstruction | None:
     if kind == "R" and opcode == "CFR":
         names = names[:1]
     if len(values) != len(names):
-        wanted = f"{len(names)} operands ({', '.join(names)})" if names else "no operands"
-        raise ValueError(f"{opcode} takes {wanted}, not {len(values)}")
+        expected = f"{len(names)} operands ({', '.join(names)})" if names else "no operands"
+        raise ValueError(f"{opcode} takes {expected}, not {len(values)}")
     operands = {name: _number(name, value) for name, value in zip(names, values)}
     if opcode == "WR_ABK" and operands["mask"].bit_count() != 1:
         raise ValueError("WR_ABK writes to one channel")
@@ -350,6 +363,6 @@ def _number(name: str, text: str) -> int:
     return value
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     text = text.rstrip("\n")
     return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")

@@ -73,7 +73,7 @@ class AimComparison:
         return self.cycles / self.simulated_cycles - 1
 
 
-def without_refresh(pim: PimSpec) -> PimSpec:
+def disable_refresh(pim: PimSpec) -> PimSpec:
     """The same device, with a refresh interval that no program reaches."""
     return replace(pim, timing=pim.timing | {"nREFI": _NEVER_CYCLES})
 
@@ -96,7 +96,7 @@ def compare(
     path = Path(executable).resolve()
     if not path.is_file() or not os.access(path, os.X_OK):
         raise ProfilerError(f"aim simulator '{executable}': not an executable file")
-    spec, found = without_refresh(pim), []
+    spec, comparisons = disable_refresh(pim), []
     for kind, name, program in programs:
         with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
             trace, digest, lines = Path(folder, "program.aim"), hashlib.sha256(), 0
@@ -105,7 +105,7 @@ def compare(
                     file.write(text)
                     digest.update(text)
                     lines += text.count(b"\n")
-            compared = AimComparison(
+            comparison = AimComparison(
                 kind=kind,
                 name=name,
                 schedule=program.schedule,
@@ -113,14 +113,14 @@ def compare(
                 instructions=lines,
                 digest=digest.hexdigest(),
                 cycles=time_program(program, spec).cycles,
-                simulated_cycles=simulated_cycles(path, trace),
+                simulated_cycles=simulate_cycles(path, trace),
             )
-        found.append(compared)
-        progress(compared)
-    return found
+        comparisons.append(comparison)
+        progress(comparison)
+    return comparisons
 
 
-def simulated_cycles(executable: Path, trace: Path) -> int:
+def simulate_cycles(executable: Path, trace: Path) -> int:
     """Cycles that the AiM simulator takes for a trace.
 
     Raises
@@ -139,33 +139,34 @@ def simulated_cycles(executable: Path, trace: Path) -> int:
     return int(clock[1])
 
 
-def summary(found: Sequence[AimComparison]) -> dict[str, Any]:
+def summary(comparisons: Sequence[AimComparison]) -> dict[str, Any]:
     """By kind: number of traces, and median and largest absolute error, as fractions."""
     kinds: dict[str, list[float]] = {}
-    for each in found:
-        kinds.setdefault(each.kind, []).append(abs(each.error))
+    for comparison in comparisons:
+        kinds.setdefault(comparison.kind, []).append(abs(comparison.error))
     return {
         kind: {"traces": len(errors), "median": statistics.median(errors), "largest": max(errors)}
         for kind, errors in kinds.items()
     }
 
 
-def table(found: Sequence[AimComparison]) -> str:
+def table(comparisons: Sequence[AimComparison]) -> str:
     """Markdown: a summary, and a row for each trace."""
     lines = ["| traces of | count | median error | largest error |", "|---|---:|---:|---:|"]
     lines += [
         f"| {kind}s | {row['traces']} | {row['median']:.2%} | {row['largest']:.2%} |"
-        for kind, row in summary(found).items()
+        for kind, row in summary(comparisons).items()
     ]
     head = ("trace", "loop order", "cycles here", "in the simulator", "error")
     lines += ["", f"| {' | '.join(head)} |", "|---|---|---:|---:|---:|"]
     lines += [
-        f"| {c.name} | {c.schedule} | {c.cycles} | {c.simulated_cycles} | {c.error:+.1%} |" for c in found
+        f"| {comparison.name} | {comparison.schedule} | {comparison.cycles} | {comparison.simulated_cycles} | {comparison.error:+.1%} |"
+        for comparison in comparisons
     ]
     return "\n".join(lines)
 
 
-def updated(page: str, found: Sequence[AimComparison]) -> str:
+def replace_table(page: str, comparisons: Sequence[AimComparison]) -> str:
     """`page` with the table between its marks replaced.
 
     Raises
@@ -176,4 +177,4 @@ def updated(page: str, found: Sequence[AimComparison]) -> str:
     if BEGIN not in page or END not in page:
         raise ProfilerError(f"the page has no marks {BEGIN} and {END}")
     before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{table(found)}\n{END}{rest.split(END, 1)[1]}"
+    return f"{before}{BEGIN}\n{table(comparisons)}\n{END}{rest.split(END, 1)[1]}"

@@ -36,22 +36,22 @@ class AttentionLine:
     points: dict[int, float]
 
     @classmethod
-    def through(cls, points: Mapping[int, float]) -> AttentionLine:
+    def fit(cls, points: Mapping[int, float]) -> AttentionLine:
         """The line with the least sum of squared relative errors."""
-        tokens, times = (np.array([*each], float) for each in (points, points.values()))
+        tokens, times = (np.array([*values], float) for values in (points, points.values()))
         # Divided by the times, errors of short caches count as much as those of long ones.
         rows = np.stack([tokens, np.ones(tokens.size)], axis=1) / times[:, None]
         (slope, intercept), *_ = np.linalg.lstsq(rows, np.ones(tokens.size), rcond=None)
         return cls(slope_ns=float(slope), intercept_ns=float(intercept), points=dict(points))
 
-    def at(self, tokens: int) -> float:
+    def time_ns(self, tokens: int) -> float:
         """Time in ns over so many tokens."""
         return self.slope_ns * tokens + self.intercept_ns
 
     @property
     def residual(self) -> float:
         """The largest relative error of the line at its points."""
-        return max(abs(self.at(tokens) / time - 1) for tokens, time in self.points.items())
+        return max(abs(self.time_ns(tokens) / time - 1) for tokens, time in self.points.items())
 
     def coefficients(self, heads: int, kv_heads: int, head_size: int, split: int) -> dict[str, float]:
         """Entries of the simulator's table for which its scaling gives this line on `split` channels."""

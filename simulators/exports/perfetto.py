@@ -18,7 +18,7 @@ import numpy as np
 
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 BUS, FIRST_GANG = 1, 2
 _PS_PER_US = 10**6
@@ -38,29 +38,29 @@ def export(program: PimProgram, pim: PimSpec) -> Iterator[tuple[bytes, int]]:
     about = {"region": program.region, "pim": pim.name, "tCK_ps": pim.tCK_ps, "timing": "strict"}
     yield f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}, "traceEvents": [\n'.encode(), 0
     for channel in range(len(program.channels)):
-        names = _names(program, channel)
+        names = _metadata(program, channel)
         yield ("" if channel == 0 else ",\n").encode() + ",\n".join(names).encode(), 0
         tracks = _Tracks(pim, channel)
-        stream = issued(program, pim, channel)
+        stream = issue_program(program, pim, channel)
         for first in range(0, len(stream), _CHUNK_COMMANDS):
             part = stream[first : first + _CHUNK_COMMANDS]
-            yield _joined(tracks.events(part)), len(part)
-        yield _joined(tracks.close()), 0
+            yield _event_text(tracks.events(part)), len(part)
+        yield _event_text(tracks.close()), 0
     yield b"\n]}\n", 0
 
 
-def _names(program: PimProgram, channel: int) -> list[str]:
+def _metadata(program: PimProgram, channel: int) -> list[str]:
     gangs = {FIRST_GANG + gang: f"gang {gang}" for gang in range(program.gangs)}
     threads = {BUS: "bus", **gangs, FIRST_GANG + program.gangs: "multipliers"}
     rows = [("process_name", 0, f"channel {channel}")]
     rows += [("thread_name", thread, name) for thread, name in threads.items()]
     return [
-        json.dumps({"ph": "M", "name": what, "pid": channel, "tid": thread, "args": {"name": name}})
-        for what, thread, name in rows
+        json.dumps({"ph": "M", "name": record, "pid": channel, "tid": thread, "args": {"name": name}})
+        for record, thread, name in rows
     ]
 
 
-def _joined(events: list[str]) -> bytes:
+def _event_text(events: list[str]) -> bytes:
     return "".join(f",\n{event}" for event in events).encode()
 
 
@@ -69,39 +69,43 @@ class _Tracks:
 
     def __init__(self, pim: PimSpec, channel: int):
         self.pim, self.channel = pim, channel
-        self.open: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
+        self.open_rows: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
         self.end = 0
-        self.on_bus = {name: _gap(pim, name, name) for name in ("GWRITE", "READRES", "WRITE", "WRBIAS")}
+        self.bus_cycles = {name: _gap(pim, name, name) for name in ("GWRITE", "READRES", "WRITE", "WRBIAS")}
         self.comp, self.af = _gap(pim, "COMP", "COMP")[0], _gap(pim, "AF", "AF")[0]
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
     def events(self, part: np.ndarray) -> list[str]:
         """Events of the next commands of the channel."""
         comps = part["command"] == COMMANDS.index("COMP")
-        out = self._comps(part[comps])
+        texts = self._comps(part[comps])
         for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
             name = COMMANDS[command]
-            if name in self.on_bus:
-                first, burst = self.on_bus[name]
+            if name in self.bus_cycles:
+                first, burst = self.bus_cycles[name]
                 place = f'"gang": {gang}, "row": {row}' if name == "WRITE" else f'"buffer": {buffer}'
-                where = f'{place}, "bursts": {bursts}'
-                out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
+                arguments = f'{place}, "bursts": {bursts}'
+                texts.append(self._event(name, BUS, clock, first + burst * (bursts - 1), arguments))
             elif name == "G_ACT":
-                out += self._close(gang, clock)
-                self.open[gang] = clock, row
+                texts += self._close(gang, clock)
+                self.open_rows[gang] = clock, row
             elif name == "AF":
-                where = f'"buffer": {buffer}, "row": {row}'
-                out.append(self._event(name, FIRST_GANG + self.pim.gangs, clock, self.af, where))
+                arguments = f'"buffer": {buffer}, "row": {row}'
+                texts.append(self._event(name, FIRST_GANG + self.pim.gangs, clock, self.af, arguments))
             else:
-                for each in range(self.pim.gangs) if name == "REF" else [gang]:
-                    out += self._close(each, clock)
+                for closing_gang in range(self.pim.gangs) if name == "REF" else [gang]:
+                    texts += self._close(closing_gang, clock)
                     duration = self.ref if name == "REF" else self.pre
-                    out.append(self._event(name, FIRST_GANG + each, clock, duration, f'"gang": {each}'))
-        return out
+                    texts.append(
+                        self._event(
+                            name, FIRST_GANG + closing_gang, clock, duration, f'"gang": {closing_gang}'
+                        )
+                    )
+        return texts
 
     def close(self) -> list[str]:
         """Events of the rows that are open at the end."""
-        return [event for gang in sorted(self.open) for event in self._close(gang, self.end)]
+        return [event for gang in sorted(self.open_rows) for event in self._close(gang, self.end)]
 
     def _comps(self, part: np.ndarray) -> list[str]:
         """Events of COMPs, which are nearly all commands: their clocks are converted at once."""
@@ -122,18 +126,18 @@ class _Tracks:
         return [form % values for values in zip(*(n.tolist() for n in numbers))]
 
     def _close(self, gang: int, clock: int) -> list[str]:
-        if gang not in self.open:
+        if gang not in self.open_rows:
             return []
-        opened, row = self.open.pop(gang)
-        where = f'"gang": {gang}, "row": {row}'
-        return [self._event("G_ACT", FIRST_GANG + gang, opened, max(1, clock - opened), where)]
+        opened, row = self.open_rows.pop(gang)
+        arguments = f'"gang": {gang}, "row": {row}'
+        return [self._event("G_ACT", FIRST_GANG + gang, opened, max(1, clock - opened), arguments)]
 
-    def _event(self, name: str, thread: int, clock: int, cycles: int, where: str) -> str:
+    def _event(self, name: str, thread: int, clock: int, cycles: int, arguments: str) -> str:
         self.end = max(self.end, clock + cycles)
         start, end = (round(t * self.pim.tCK_ps) for t in (clock, clock + cycles))
         return (
             f'{{"ph": "X", "name": "{name}", "pid": {self.channel}, "tid": {thread}, "ts": {_us(start)}, '
-            f'"dur": {_us(end - start)}, "args": {{"clock": {clock}, {where}}}}}'
+            f'"dur": {_us(end - start)}, "args": {{"clock": {clock}, {arguments}}}}}'
         )
 
 

@@ -37,9 +37,9 @@ from pimflow.core.region import ELEMENT_BYTES, Kernel
 from pimflow.simulators.gpu.machine import (
     CHANNEL_ALIGNMENT,
     ITERATION_K,
-    Batch,
     Demand,
     GemmTilings,
+    KernelBatch,
     RooflineMachine,
 )
 
@@ -52,8 +52,8 @@ SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
 SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
 TAPS = 5  # of a depthwise convolution that a thread loads before it multiplies: its registers hold no more
 WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, bytes of a load, bytes of a register
-ROTATED_BYTES = WARP * ACCESS_BYTES  # by which a block starts later in its rows than the one before
-AROUND = 2  # steps of a wave besides those of its loop: the first loads, and the results
+ROTATION_BYTES = WARP * ACCESS_BYTES  # by which a block starts later in its rows than the one before
+EXTRA_STEPS = 2  # steps of a wave besides those of its loop: the first loads, and the results
 CHANNEL_BYTES, LINE_BYTES = (
     256,
     128,
@@ -68,41 +68,45 @@ def _waves(blocks: np.ndarray, resident: np.ndarray | int, sms: int) -> np.ndarr
     return np.maximum(np.ceil(blocks / sms) / resident, 1.0)
 
 
-def _slices(
-    machine: RooflineMachine, pitch: np.ndarray, rows: np.ndarray, apart: np.ndarray | int = 0, lines: int = 1
+def _slice_share(
+    machine: RooflineMachine,
+    pitch: np.ndarray,
+    rows: np.ndarray,
+    part_pitch: np.ndarray | int = 0,
+    lines: int = 1,
 ) -> np.ndarray:
     """Share of the L2's slices used at a time by rows of a pitch, and parts at distance `apart`, in bytes."""
     period = CHANNEL_BYTES * machine.channels
-    step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(apart, np.int64)), period)
-    met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
-    return np.minimum(machine["channel_spread"] * met * LINE_BYTES / period, 1.0)
+    step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(part_pitch, np.int64)), period)
+    slices_met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
+    return np.minimum(machine["channel_spread"] * slices_met * LINE_BYTES / period, 1.0)
 
 
-def scales_map(batch: Batch, element: int) -> np.ndarray:
+def has_map_scaling(batch: KernelBatch, element: int) -> np.ndarray:
     """Whether products scale a map that is read and written, and is several times as large as they."""
     products = batch.m * batch.n * batch.groups * element
-    beside = batch.inputs - batch.m * batch.k * batch.groups * element
+    extra_inputs = batch.inputs - batch.m * batch.k * batch.groups * element
     repeated = (batch.outputs > products) & (batch.outputs % np.maximum(products, 1.0) == 0)
-    return repeated & (beside >= batch.outputs) & (batch.window == 1) & (products > 0)
+    return repeated & (extra_inputs >= batch.outputs) & (batch.window == 1) & (products > 0)
 
 
-def map_apart(batch: Batch, machine: RooflineMachine) -> tuple[Batch, Batch] | None:
+def split_map_scaling(batch: KernelBatch, machine: RooflineMachine) -> tuple[KernelBatch, KernelBatch] | None:
     """The products, and streams that scale maps, which may be empty; None if no kernel scales a map."""
     element = ELEMENT_BYTES[machine.dtype]
-    scales = scales_map(batch, element)
+    scales = has_map_scaling(batch, element)
     if not scales.any():
         return None
     products = batch.m * batch.n * batch.groups
-    alone = copy.copy(batch)
-    alone.inputs = np.where(scales, batch.m * batch.k * batch.groups * element, batch.inputs)
-    alone.outputs = np.where(scales, products * element, batch.outputs)
-    read = np.where(scales, batch.inputs - alone.inputs + products * PARTIAL_BYTES, 0.0)
+    products_batch = copy.copy(batch)
+    products_batch.inputs = np.where(scales, batch.m * batch.k * batch.groups * element, batch.inputs)
+    products_batch.outputs = np.where(scales, products * element, batch.outputs)
+    read = np.where(scales, batch.inputs - products_batch.inputs + products * PARTIAL_BYTES, 0.0)
     written = np.where(scales, batch.outputs, 0.0)
     sizes = {"input_bytes": read[:, 0], "output_bytes": written[:, 0], "macs": written[:, 0] / element}
-    return alone, Batch(Kernel(kind="stream", **sizes))
+    return products_batch, KernelBatch(Kernel(kind="stream", **sizes))
 
 
-def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
+def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
     """Demands of implicit GEMMs, one column for each tiling."""
     gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
     tk, align = ITERATION_K[machine.arithmetic], CHANNEL_ALIGNMENT[machine.arithmetic]
@@ -121,7 +125,9 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
     accesses = np.ceil(tilings.area * element / (threads * ACCESS_BYTES))
     steps = iterations + accesses * np.maximum(residual, 0.0) / (products * element)
     busy = per_sm * iterations * tilings.area * tk / machine.fma
-    latency = _waves(blocks, np.maximum(resident, 1), gpu.sms) * (steps + AROUND) * machine["step_cycles"]
+    latency = (
+        _waves(blocks, np.maximum(resident, 1), gpu.sms) * (steps + EXTRA_STEPS) * machine["step_cycles"]
+    )
 
     partials = products * PARTIAL_BYTES * np.where(tilings.split > 1, tilings.split, 0.0)
     size = np.where(tilings.split > 1, PARTIAL_BYTES, element)
@@ -132,10 +138,10 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
     accesses = channels * element / width / np.ceil(channels / align)  # for each 16 bytes
     issued = iterations * tk * element * (tilings.tm + tilings.tn) * np.maximum(accesses, 1.0)
     port = per_sm * np.maximum(of_tile / machine.port_rate, issued / L1_RATE)
-    apart = np.where(tilings.split > 1, iterations * tk * element, 0)
+    part_pitch = np.where(tilings.split > 1, iterations * tk * element, 0)
     pitch = channels * batch.groups * batch.stride * element
-    of_input = _slices(machine, pitch, batch.m * tilings.split, apart)
-    of_weights = _slices(machine, batch.k * element, batch.n * tilings.split, apart)
+    of_input = _slice_share(machine, pitch, batch.m * tilings.split, part_pitch)
+    of_weights = _slice_share(machine, batch.k * element, batch.n * tilings.split, part_pitch)
     loads = batch.groups * tilings.split * iterations * tk * element
     inputs, weights = loads * columns * batch.m / batch.window, loads * rows * batch.n
     stores = batch.outputs + 2 * partials
@@ -145,12 +151,14 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
     writes = gpu.write_factor * (batch.outputs + partials)
     reads = batch.inputs / of_input + batch.weights / of_weights
     dram = (reads + writes / machine["dram_write"]) / machine.dram_rate
-    again = np.where(tilings.split > 1, machine["kernel_cycles"] + gpu.launch_ns * machine.cycles_per_ns, 0.0)
+    second_launch = np.where(
+        tilings.split > 1, machine["kernel_cycles"] + gpu.launch_ns * machine.cycles_per_ns, 0.0
+    )
     return Demand(
         compute=latency + machine["exposed"] * busy,
         l2=(port**p + slices**p) ** (1 / p),
         dram=dram,
-        fixed=machine["kernel_cycles"] + again,
+        fixed=machine["kernel_cycles"] + second_launch,
         dram_bytes=batch.inputs + batch.weights + writes,
         l2_bytes=inputs + weights + stores,
         blocks=blocks,
@@ -158,7 +166,7 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
     )
 
 
-def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
+def simd_demand(batch: KernelBatch, machine: RooflineMachine, row: bool) -> Demand:
     """Demands of depthwise convolutions, or (`row`) of products of one row with a matrix."""
     gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
     resident = max(1, gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * REGISTER_BYTES))
@@ -166,15 +174,15 @@ def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
     if row:  # each warp computes one output, and stores it by itself
         blocks = batch.groups * np.ceil(batch.n / (SIMD_THREADS / WARP))
         residual = np.maximum(batch.inputs - batch.k * batch.groups * element, 0.0)
-        steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + AROUND
+        steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + EXTRA_STEPS
         steps = steps + residual / (batch.n * batch.groups * element)
         lines = WARP * ACCESS_BYTES // LINE_BYTES
-        of_weights = _slices(machine, batch.k * element, batch.n, ROTATED_BYTES, lines)
+        of_weights = _slice_share(machine, batch.k * element, batch.n, ROTATION_BYTES, lines)
         cold = batch.inputs + batch.weights / of_weights
         writes = writes + batch.outputs * (SECTOR_BYTES / element - 1)
     else:
         blocks = np.ceil(batch.macs / batch.window * element / (SIMD_THREADS * ACCESS_BYTES))
-        steps, cold = np.ceil(batch.window / TAPS) + AROUND, reads
+        steps, cold = np.ceil(batch.window / TAPS) + EXTRA_STEPS, reads
     latency = _waves(blocks, resident, gpu.sms) * steps * machine["step_cycles"]
     moved, p = reads + batch.outputs, machine["overlap"]
     issued = 0.0 if row else 2 * batch.macs * element / L1_RATE  # inputs and weights of all taps

@@ -15,12 +15,12 @@ from scipy.optimize import least_squares
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family, has_rate, tiling
+from pimflow.simulators.gpu.machine import GemmTilings, KernelBatch, RooflineMachine, family, has_rate, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (lower bound, initial value, upper bound): shares of a peak, cycles, bytes per cycle
-OF_THE_GPU = {
+GPU_CONSTANTS = {
     "sm_port_bytes_per_cycle": (8.0, 32.0, 64.0),
     "l2": (0.1, 0.7, 1.0),
     "dram": (0.4, 0.85, 1.0),
@@ -30,7 +30,7 @@ OF_THE_GPU = {
     "reread": (0.01, 0.5, 1.0),
     "overlap": (1.0, 4.0, 8.0),
 }
-OF_A_GEMM = {
+GEMM_CONSTANTS = {
     "mma": (0.3, 0.8, 1.0),
     "tile_half": (0.005, 0.1, 1.0),
     "iteration_cycles": (20.0, 300.0, 3000.0),
@@ -39,25 +39,25 @@ OF_A_GEMM = {
     "kernel_cycles": (1.0, 1.0, 40000.0),
     "split_cycles": (50.0, 1000.0, 100000.0),
 }
-OF_A_DEPTHWISE = {
+DEPTHWISE_CONSTANTS = {
     "depthwise": (0.01, 0.5, 1.0),
     "kernel_cycles": (1.0, 700.0, 40000.0),
     "l2": (0.05, 0.7, 1.0),
 }
-OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
-OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM}
-OF_EMITTED = {
-    "sm_port_bytes_per_cycle": OF_THE_GPU["sm_port_bytes_per_cycle"],
-    "dram_write": OF_THE_GPU["dram_write"],
-    "dram_write_stream": OF_THE_GPU["dram_write"],  # reads and writes alternate all the time
-    "overlap": OF_THE_GPU["overlap"],
-    "overlap_row": OF_THE_GPU["overlap"],  # whose warps wait for no barrier
+STREAM_CONSTANTS = {"kernel_cycles": (1.0, 700.0, 40000.0)}
+KIND_CONSTANTS = {"gemm": GEMM_CONSTANTS, "depthwise": DEPTHWISE_CONSTANTS, "stream": STREAM_CONSTANTS}
+EMITTED_CONSTANTS = {
+    "sm_port_bytes_per_cycle": GPU_CONSTANTS["sm_port_bytes_per_cycle"],
+    "dram_write": GPU_CONSTANTS["dram_write"],
+    "dram_write_stream": GPU_CONSTANTS["dram_write"],  # reads and writes alternate all the time
+    "overlap": GPU_CONSTANTS["overlap"],
+    "overlap_row": GPU_CONSTANTS["overlap"],  # whose warps wait for no barrier
     "kernel_cycles": (1.0, 1000.0, 40000.0),
     "step_cycles": (20.0, 300.0, 3000.0),
     "exposed": (0.1, 0.9, 1.0),
     "channel_spread": (1.0, 3.0, 32.0),
 }
-ELSEWHERE = (
+UNUSED_IF_EMITTED = (
     "block_cycles",
     "tile_half",
     "tile_power",
@@ -70,9 +70,9 @@ SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima, which differ in whether large tiles pay off; the fit starts near each.
 STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
 LAUNCHES_NS = range(0, 50_000, 100)  # launches that `fit_launch` tries
-OWN_CONSTANTS = 30  # samples from which on a family has its own constants
-MOST_ROUNDS = 12
-CONVERGED = 0.005  # the fit ends when a round gains less, as a fraction of the loss
+MIN_FAMILY_SAMPLES = 30  # samples from which on a family has its own constants
+MAX_ROUNDS = 12
+MIN_RELATIVE_GAIN = 0.005  # the fit ends when a round gains less, as a fraction of the loss
 HUBER = 0.1  # log error beyond which a sample counts linearly: libraries choose some kernels badly
 
 
@@ -85,7 +85,7 @@ class SampleGroup:
     channels: int | None
     tilings: GemmTilings | None
     samples: tuple[Sample, ...]
-    batch: Batch
+    batch: KernelBatch
     log_measured_ns: np.ndarray
 
     @property
@@ -107,7 +107,7 @@ class SampleGroup:
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
     """Samples in groups that the model evaluates at once."""
     by_key: dict[tuple, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda each: each.tile or ()):
+    for sample in sorted(samples, key=lambda member: member.tile or ()):
         tiled = sample.tile is not None
         key = (family(sample.kernel), sample.dtype, sample.kind, sample.channels or 0, tiled)
         by_key.setdefault(key, []).append(sample)
@@ -116,9 +116,9 @@ def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
             family=name,
             dtype=dtype,
             channels=channels or None,
-            tilings=GemmTilings([tiling(each.tile) for each in members], by_row=True) if tiled else None,
+            tilings=GemmTilings([tiling(member.tile) for member in members], by_row=True) if tiled else None,
             samples=tuple(members),
-            batch=Batch([sample.kernel for sample in members]),
+            batch=KernelBatch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
         )
         for (name, dtype, _, channels, tiled), members in sorted(by_key.items())
@@ -138,74 +138,89 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     Accel-Sim ran, only GEMMs are used then, since pimflow emits none of the others.
     """
     if "step_cycles" in gpu.efficiency or any(sample.emitted for sample in samples):
-        alike = [each for each in samples if each.emitted or each.tile or not each.simulated]
-        return _fit_emitted(gpu, alike)
+        model_samples = [
+            candidate
+            for candidate in samples
+            if candidate.emitted or candidate.tile or not candidate.is_simulated
+        ]
+        return _fit_emitted(gpu, model_samples)
     groups = sample_groups(samples)
     families: dict[tuple[str, str], list[SampleGroup]] = {}
     for member in groups:
-        families.setdefault((_constants_of(member, groups), member.kind), []).append(member)
-    first = {name: bounds[1] for name, bounds in OF_THE_GPU.items()}
+        families.setdefault((_constant_suffix(member, groups), member.kind), []).append(member)
+    initial = {name: bounds[1] for name, bounds in GPU_CONSTANTS.items()}
     for (suffix, _), members in families.items():
-        first |= {key: bounds[1] for key, bounds in _free(members, suffix).items()}
-    off = {key: 0.0 for key in first if gpu.efficiency.get(key) == 0}
-    gpu = _with(gpu, first | off)
+        initial |= {key: bounds[1] for key, bounds in _free_constants(members, suffix).items()}
+    zero_constants = {key: 0.0 for key in initial if gpu.efficiency.get(key) == 0}
+    gpu = _with_constants(gpu, initial | zero_constants)
     loss = _loss(gpu, groups)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         before = loss
-        gpu = _solve(gpu, groups, OF_THE_GPU)
+        gpu = _solve(gpu, groups, GPU_CONSTANTS)
         for (suffix, _), members in families.items():
             gpu = _fit_family(gpu, members, suffix)
         loss = _loss(gpu, groups)
-        if loss > before * (1 - CONVERGED):
+        if loss > before * (1 - MIN_RELATIVE_GAIN):
             break
     return gpu
 
 
 def _fit_emitted(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
-    unread = (*ELSEWHERE, "kernel_cycles_")
-    others = {key: value for key, value in gpu.efficiency.items() if not key.startswith(unread)}
-    first = {name: bounds[1] for name, bounds in OF_EMITTED.items()}
-    start = dataclasses.replace(gpu, efficiency=others | first)
-    return _solve(start, sample_groups(samples), OF_EMITTED)
+    unused = (*UNUSED_IF_EMITTED, "kernel_cycles_")
+    remaining = {key: value for key, value in gpu.efficiency.items() if not key.startswith(unused)}
+    initial = {name: bounds[1] for name, bounds in EMITTED_CONSTANTS.items()}
+    start = dataclasses.replace(gpu, efficiency=remaining | initial)
+    return _solve(start, sample_groups(samples), EMITTED_CONSTANTS)
 
 
-def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
+def _constant_suffix(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
     """Suffix of the names of a group's constants; that of its whole kind if it has few samples."""
-    alike = [g for g in groups if (g.family, g.dtype, g.kind) == (member.family, member.dtype, member.kind)]
-    if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
+    same_family = [
+        group
+        for group in groups
+        if (group.family, group.dtype, group.kind) == (member.family, member.dtype, member.kind)
+    ]
+    if sum(len(group.samples) for group in same_family) >= MIN_FAMILY_SAMPLES:
         return f"_{member.family}_{member.dtype}"
     return "" if member.kind == "gemm" else f"_{member.kind}"
 
 
-def _splits(members: Sequence[SampleGroup]) -> bool:
+def _has_unknown_splits(members: Sequence[SampleGroup]) -> bool:
     """Whether the limit up to which the library splits K has to be fitted."""
     return members[0].kind == "gemm" and any(member.tilings is None for member in members)
 
 
-def _split(members: Sequence[SampleGroup]) -> bool:
+def _may_split(members: Sequence[SampleGroup]) -> bool:
     """Whether any sample may have split-K."""
     return any(member.tilings is None or member.tilings.extra_splits.any() for member in members)
 
 
-def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:
+def _free_constants(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:
     """The constants of a family, each with lower bound, initial value and upper bound."""
-    bounds = dict(OF_A_KIND[members[0].kind])
+    bounds = dict(KIND_CONSTANTS[members[0].kind])
     if members[0].family == WINOGRAD[0] and suffix:
         bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
-    if not _split(members):
+    if not _may_split(members):
         bounds.pop("split_cycles", None)
     return {name + suffix: limits for name, limits in bounds.items()}
 
 
 def _fit_family(gpu: GpuSpec, members: Sequence[SampleGroup], suffix: str) -> GpuSpec:
-    free = _free(members, suffix)
+    free = _free_constants(members, suffix)
     starts = [gpu]
     if members[0].kind == "gemm":
-        first = {key: bounds[1] for key, bounds in free.items()}
-        starts += [_with(gpu, first | {name + suffix: value for name, value in s.items()}) for s in STARTS]
-    if _splits(members):
-        starts = [_with(start, {f"split_limit{suffix}": n}) for start in starts for n in SPLIT_LIMITS]
-    return min((_solve(start, members, free) for start in starts), key=lambda found: _loss(found, members))
+        initial = {key: bounds[1] for key, bounds in free.items()}
+        starts += [
+            _with_constants(gpu, initial | {name + suffix: value for name, value in overrides.items()})
+            for overrides in STARTS
+        ]
+    if _has_unknown_splits(members):
+        starts = [
+            _with_constants(start, {f"split_limit{suffix}": limit})
+            for start in starts
+            for limit in SPLIT_LIMITS
+        ]
+    return min((_solve(start, members, free) for start in starts), key=lambda fitted: _loss(fitted, members))
 
 
 def _loss(gpu: GpuSpec, members: Sequence[SampleGroup]) -> float:
@@ -213,7 +228,7 @@ def _loss(gpu: GpuSpec, members: Sequence[SampleGroup]) -> float:
     return float(np.sum(np.sqrt(1 + (error / HUBER) ** 2) - 1))
 
 
-def _with(gpu: GpuSpec, constants: Mapping[str, float]) -> GpuSpec:
+def _with_constants(gpu: GpuSpec, constants: Mapping[str, float]) -> GpuSpec:
     return dataclasses.replace(gpu, efficiency={**gpu.efficiency, **constants})
 
 
@@ -223,19 +238,19 @@ def _solve(
     """`gpu` with the constants `free` fitted to `members`, starting from their present values."""
     start = {key: gpu.efficiency[key] for key in free if gpu.efficiency[key] > 0}
     lower, _, upper = np.log(np.array([free[key] for key in start])).T
-    first = np.clip(np.log(list(start.values())), lower + 1e-6, upper - 1e-6)
+    initial = np.clip(np.log(list(start.values())), lower + 1e-6, upper - 1e-6)
 
     def constants(point: np.ndarray) -> dict[str, float]:
         return {key: float(f"{value:.4g}") for key, value in zip(start, np.exp(point))}
 
     def error(point: np.ndarray) -> np.ndarray:
-        candidate = _with(gpu, dict(zip(start, np.exp(point))))
+        candidate = _with_constants(gpu, dict(zip(start, np.exp(point))))
         return np.concatenate([member.error(candidate) for member in members])
 
     solution = least_squares(
-        error, first, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
+        error, initial, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
-    return _with(gpu, constants(solution.x))
+    return _with_constants(gpu, constants(solution.x))
 
 
 def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> GpuSpec:
@@ -257,18 +272,18 @@ def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> 
     return dataclasses.replace(gpu, launch_ns=float(min(LAUNCHES_NS, key=median_ape)))
 
 
-def _part(split: str) -> str:
+def _split_text(split: str) -> str:
     return "half of its shapes, by hash" if split == "hash" else "all of it"
 
 
 def launch_source(samples: Sequence[Sample], data: str, split: str) -> str:
     """Text for the source of a launch that was fitted to `samples`, rows of the file `data`."""
     rows = sum(sample.dtype == "fp32" for sample in samples)
-    return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({_part(split)})"
+    return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({_split_text(split)})"
 
 
 def efficiency_sources(
-    gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, also: str = ""
+    gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, extra_data: str = ""
 ) -> dict[str, str]:
     """Text for the source of every constant that `fit` fitted to `samples`, rows of the file `data`.
 
@@ -281,21 +296,23 @@ def efficiency_sources(
     """
     emitted = "step_cycles" in gpu.efficiency
     groups = [] if emitted else sample_groups(samples)
-    fitted = set(OF_EMITTED) if emitted else {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
+    fitted = (
+        set(EMITTED_CONSTANTS) if emitted else {name for name in GPU_CONSTANTS if gpu.efficiency[name] > 0}
+    )
     for member in groups:
-        suffix = _constants_of(member, groups)
-        fitted |= set(_free([member], suffix))
-        if _splits([member]):
+        suffix = _constant_suffix(member, groups)
+        fitted |= set(_free_constants([member], suffix))
+        if _has_unknown_splits([member]):
             fitted.add(f"split_limit{suffix}")
     runs = "Accel-Sim runs" if all(sample.channels for sample in samples) else "measured kernels"
-    files = f"{data} ({_part(split)})" + (f" and {also} (GEMMs)" if also else "")
+    files = f"{data} ({_split_text(split)})" + (f" and {extra_data} (GEMMs)" if extra_data else "")
     source = f"fitted to {runs}: {len(samples)} rows of {files}, scripts/fit_gpu_model.py"
     sources = {}
     for key in gpu.efficiency:
         reason = gpu.sources.get(f"efficiency.{key}", "")
         if "assumed" not in reason:
-            unknown = f"not fitted; no row of {data} tells it"
-            reason = f"assumed: {f'as it was, {reason}' if reason else unknown}"
+            no_reason = f"not fitted; no row of {data} tells it"
+            reason = f"assumed: {f'as it was, {reason}' if reason else no_reason}"
         sources[key] = source if key in fitted else reason
     return sources
 

@@ -32,7 +32,7 @@ def record_path(gpu: str | os.PathLike) -> Path:
     return FITTED / f"{name}.txt" if name in spec_names("gpu") else Path(gpu).with_suffix(SUFFIX)
 
 
-def held_out(
+def unseen_samples(
     samples: Iterable[Sample], gpu: GpuSpec, record: str | os.PathLike | None = None
 ) -> list[Sample]:
     """Samples that no constant of `gpu` was fitted to.
@@ -52,20 +52,21 @@ def held_out(
         If there is no record, it is malformed, or a GPU that it names has none.
     """
     record = FITTED / f"{gpu.name}.txt" if record is None else Path(record)
-    digests, others = _read(record)
-    inherited = _of_others(record, others)
+    digests, gpu_names = _read(record)
+    inherited = _inherited_digests(record, gpu_names)
 
-    def seen(sample: Sample) -> bool:
-        digest, named = shape_digest(sample), plain_name(sample.gpu)
+    def is_seen(sample: Sample) -> bool:
+        digest, sample_gpu = shape_digest(sample), plain_name(sample.gpu)
         return digest in digests or any(
-            digest in theirs and (named == plain_name(name) or (not named and sample.simulated))
-            for name, theirs in inherited.items()
+            digest in gpu_digests
+            and (sample_gpu == plain_name(name) or (not sample_gpu and sample.is_simulated))
+            for name, gpu_digests in inherited.items()
         )
 
-    return [sample for sample in samples if not seen(sample)]
+    return [sample for sample in samples if not is_seen(sample)]
 
 
-def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
+def record_samples(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
     """Add the shapes of `samples` to a record, which need not exist yet.
 
     Raises
@@ -76,47 +77,47 @@ def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
         If it cannot be written.
     """
     path = Path(record)
-    kept = [line for line in _lines(path) if not _DIGEST.fullmatch(line)] if path.exists() else []
-    known = _read(path)[0] if path.exists() else frozenset()
-    digests = sorted(known | {shape_digest(sample) for sample in samples})
-    replace_file(path, "\n".join([*kept, *digests, ""]).encode())
+    other_lines = [line for line in _lines(path) if not _DIGEST.fullmatch(line)] if path.exists() else []
+    old_digests = _read(path)[0] if path.exists() else frozenset()
+    digests = sorted(old_digests | {shape_digest(sample) for sample in samples})
+    replace_file(path, "\n".join([*other_lines, *digests, ""]).encode())
 
 
 def shape_digest(sample: Sample) -> str:
     """Digest of a sample's shape in a record; for a run of Accel-Sim, of its kernel's sizes and tile."""
     shape = sample.shape
-    if sample.simulated:
+    if sample.is_simulated:
         kernel = sample.kernel
         sizes = (kernel.m, kernel.n, kernel.k, kernel.input_bytes, kernel.output_bytes)
         shape = ",".join(map(str, (kernel.kind, *sizes, sample.tile)))
     return f"{zlib.crc32(shape.encode()):08x}"
 
 
-def _of_others(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
+def _inherited_digests(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
     """Digests of the records of `names`, and of all GPUs that these records name, by embedded GPU."""
-    digests_of: dict[str, frozenset[str]] = {}
-    waiting = [(record, name) for name in names]
-    while waiting:
-        path, name = waiting.pop()
+    digests: dict[str, frozenset[str]] = {}
+    queue = [(record, name) for name in names]
+    while queue:
+        path, name = queue.pop()
         if name not in spec_names("gpu"):
             raise SpecError(f"{path}: 'as {name}': there is no embedded gpu of that name")
-        if name not in digests_of:
-            digests_of[name], more = _read(FITTED / f"{name}.txt")
-            waiting += [(FITTED / f"{name}.txt", each) for each in more]
-    return digests_of
+        if name not in digests:
+            digests[name], gpu_names = _read(FITTED / f"{name}.txt")
+            queue += [(FITTED / f"{name}.txt", gpu_name) for gpu_name in gpu_names]
+    return digests
 
 
 def _read(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
     """The digests of a record, and the GPUs that it names."""
-    digests, others = set(), []
+    digests, gpu_names = set(), []
     for number, line in enumerate(_lines(path), 1):
         if match := _AS.fullmatch(line):
-            others.append(match[1])
+            gpu_names.append(match[1])
         elif _DIGEST.fullmatch(line):
             digests.add(line)
         elif line and not line.startswith("#"):
             raise SpecError(f"{path}:{number}: neither a digest nor 'as NAME' nor a comment: {line[:40]!r}")
-    return frozenset(digests), tuple(others)
+    return frozenset(digests), tuple(gpu_names)
 
 
 def _lines(path: Path) -> list[str]:

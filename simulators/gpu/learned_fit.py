@@ -16,7 +16,7 @@ from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
-    Residual,
+    ResidualModel,
     constants_digest,
     features,
     residual_class,
@@ -43,32 +43,34 @@ PARAMETERS = {
 }
 
 
-def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
+def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> ResidualModel:
     """The residual of `gpu` on `samples` of one dtype, which should be samples to fit to (`Sample.fit`).
 
     Cross-validation over shapes decides for which classes of convolutions it is used.
     """
-    table, residual, used = _training_table(gpu, samples)
-    folds = _folds(used)
+    table, residual, used_samples = _training_table(gpu, samples)
+    folds = _folds(used_samples)
     predicted = np.empty_like(residual)
     for fold in range(FOLDS):
-        out = folds == fold
-        booster = _train(table[~out], residual[~out])
-        predicted[out] = booster.inplace_predict(table[out])
+        is_test = folds == fold
+        booster = _train(table[~is_test], residual[~is_test])
+        predicted[is_test] = booster.inplace_predict(table[is_test])
     about = {
         "gpu": gpu.name,
-        "dtype": used[0].dtype,
+        "dtype": used_samples[0].dtype,
         "constants": constants_digest(gpu),
         "launch_ns": gpu.launch_ns,
         "source": source,
-        "classes": _errors(used, residual, predicted),
+        "classes": _errors(used_samples, residual, predicted),
     }
     booster = _train(table, residual)
     booster.set_attr(about=json.dumps(about, sort_keys=True))
-    return Residual(booster, about)
+    return ResidualModel(booster, about)
 
 
-def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
+def learn_dtypes(
+    gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False
+) -> list[ResidualModel]:
     """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored if `write`."""
     residuals = []
     for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
@@ -84,15 +86,15 @@ def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool
 
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
-    tables, residuals, used = [], [], []
+    tables, residuals, used_samples = [], [], []
     for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
         residuals.append(-members.error(gpu))
-        used += members.samples
-    if not used:
+        used_samples += members.samples
+    if not used_samples:
         raise SpecError(f"gpu '{gpu.name}': no convolutions to learn from")
-    return np.vstack(tables), np.concatenate(residuals), used
+    return np.vstack(tables), np.concatenate(residuals), used_samples
 
 
 def _folds(samples: Sequence[Sample]) -> np.ndarray:
@@ -122,7 +124,7 @@ def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarr
     }
 
 
-def write_residual(path: str | os.PathLike, residual: Residual) -> None:
+def write_residual(path: str | os.PathLike, residual: ResidualModel) -> None:
     """Write a learned model; the file is replaced at once, or not at all.
 
     Raises

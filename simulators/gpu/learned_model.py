@@ -32,7 +32,7 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.machine import TILES, Batch, RooflineMachine, family, gemm_tilings
+from pimflow.simulators.gpu.machine import TILES, KernelBatch, RooflineMachine, family, gemm_tilings
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
@@ -59,8 +59,10 @@ DECISIVE = (
     "efficiency",
 )
 SUFFIX = ".ubj.xz"
-LEAST = 0.1  # smallest execution, as a share of the analytic one; matters where the launch dominates
-MOST_ALIGNMENT = 7  # largest number of factors of two in a number of channels that is a feature
+MIN_EXECUTION_SHARE = (
+    0.1  # smallest execution, as a share of the analytic one; matters where the launch dominates
+)
+MAX_ALIGNMENT = 7  # largest number of factors of two in a number of channels that is a feature
 TERMS = ("compute", "l2", "dram")
 SHAPE = (
     "input_channels",
@@ -91,7 +93,7 @@ FEATURES = (
 )
 
 
-def learned_gpus() -> list[str]:
+def gpus_with_model() -> list[str]:
     """Names of the GPUs that have a learned model."""
     return sorted({path.name.split(".")[0] for path in FOLDER.glob(f"*{SUFFIX}")})
 
@@ -108,7 +110,7 @@ def constants_digest(gpu: GpuSpec) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Residual:
+class ResidualModel:
     """A learned model of one GPU at one dtype.
 
     Attributes
@@ -124,7 +126,7 @@ class Residual:
     booster: xgboost.Booster
     about: dict
 
-    def uses(self, geometry: ConvGeometry) -> bool:
+    def applies_to(self, geometry: ConvGeometry) -> bool:
         """Whether the factor reduced the error for convolutions of this class in cross-validation."""
         errors = self.about["classes"].get(residual_class(geometry))
         return errors is not None and errors["learned"] < errors["analytic"]
@@ -132,10 +134,10 @@ class Residual:
     def factors(self, kernels: Sequence[Kernel], gpu: GpuSpec) -> np.ndarray:
         """Predicted ratio of measured to analytic time; 1 for kernels to which the model does not apply."""
         factors = np.ones(len(kernels))
-        at = [i for i, k in enumerate(kernels) if k.geometry is not None and self.uses(k.geometry)]
-        if at:
-            table = features([kernels[i] for i in at], gpu, self.about["dtype"])
-            factors[at] = np.exp(self.booster.inplace_predict(table))
+        indices = [i for i, k in enumerate(kernels) if k.geometry is not None and self.applies_to(k.geometry)]
+        if indices:
+            table = features([kernels[i] for i in indices], gpu, self.about["dtype"])
+            factors[indices] = np.exp(self.booster.inplace_predict(table))
         return factors
 
 
@@ -145,7 +147,7 @@ def residual_class(geometry: ConvGeometry) -> str:
 
 
 @functools.cache
-def load_residual(path: Path) -> Residual:
+def load_residual(path: Path) -> ResidualModel:
     """Read a learned model's file.
 
     Raises
@@ -158,14 +160,14 @@ def load_residual(path: Path) -> Residual:
     try:
         booster = xgboost.Booster(params={"nthread": 1})
         booster.load_model(bytearray(lzma.decompress(path.read_bytes())))
-        return Residual(booster, json.loads(booster.attr("about") or ""))
+        return ResidualModel(booster, json.loads(booster.attr("about") or ""))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     except (lzma.LZMAError, xgboost.core.XGBoostError, ValueError) as error:
         raise SpecError(f"{path}: not a learned model: {str(error).splitlines()[0]}") from error
 
 
-def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
+def residual_model(gpu: GpuSpec, dtype: str) -> ResidualModel:
     """The learned model of `gpu` at `dtype`.
 
     Raises
@@ -175,8 +177,8 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
     SpecError
         If there is none for `dtype`, or the GPU's constants are not those that the model corrects.
     """
-    if gpu.name not in learned_gpus():
-        raise UnknownNameError("GPU with a learned model", gpu.name, learned_gpus())
+    if gpu.name not in gpus_with_model():
+        raise UnknownNameError("GPU with a learned model", gpu.name, gpus_with_model())
     path = residual_path(gpu.name, dtype)
     if not path.exists():
         raise SpecError(f"gpu '{gpu.name}': no learned model of '{dtype}'; use the analytic model")
@@ -192,8 +194,8 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
 def square_map(geometry: ConvGeometry) -> ConvGeometry:
     """The layer on one image as high as it is wide; it is the same for all shares of the layer's rows."""
     side = max(geometry.w, (geometry.kh - 1) * geometry.dilation[0] + 1)
-    _, left, _, right = geometry.padding
-    return dataclasses.replace(geometry, n=1, h=side, padding=(left, left, right, right))
+    _, pad_left, _, pad_right = geometry.padding
+    return dataclasses.replace(geometry, n=1, h=side, padding=(pad_left, pad_left, pad_right, pad_right))
 
 
 def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
@@ -212,7 +214,7 @@ def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
 
 def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
     geometry = square.geometry
-    alone = convolution_kernel(kernel.geometry, dtype)
+    plain_kernel = convolution_kernel(kernel.geometry, dtype)
     pixels = geometry.pixels
     sizes = (
         geometry.c,
@@ -229,34 +231,34 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
         -(-geometry.c // BLOCK_CHANNELS),
         -(-geometry.oc // BLOCK_CHANNELS),
     )
-    alignment = (min((n & -n).bit_length() - 1, MOST_ALIGNMENT) for n in (geometry.c, geometry.oc, pixels))
+    alignment = (min((n & -n).bit_length() - 1, MAX_ALIGNMENT) for n in (geometry.c, geometry.oc, pixels))
     flags = (
-        kernel.input_bytes > alone.input_bytes,
-        geometry.depthwise,
+        kernel.input_bytes > plain_kernel.input_bytes,
+        geometry.is_depthwise,
         family(square) == "image",
     )
     return [*flags, *alignment, *np.log(sizes)]
 
 
 def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMachine) -> np.ndarray:
-    batch = Batch(kernels)
+    batch = KernelBatch(kernels)
     kernel_demands = demands(kind, batch, machine)
     cycles = execution_cycles(kernel_demands[0], machine)
-    total = np.min([execution_cycles(d, machine).min(axis=1) for d in kernel_demands], axis=0)
+    total = np.min([execution_cycles(demand, machine).min(axis=1) for demand in kernel_demands], axis=0)
     terms = [getattr(kernel_demands[0], name).min(axis=1) for name in TERMS]
     times = np.log(np.maximum(np.array([total, *terms]) / machine.cycles_per_ns, 1e-3)).T
     if kind != "gemm":
         return np.hstack([times, np.full((len(kernels), 2 * len(TILES)), np.nan)])
     tiles = cycles.reshape(len(kernels), len(TILES), -1).min(axis=2) / machine.cycles_per_ns
-    whole = gemm_tilings(1.0)
-    blocks = batch.groups * np.ceil(batch.m / whole.tm) * np.ceil(batch.n / whole.tn)
+    tilings = gemm_tilings(1.0)
+    blocks = batch.groups * np.ceil(batch.m / tilings.tm) * np.ceil(batch.n / tilings.tn)
     return np.hstack([times, np.log(tiles), np.log(np.ceil(blocks / machine.gpu.sms))])
 
 
-def corrected(cost: KernelCost, factor: float, launch_ns: float) -> KernelCost:
+def correct_cost(cost: KernelCost, factor: float, launch_ns: float) -> KernelCost:
     """`cost` with its total (with a launch of `launch_ns`) times `factor`; the demands stay analytic."""
     scaled = factor * (cost.execution_ns + launch_ns) - launch_ns
-    return dataclasses.replace(cost, execution_ns=max(scaled, LEAST * cost.execution_ns))
+    return dataclasses.replace(cost, execution_ns=max(scaled, MIN_EXECUTION_SHARE * cost.execution_ns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,10 +279,10 @@ class Learned:
         SpecError
             If it has none for `dtype`, or its learned model corrects other constants.
         """
-        residual = residual_of(gpu, dtype)
+        residual = residual_model(gpu, dtype)
         factors = residual.factors([request.kernel for request in requests], gpu)
         return [
-            corrected(
+            correct_cost(
                 kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels),
                 float(factor),
                 residual.about["launch_ns"],
@@ -291,22 +293,24 @@ class Learned:
         ]
 
 
-def learned_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+def residual_model_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     """Times of measured kernels by the learned model, launch included."""
     from pimflow.simulators.gpu.model import KernelRequest
 
     total_ns = [0.0] * len(samples)
     for dtype in sorted({sample.dtype for sample in samples}):
-        at = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
-        requests = [KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in at]
-        for i, cost in zip(at, Learned().costs(requests, gpu, dtype)):
+        indices = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
+        requests = [
+            KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in indices
+        ]
+        for i, cost in zip(indices, Learned().costs(requests, gpu, dtype)):
             total_ns[i] = cost.total_ns
     return total_ns
 
 
 def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     """Times by the learned model if the GPU has one, else by the analytic model."""
-    return (learned_ns if gpu.name in learned_gpus() else analytic_ns)(samples, gpu)
+    return (residual_model_ns if gpu.name in gpus_with_model() else analytic_ns)(samples, gpu)
 
 
-PREDICTIONS = {"analytic": analytic_ns, "learned": learned_ns, "best": best_ns}
+PREDICTIONS = {"analytic": analytic_ns, "learned": residual_model_ns, "best": best_ns}

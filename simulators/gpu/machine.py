@@ -30,12 +30,12 @@ TILES = (
     (32, 64),
     (32, 32),
 )
-LARGEST = max(tm * tn / (tm + tn) for tm, tn in TILES)  # products for each loaded element
+MAX_TILE_INTENSITY = max(tm * tn / (tm + tn) for tm, tn in TILES)  # products for each loaded element
 SPLITS = (1, 2, 4, 8, 16, 32)
 ITERATION_K = {"fp16": 32, "fp32": 8}
 CHANNEL_ALIGNMENT = {"fp16": 8, "fp32": 1}  # tensor cores read 16 bytes of channels at a time
 IMAGE_CHANNELS = 4
-SIZES = operator.attrgetter(
+KERNEL_SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
     *("layers", "blocks", "again_bytes", "tensor_macs", "fragments", "moved_fragments", "steps", "stride"),
     "operations",
@@ -63,11 +63,11 @@ def has_rate(gpu: GpuSpec, dtype: str) -> bool:
     return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
 
 
-def _keys(family: str, arithmetic: str) -> tuple[str, ...]:
+def _constant_suffixes(family: str, arithmetic: str) -> tuple[str, ...]:
     """Suffixes of names of constants, the most specific first."""
     kind = family.partition("_")[0]
-    named = (f"_{family}_{arithmetic}", f"_{family}", f"_{kind}_{arithmetic}", f"_{kind}")
-    return (*named, f"_{arithmetic}", "")
+    specific = (f"_{family}_{arithmetic}", f"_{family}", f"_{kind}_{arithmetic}", f"_{kind}")
+    return (*specific, f"_{arithmetic}", "")
 
 
 def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
@@ -95,7 +95,7 @@ class RooflineMachine:
             raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
         self.gpu, self.dtype = gpu, dtype
         self.arithmetic = arithmetic = _arithmetic(gpu, dtype)
-        self.keys = _keys(family, arithmetic)
+        self.suffixes = _constant_suffixes(family, arithmetic)
         self.cycles_per_ns = gpu.clock_mhz / 1e3
         self.fma = gpu.fma_per_sm_cycle[dtype]
         self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
@@ -104,15 +104,17 @@ class RooflineMachine:
         self.l2_rate = gpu.l2_bytes_per_channel_cycle * channels * self["l2"]
         self.dram_rate = gpu.channel_bytes_per_ns * channels / self.cycles_per_ns * self["dram"]
         self.port_rate = self["sm_port_bytes_per_cycle"]
-        self.waits = "step_cycles" in gpu.efficiency  # models kernels as pimflow emits them (`emitted`)
+        self.models_emitted = (
+            "step_cycles" in gpu.efficiency
+        )  # models kernels as pimflow emits them (`emitted`)
 
     def __getitem__(self, name: str) -> float:
         """A constant of the model: the most specific of family, kind of family and dtype."""
-        return self._constant(name, self.keys)
+        return self._constant(name, self.suffixes)
 
-    def of_products(self, name: str) -> float:
+    def product_constant(self, name: str) -> float:
         """A constant of plain matrix products (1x1 convolutions of stride 1), for any family."""
-        return self._constant(name, _keys("1x1_s1", self.arithmetic))
+        return self._constant(name, _constant_suffixes("1x1_s1", self.arithmetic))
 
     def _constant(self, name: str, keys: Sequence[str]) -> float:
         constants = self.gpu.efficiency
@@ -131,18 +133,18 @@ class RooflineMachine:
         return cold_reads + cold_writes, cycles
 
 
-class Batch:
+class KernelBatch:
     """Sizes of kernels as columns, one row for each kernel, or for each element of one with array sizes."""
 
     def __init__(self, kernels: Sequence[Kernel] | Kernel):
         if isinstance(kernels, Kernel):
-            sizes = np.broadcast_arrays(*map(np.atleast_1d, SIZES(kernels)))
+            sizes = np.broadcast_arrays(*map(np.atleast_1d, KERNEL_SIZES(kernels)))
             columns = np.array(sizes, dtype=float)[:, None]
         else:
-            columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
+            columns = np.array([[KERNEL_SIZES(kernel)] for kernel in kernels], dtype=float).T
         self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
-        self.layers, self.blocks, self.again = (c.T for c in columns[9:12])
+        self.layers, self.blocks, self.l2_rereads = (c.T for c in columns[9:12])
         self.tensor_macs, self.fragments, self.moved_fragments, self.steps = (c.T for c in columns[12:16])
         self.stride, self.operations = (c.T for c in columns[16:18])
 
@@ -155,7 +157,7 @@ class GemmTilings:
         sizes = np.array(self.choices, dtype=float).T
         self.tm, self.tn, self.split = sizes[..., None] if by_row else sizes
         self.area = self.tm * self.tn
-        self.relative = self.area / (self.tm + self.tn) / LARGEST
+        self.relative = self.area / (self.tm + self.tn) / MAX_TILE_INTENSITY
         self.side = np.sqrt(self.area) / 64
         self.extra_splits = np.where(self.split > 1, self.split, 0.0)
 
@@ -181,8 +183,8 @@ def family(kernel: Kernel) -> str:
     """
     if kernel.kind == "stream":
         return kernel.kind
-    few = kernel.groups == 1 and kernel.k <= IMAGE_CHANNELS * kernel.window
-    if kernel.kind == "gemm" and kernel.window > 1 and few:
+    is_image = kernel.groups == 1 and kernel.k <= IMAGE_CHANNELS * kernel.window
+    if kernel.kind == "gemm" and kernel.window > 1 and is_image:
         return "image"
     side = next((side for side in (1, 3, 5) if kernel.window <= side * side), 7)
     shape = f"{side}x{side}_s{min(kernel.stride, 2)}"

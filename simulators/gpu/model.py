@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.machine import Batch, Demand, GemmTilings, RooflineMachine, family, tiling
+from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
 KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
@@ -58,7 +58,7 @@ class KernelCost:
     l2_bytes: float
     tile: tuple[int, int, int] | None
     blocks: int
-    known: Known = Known.ANALYTIC
+    known: Provenance = Provenance.ANALYTIC
     device: str = ""
     energies_pj: dict[str, float] | None = None
 
@@ -125,40 +125,45 @@ def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) ->
     groups: dict[tuple, list[int]] = {}
     for position, request in enumerate(requests):
         kernel = request.kernel
-        alike = kernel.kind, family(kernel), kernel.tile, bool(kernel.fragments), bool(kernel.again_bytes)
-        groups.setdefault((request.channels, *alike), []).append(position)
+        key = kernel.kind, family(kernel), kernel.tile, bool(kernel.fragments), bool(kernel.again_bytes)
+        groups.setdefault((request.channels, *key), []).append(position)
     costs: dict[int, KernelCost] = {}
-    for (channels, kind, of_family, tile, *_), positions in groups.items():
-        machine = RooflineMachine(gpu, dtype, channels, of_family)
+    for (channels, kind, family_name, tile, *_), positions in groups.items():
+        machine = RooflineMachine(gpu, dtype, channels, family_name)
         tilings = None if tile is None else GemmTilings([tiling(tile)])
         for begin in range(0, len(positions), KERNELS_AT_ONCE):
             part = positions[begin : begin + KERNELS_AT_ONCE]
-            batch = Batch([requests[position].kernel for position in part])
-            costs |= zip(part, _fastest(demands(kind, batch, machine, tilings), machine))
+            batch = KernelBatch([requests[position].kernel for position in part])
+            costs |= zip(part, _fastest_costs(demands(kind, batch, machine, tilings), machine))
     return [costs[position] for position in range(len(requests))]
 
 
-def _fastest(ways: Sequence[Demand], machine: RooflineMachine) -> list[KernelCost]:
+def _fastest_costs(alternatives: Sequence[Demand], machine: RooflineMachine) -> list[KernelCost]:
     """Costs of kernels; each takes the fastest of the `ways`, the first of equally fast ones."""
-    cycles = [execution_cycles(demand, machine) for demand in ways]
-    at = [each.argmin(axis=1) for each in cycles]
-    least = np.array([each[np.arange(len(each)), tilings] for each, tilings in zip(cycles, at)])
-    chosen = least.argmin(axis=0).tolist()
-    columns = [_columns(demand, tilings) for demand, tilings in zip(ways, at)]
+    cycles = [execution_cycles(demand, machine) for demand in alternatives]
+    best_tilings = [cycle_table.argmin(axis=1) for cycle_table in cycles]
+    min_cycles = np.array(
+        [
+            cycle_table[np.arange(len(cycle_table)), tilings]
+            for cycle_table, tilings in zip(cycles, best_tilings)
+        ]
+    )
+    fastest = min_cycles.argmin(axis=0).tolist()
+    columns = [_columns(demand, tilings) for demand, tilings in zip(alternatives, best_tilings)]
     costs = []
-    for row, way in enumerate(chosen):
-        compute, l2, dram, dram_bytes, l2_bytes, blocks = (column[row] for column in columns[way])
-        tilings = ways[way].tilings
+    for row, choice in enumerate(fastest):
+        compute, l2, dram, dram_bytes, l2_bytes, blocks = (column[row] for column in columns[choice])
+        tilings = alternatives[choice].tilings
         costs.append(
             KernelCost(
                 launch_ns=machine.gpu.launch_ns,
-                execution_ns=float(least[way, row]) / machine.cycles_per_ns,
+                execution_ns=float(min_cycles[choice, row]) / machine.cycles_per_ns,
                 compute_ns=compute / machine.cycles_per_ns,
                 l2_ns=l2 / machine.cycles_per_ns,
                 dram_ns=dram / machine.cycles_per_ns,
                 dram_bytes=dram_bytes,
                 l2_bytes=l2_bytes,
-                tile=None if tilings is None else tilings.choices[at[way][row]],
+                tile=None if tilings is None else tilings.choices[best_tilings[choice][row]],
                 blocks=int(blocks),
             )
         )
@@ -176,7 +181,7 @@ def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
 def kernels_ns(kernels: Kernel, gpu: GpuSpec, *, dtype: str, channels: int | None = None) -> np.ndarray:
     """Execution of many kernels of kind ``stream``, given as one with arrays as sizes; see `kernel_cost`."""
     machine = RooflineMachine(gpu, dtype, channels, "stream")
-    (demand,) = demands("stream", Batch(kernels), machine)
+    (demand,) = demands("stream", KernelBatch(kernels), machine)
     return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns
 
 

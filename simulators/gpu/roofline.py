@@ -56,9 +56,9 @@ from pimflow.simulators.gpu import emitted
 from pimflow.simulators.gpu.machine import (
     CHANNEL_ALIGNMENT,
     ITERATION_K,
-    Batch,
     Demand,
     GemmTilings,
+    KernelBatch,
     RooflineMachine,
     gemm_tilings,
 )
@@ -82,11 +82,11 @@ def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.nd
     return np.clip(resident, 1, RESIDENT_BLOCKS)
 
 
-def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
+def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
     """Demands of implicit GEMMs, one column for each tiling."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
     element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
-    if machine.waits:
+    if machine.models_emitted:
         return emitted.gemm_demand(batch, machine, tilings)
     k = batch.window * np.ceil(batch.k / batch.window / align) * align
     rows, columns = np.ceil(batch.m / tilings.tm), np.ceil(batch.n / tilings.tn)
@@ -112,22 +112,22 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
     port = blocks_per_sm * (tile_loads + tile_stores)
     l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
 
-    again = np.minimum(batch.inputs * (columns - 1), batch.weights * (rows - 1))
+    rereads = np.minimum(batch.inputs * (columns - 1), batch.weights * (rows - 1))
     # A write-through L2 sends the partial sums on to DRAM.
     outputs = batch.outputs + partials * (gpu.write_factor - 1) / gpu.write_factor
     dram_bytes, dram = machine.dram_traffic(
-        batch.inputs, batch.weights, outputs, machine["reread"] * _overflow(batch, machine) * again
+        batch.inputs, batch.weights, outputs, machine["reread"] * _overflow(batch, machine) * rereads
     )
     fixed = machine["kernel_cycles"] + np.where(tilings.split > 1, machine["split_cycles"], 0.0)
     return Demand(np.maximum(busy, latency), l2, dram, fixed, dram_bytes, l2_bytes, blocks, tilings)
 
 
-def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
+def simd_demand(batch: KernelBatch, machine: RooflineMachine, share: str) -> Demand:
     """Demands of kernels that move their bytes once; constant `share` is their share of the SIMD peak."""
     sms = machine.gpu.sms
     waves = np.maximum(np.ceil(batch.blocks / sms), 1.0)
     uneven = np.where(batch.blocks > 0, waves * sms / np.maximum(batch.blocks, 1.0), 1.0)
-    l2_bytes = batch.inputs + batch.weights + batch.outputs + batch.again
+    l2_bytes = batch.inputs + batch.weights + batch.outputs + batch.l2_rereads
     l2 = l2_bytes / np.minimum(machine.l2_rate, sms * machine.port_rate / uneven)
     rate = machine.simd_fma * machine[share]
     rate = np.where(batch.blocks > 0, np.minimum(rate, PRODUCTS_READ), rate)
@@ -135,30 +135,30 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
     if batch.fragments.any():
         compute = compute + _fragment_cycles(batch, machine, uneven, waves)
     rereads = 0.0
-    if batch.again.any():
-        rereads = machine["reread"] * _overflow(batch, machine) * batch.again
+    if batch.l2_rereads.any():
+        rereads = machine["reread"] * _overflow(batch, machine) * batch.l2_rereads
     dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs, rereads)
     return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
 
 
 def _fragment_cycles(
-    batch: Batch, machine: RooflineMachine, uneven: np.ndarray, waves: np.ndarray
+    batch: KernelBatch, machine: RooflineMachine, uneven: np.ndarray, waves: np.ndarray
 ) -> np.ndarray:
     """Cycles on tensor cores of kernels that compute several layers in tiles."""
-    each = uneven / machine.gpu.sms
-    multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine.of_products("mma")) * each
-    moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * each
-    step = machine.of_products("iteration_cycles") * FRAGMENT / ITERATION_K["fp16"]
+    share_of_sm = uneven / machine.gpu.sms
+    multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine.product_constant("mma")) * share_of_sm
+    moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * share_of_sm
+    step = machine.product_constant("iteration_cycles") * FRAGMENT / ITERATION_K["fp16"]
     return np.maximum(np.maximum(multiplied, moved), batch.steps * waves * step)
 
 
-def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
+def _overflow(batch: KernelBatch, machine: RooflineMachine) -> np.ndarray:
     """Share of the smaller operand that is evicted from the L2 before it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
-def _with_maps(demand: Demand, maps: Batch, machine: RooflineMachine) -> Demand:
+def _with_maps(demand: Demand, maps: KernelBatch, machine: RooflineMachine) -> Demand:
     """`demand` of products, with a second launch that scales a map; split-K has this launch anyway."""
     stream = RooflineMachine(machine.gpu, machine.dtype, machine.channels, "stream")
     second, launch = simd_demand(maps, stream, "stream"), machine.gpu.launch_ns * machine.cycles_per_ns
@@ -174,25 +174,29 @@ def _with_maps(demand: Demand, maps: Batch, machine: RooflineMachine) -> Demand:
 
 
 def demands(
-    kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
+    kind: str, batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings | None = None
 ) -> list[Demand]:
     """Demands of kernels of one kind, in the given tilings or in all tilings of the kind.
 
     A GEMM that is known to run as a matrix-vector product has kind ``row``.
     """
     operations = batch.operations / (machine.gpu.sms * machine.simd_fma)
-    found = _demands_of_kind(kind, batch, machine, tilings)
-    return [dataclasses.replace(demand, operations=operations) for demand in found]
+    kind_demands = _kind_demands(kind, batch, machine, tilings)
+    return [dataclasses.replace(demand, operations=operations) for demand in kind_demands]
 
 
-def _demands_of_kind(
-    kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None
+def _kind_demands(
+    kind: str, batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings | None
 ) -> list[Demand]:
     """`demands` without the operations beside multiply-accumulates."""
-    if machine.waits and kind in ("row", "gemm") and (apart := emitted.map_apart(batch, machine)):
-        alone, maps = apart
-        return [_with_maps(demand, maps, machine) for demand in demands(kind, alone, machine, tilings)]
-    if machine.waits and kind in ("row", "depthwise"):
+    if (
+        machine.models_emitted
+        and kind in ("row", "gemm")
+        and (parts := emitted.split_map_scaling(batch, machine))
+    ):
+        products, maps = parts
+        return [_with_maps(demand, maps, machine) for demand in demands(kind, products, machine, tilings)]
+    if machine.models_emitted and kind in ("row", "depthwise"):
         return [emitted.simd_demand(batch, machine, row=kind == "row")]
     if kind == "row":
         return [simd_demand(batch, machine, "gemv")]
@@ -213,5 +217,5 @@ def _demands_of_kind(
 def execution_cycles(demand: Demand, machine: RooflineMachine) -> np.ndarray:
     """Cycles of kernels (rows) in several tilings (columns)."""
     p = machine["overlap"] if demand.overlap is None else demand.overlap
-    taken = (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p)
-    return np.maximum(taken, demand.operations) + demand.fixed
+    overlapped = (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p)
+    return np.maximum(overlapped, demand.operations) + demand.fixed

@@ -75,7 +75,7 @@ class Sample:
     emitted: bool = False
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """Whether a residual addition is fused.
 
         The library then has fewer kernels to choose from, which the analytic model does not know. So its
@@ -89,19 +89,19 @@ class Sample:
         return "row" if "row" in self.classes else self.kernel.kind
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """Whether it is a run of Accel-Sim, whose memory channels are known."""
         return self.channels is not None
 
     @property
-    def fit(self) -> bool:
+    def is_fit_sample(self) -> bool:
         """Whether models may be fitted to it; the other half of the shapes tests the fit."""
         return zlib.crc32(self.shape.encode()) % 2 == 0
 
 
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
     """The classes of `CLASSES` to which a convolution belongs."""
-    if geometry.depthwise:
+    if geometry.is_depthwise:
         family = "depthwise"
     elif (geometry.kh, geometry.kw) == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
         family = f"3x3_s{geometry.stride[0]}"
@@ -111,7 +111,7 @@ def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
     return ("all", family, *small)
 
 
-def _tensorrt(row: dict[str, str]) -> Sample:
+def _tensorrt_sample(row: dict[str, str]) -> Sample:
     n, ic, ih, iw, oc, k, stride = (int(row[name]) for name in ("n", "ic", "ih", "iw", "oc", "k", "stride"))
     geometry = ConvGeometry(
         n=n,
@@ -126,10 +126,10 @@ def _tensorrt(row: dict[str, str]) -> Sample:
         groups=ic if row["type"].lower() == "depthwise" else 1,
     )
     fused = bool(int(row.get("elmt_fused") or 0))
-    return _convolution(geometry, row, f"{n},{ic},{ih},{iw},{oc},{k},{stride}", fused)
+    return _convolution_sample(geometry, row, f"{n},{ic},{ih},{iw},{oc},{k},{stride}", fused)
 
 
-def _deepbench(row: dict[str, str]) -> Sample:
+def _deepbench_sample(row: dict[str, str]) -> Sample:
     names = ("n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w")
     sizes = [int(row[name]) for name in names]
     n, ic, ih, iw, oc, kh, kw, pad_h, pad_w, stride_h, stride_w = sizes
@@ -144,10 +144,12 @@ def _deepbench(row: dict[str, str]) -> Sample:
         stride=(stride_h, stride_w),
         padding=(pad_h, pad_w, pad_h, pad_w),
     )
-    return _convolution(geometry, row, ",".join(map(str, sizes)))
+    return _convolution_sample(geometry, row, ",".join(map(str, sizes)))
 
 
-def _convolution(geometry: ConvGeometry, row: dict[str, str], shape: str, fused: bool = False) -> Sample:
+def _convolution_sample(
+    geometry: ConvGeometry, row: dict[str, str], shape: str, fused: bool = False
+) -> Sample:
     dtype, measured_ns = STORAGE.get(row["dtype"], row["dtype"]), float(row["ms"]) * 1e6
     if min(geometry.n, geometry.c, geometry.oc, geometry.oh, geometry.ow) < 1 or not 0 < measured_ns < inf:
         raise ValueError("sizes and latency are positive numbers")
@@ -163,7 +165,7 @@ def _convolution(geometry: ConvGeometry, row: dict[str, str], shape: str, fused:
     )
 
 
-def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
+def _accel_sim_sample(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
     name, dtype, tile = row["kernel"], "fp16", None
     if row["M"]:
         m, n, k = int(row["M"]), int(row["N"]), int(row["K"])
@@ -199,7 +201,7 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
     )
 
 
-def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
+def _pimflow_sample(row: dict[str, str], gpu: GpuSpec) -> Sample:
     """A kernel that pimflow emitted; kind ``gemm`` without a tile is the product of a row with a matrix."""
     kernel = _kernel(row)
     tile = tuple(int(row[name]) for name in ("tile_m", "tile_n", "split")) if row["tile_m"] else None
@@ -218,7 +220,7 @@ def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
     )
 
 
-def _measured(row: dict[str, str]) -> Sample | None:
+def _card_sample(row: dict[str, str]) -> Sample | None:
     """A kernel that was measured on a GPU; None if the GPU could not run it."""
     if not row["cold_ns"]:
         return None
@@ -260,15 +262,15 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     if columns >= TENSORRT:
-        parse = _tensorrt
+        parse = _tensorrt_sample
     elif columns >= DEEPBENCH:
-        parse = _deepbench
+        parse = _deepbench_sample
     elif columns >= EMITTED:
-        parse = functools.partial(_emitted, gpu=gpu)
+        parse = functools.partial(_pimflow_sample, gpu=gpu)
     elif columns >= MEASURED:
-        parse = _measured
+        parse = _card_sample
     elif columns >= ACCELSIM:
-        parse = functools.partial(_simulated, gpu=gpu)
+        parse = functools.partial(_accel_sim_sample, gpu=gpu)
     else:
         raise TraceError(f"{path}: columns are neither those of latencies nor of Accel-Sim cycles")
     samples = []
@@ -321,9 +323,9 @@ def validate(
         ``{dtype: {class: {count, median_ape, mape, largest_ape, bias, kendall_tau}}}``; errors are fractions,
         ``bias`` is their signed mean; the rank correlation is None for fewer than two kernels or equal times.
     """
-    known = [sample for sample in samples if has_rate(gpu, sample.dtype)]
+    rated_samples = [sample for sample in samples if has_rate(gpu, sample.dtype)]
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for sample, total_ns in zip(known, predicted_ns(known, gpu)):
+    for sample, total_ns in zip(rated_samples, predicted_ns(rated_samples, gpu)):
         for name in sample.classes:
             pairs = groups.setdefault(sample.dtype, {}).setdefault(name, [])
             pairs.append((sample.measured_ns, total_ns))

@@ -20,11 +20,11 @@ from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import KernelCost
 
 STEPS = 16  # equal parts of the weights, each of which lies in one set of channels or the other
-_FIRSTS = tuple(step / STEPS for step in range(STEPS + 1))
+_FIRST_SHARES = tuple(step / STEPS for step in range(STEPS + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class TrafficShares:
     """Shares of tensors in a kernel's traffic, as pairs for DRAM and for the L2; each sums to 1.
 
     Attributes
@@ -44,25 +44,25 @@ class Traffic:
     result: tuple[float, float]
     rest: tuple[float, float]
     read_bytes: int
-    again: float
+    reread_share: float
     tiled: bool
 
     @classmethod
-    def of(cls, kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> Traffic:
+    def from_cost(cls, kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> TrafficShares:
         """The shares of a kernel that costs `cost` with all channels."""
         machine = RooflineMachine(gpu, dtype, family=family(kernel))
         factor = gpu.write_factor / machine["dram_write"]  # time of a written byte over a read one
         split = bool(cost.tile and cost.tile[2] > 1)
-        once = kernel.input_bytes + kernel.weight_bytes
-        more = max(cost.dram_bytes - once - kernel.output_bytes * gpu.write_factor, 0.0)
-        read, rest = (kernel.input_bytes, more) if split else (kernel.input_bytes + more, 0.0)
+        unique_bytes = kernel.input_bytes + kernel.weight_bytes
+        extra_bytes = max(cost.dram_bytes - unique_bytes - kernel.output_bytes * gpu.write_factor, 0.0)
+        read, rest = (kernel.input_bytes, extra_bytes) if split else (kernel.input_bytes + extra_bytes, 0.0)
         dram = (read, kernel.weight_bytes, kernel.output_bytes * factor, rest)
         loads = max(cost.l2_bytes - kernel.output_bytes, 0.0)
-        first = kernel.input_bytes / max(once, 1)
+        row_share = kernel.input_bytes / max(unique_bytes, 1)
         if cost.tile:
             rows, columns, _ = cost.tile
-            first = rows / (rows + columns)
-        l2 = (loads * first, loads * (1 - first), kernel.output_bytes, 0.0)
+            row_share = rows / (rows + columns)
+        l2 = (loads * row_share, loads * (1 - row_share), kernel.output_bytes, 0.0)
         shares = [[part / max(sum(parts), 1e-9) for part in parts] for parts in (dram, l2)]
         read_share, weights, result, rest = zip(*shares)
         return cls(
@@ -71,7 +71,7 @@ class Traffic:
             result=result,
             rest=rest,
             read_bytes=kernel.input_bytes,
-            again=0.0 if split else more / max(sum(dram), 1e-9),
+            reread_share=0.0 if split else extra_bytes / max(sum(dram), 1e-9),
             tiled=cost.tile is not None,
         )
 
@@ -79,7 +79,7 @@ class Traffic:
         """Upper bound on the share of an input tensor of `read_bytes` bytes in DRAM or L2 traffic."""
         part = min(read_bytes / max(self.read_bytes, 1), 1.0)
         # It is not known which input is read again, or by the most tiles: assume this one.
-        from_dram = part * (self.read[0] - self.again) + self.again
+        from_dram = part * (self.read[0] - self.reread_share) + self.reread_share
         return min(max(from_dram, self.read[1] if self.tiled else part * self.read[1]), 1.0)
 
     def balance(
@@ -96,25 +96,25 @@ class Traffic:
         read_in, result_in : mapping
             By set, the parts of the inputs, and of the result, that lie there.
         """
-        one, _ = sets
+        first_set, _ = sets
         loads = [
             (
-                self.read[kind] * read_in[each],
+                self.read[kind] * read_in[channel_set],
                 self.weights[kind],
-                each == one,
-                self.result[kind] * result_in[each],
+                channel_set == first_set,
+                self.result[kind] * result_in[channel_set],
                 self.rest[kind] * share,
                 share,
             )
             for kind in (0, 1)
-            for each, share in sets.items()
+            for channel_set, share in sets.items()
         ]
         best = math.inf
-        for first in (sets[one], *_FIRSTS):
-            most, second = 1.0, 1 - first
-            for read, weights, is_first, result, rest, share in loads:
-                load = (read + weights * (first if is_first else second) + result + rest) / share
-                if load > most:
-                    most = load
-            best = min(best, most)
+        for first_share in (sets[first_set], *_FIRST_SHARES):
+            max_load, second_share = 1.0, 1 - first_share
+            for read, weights, in_first, result, rest, share in loads:
+                load = (read + weights * (first_share if in_first else second_share) + result + rest) / share
+                if load > max_load:
+                    max_load = load
+            best = min(best, max_load)
         return best

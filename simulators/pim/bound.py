@@ -70,7 +70,7 @@ def lower_bound(
     return min(bounds, key=lambda bound: bound.cycles)
 
 
-def plain_bound(
+def simple_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> int:
     """The usual estimate in cycles: the larger of COMPs with row changes, and bus transfers.
@@ -79,7 +79,7 @@ def plain_bound(
     short layer may have no refresh, so for it this is not a lower bound. Parameters as in `lower_bound`.
     """
     mappings = _mappings(geometry, pim, dtype, channels, pixels)
-    slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
+    slots = min(channel.simple_cycles(*mapping) for channel, *mapping in mappings)
     return math.ceil(slots / (1 - pim.refresh_share))
 
 
@@ -87,17 +87,19 @@ def _mappings(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None
 ) -> Iterator[tuple[_Channel, int, int, int, int]]:
     """Every mapping: channel, units, tiles, `u` and `w`."""
-    for one, vectors, gangs in _alike(geometry, pim, pixels):
-        channel = _Channel(one, pim, dtype, gangs)
+    for layer, vectors, gangs in _dense_equivalents(geometry, pim, pixels):
+        channel = _Channel(layer, pim, dtype, gangs)
         units = -(-vectors * channel.tiles // channels)
         for tiles in range(-(-units // vectors), min(channel.tiles, units) + 1):
-            most = tiles if channel.chunks == 1 or channel.resumes else min(tiles, pim.accumulators)
-            for together in range(1, most + 1):
+            max_tiles_per_write = (
+                tiles if channel.chunks == 1 or channel.can_resume else min(tiles, pim.accumulators)
+            )
+            for tiles_per_write in range(1, max_tiles_per_write + 1):
                 for slots in range(1, channel.slots + 1):
-                    yield channel, units, tiles, together, slots
+                    yield channel, units, tiles, tiles_per_write, slots
 
 
-def _alike(
+def _dense_equivalents(
     geometry: ConvGeometry, pim: PimSpec, pixels: int | None
 ) -> Iterator[tuple[ConvGeometry, int, int]]:
     """Dense convolutions with the same number of products, each with its pixels and the gangs of a tile.
@@ -107,15 +109,21 @@ def _alike(
     """
     pixels = geometry.pixels if pixels is None else pixels
     outputs = geometry.oc // geometry.groups
-    for together in range(1, geometry.groups + 1):
+    for groups_per_matrix in range(1, geometry.groups + 1):
         # Groups that do not fit into one tile may as well be in several matrices.
-        if geometry.groups % together == 0 and (together == 1 or together * outputs <= pim.banks):
+        if geometry.groups % groups_per_matrix == 0 and (
+            groups_per_matrix == 1 or groups_per_matrix * outputs <= pim.banks
+        ):
             for gangs in range(1, pim.gangs + 1):
                 if pim.gangs % gangs == 0:
-                    yield geometry.dense(together), pixels * (geometry.groups // together), gangs
+                    yield (
+                        geometry.dense(groups_per_matrix),
+                        pixels * (geometry.groups // groups_per_matrix),
+                        gangs,
+                    )
 
 
-def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
+def _mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
     """Cycles beyond the transfer itself that a device needs to change between its bus and its banks and back.
 
     Only rules of `levels` count. The first is from the last COMP before a READRES to the first COMP after it,
@@ -125,8 +133,8 @@ def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
 
     def gap(before: str, after: str) -> int:
         rules = (rule for rule in pim.constraints if before in rule.before and after in rule.after)
-        kept = (rule for rule in rules if rule.window == 1 and rule.level in levels)
-        return max((pim.timing[rule.latency] for rule in kept), default=0)
+        level_rules = (rule for rule in rules if rule.window == 1 and rule.level in levels)
+        return max((pim.timing[rule.latency] for rule in level_rules), default=0)
 
     n = pim.timing
     if not all(itertools.starmap(gap, itertools.permutations(("GWRITE", "READRES", "COMP"), 2))):
@@ -148,124 +156,152 @@ class _Channel:
         self.chunks = -(-columns // pim.buffer_columns)
         self.columns = -(-columns // self.chunks)
         self.slots = pim.buffer_columns // self.columns if self.chunks == 1 else 1
-        self.per_row = pim.columns_per_row // pim.buffer_columns
+        self.chunks_per_row = pim.columns_per_row // pim.buffer_columns
         self.buffers, self.gangs = pim.global_buffers, gangs
         self.latches = pim.global_buffers * pim.accumulators
-        self.resumes = self.chunks > 1 and pim.writes_latches
+        self.can_resume = self.chunks > 1 and pim.can_write_latches
         self.tiles = -(-geometry.oc // (gangs * pim.banks_per_gang))
-        self.comp = self.columns * n["nCCDS"]
-        self.write, self.result = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
+        self.comp_cycles = self.columns * n["nCCDS"]
+        self.write_cycles, self.result_cycles = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
         self.nCCDS, self.nREFI = n["nCCDS"], n["nREFI"]
-        self.turn = max(0, n["nTURN"] - n["nBL"])
+        self.turn_cycles = max(0, n["nTURN"] - n["nBL"])
         window = max(1, _FOUR_ACTIVATIONS // pim.banks_per_gang)
-        self.opening = max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
-        self.switch = n["nRTP"] + n["nRP"] + self.opening - n["nCCDS"]
-        self.refresh = n["nRFC"] + gangs - 1
-        self.ahead = pim.refreshes_ahead
+        self.opening_cycles = (
+            max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
+        )
+        self.switch_cycles = n["nRTP"] + n["nRP"] + self.opening_cycles - n["nCCDS"]
+        self.refresh_cycles = n["nRFC"] + gangs - 1
+        self.refreshes_ahead = pim.refreshes_ahead
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
-        self.early = max(0, n["nBL"] - n["nTURN"])
-        self.between_units, self.between_chunks = _changes(pim, ("channel", "buffer"))
-        self.between_reads, self.between_writes = _changes(pim, ("channel",))
-        self.exposed_writes: dict[int, list[tuple[float, float]]] = {}
-        self.tail = n["nTREE"] + n["nCL"] + self.result
+        self.overlap_cycles = max(0, n["nBL"] - n["nTURN"])
+        self.between_units, self.between_chunks = _mode_changes(pim, ("channel", "buffer"))
+        self.between_reads, self.between_writes = _mode_changes(pim, ("channel",))
+        self.write_costs: dict[int, list[tuple[float, float]]] = {}
+        self.tail_cycles = n["nTREE"] + n["nCL"] + self.result_cycles
 
-    def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
+    def simple_cycles(self, units: int, tiles: int, tiles_per_write: int, slots: int) -> int:
         """Cycles of COMPs with row changes, or of bus transfers if these take longer, of a mapping."""
-        changes = self._visits(units, tiles, together, slots) - 1
-        written = self._writes(units, tiles, together) * self.write
-        return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
+        changes = self._row_openings(units, tiles, tiles_per_write, slots) - 1
+        write_cycles = self._vector_writes(units, tiles, tiles_per_write) * self.write_cycles
+        return max(
+            units * self.chunks * self.comp_cycles + changes * self.switch_cycles,
+            write_cycles + units * self.result_cycles,
+        )
 
-    def bound(self, units: int, tiles: int, together: int, slots: int) -> LatencyBound:
+    def bound(self, units: int, tiles: int, tiles_per_write: int, slots: int) -> LatencyBound:
         """The lower bound of one mapping."""
-        comp = units * self.chunks * self.comp
-        visits = self._visits(units, tiles, together, slots)
-        moving = self._moving(units, tiles, together, slots)
-        first = 1 + max(self.write, self.opening)
+        comp = units * self.chunks * self.comp_cycles
+        visits = self._row_openings(units, tiles, tiles_per_write, slots)
+        bus_cycles = self._bus_cycles(units, tiles, tiles_per_write, slots)
+        first = 1 + max(self.write_cycles, self.opening_cycles)
         # The busiest latch works serially: its buffer is written, then computes.
         units_of_latch = -(-units // self.latches)
-        vectors = -(-units_of_latch // together)
+        vectors = -(-units_of_latch // tiles_per_write)
         if self.chunks > 1:
-            rounds = -(-units_of_latch // together) if self._resumed(units, together) else units_of_latch
+            rounds = (
+                -(-units_of_latch // tiles_per_write)
+                if self._partial_reads(units, tiles_per_write)
+                else units_of_latch
+            )
             vectors = rounds * self.chunks - (rounds - 1 if tiles > 1 else 0)
-        chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
+        chain = (
+            1
+            + vectors * self.write_cycles
+            + units_of_latch * self.chunks * self.comp_cycles
+            - self.nCCDS
+            + self.tail_cycles
+        )
         chain += (units_of_latch - 1) * self.between_units
         chain += max(0, vectors - units_of_latch) * self.between_chunks
         # During a refresh and until rows are open again, the bus can end a GWRITE and fill the buffers.
         stalled = (
-            self.switch
-            + self.refresh
-            - self.buffers * slots * self.write
-            - self.latches * self.result
-            - 2 * self.turn
+            self.switch_cycles
+            + self.refresh_cycles
+            - self.buffers * slots * self.write_cycles
+            - self.latches * self.result_cycles
+            - 2 * self.turn_cycles
         )
-        stalled = max(0, stalled, self.nRFC - slots * self.write + self.nBL)
+        stalled = max(0, stalled, self.nRFC - slots * self.write_cycles + self.nBL)
         cycles, refreshes = 0, -1
-        while refreshes < (due := max(0, max(0, cycles - self.tail) // self.nREFI - self.ahead)):
+        while refreshes < (
+            due := max(0, max(0, cycles - self.tail_cycles) // self.nREFI - self.refreshes_ahead)
+        ):
             refreshes = due
             # Rows that a refresh closed are reopened: a row change, at best one that was planned anyway.
             changes = max(visits - 1, refreshes)
-            exposed = self._exposed(units, tiles, together, slots, refreshes)
-            activation = max(changes * self.switch, exposed, self._changing(units, tiles, together))
-            computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
-            moved = 1 + moving + refreshes * stalled + self.nCL
-            cycles = max(computing, moved, chain + refreshes * self.nRFC)
+            idle_cycles = self._idle_cycles(units, tiles, tiles_per_write, slots, refreshes)
+            activation = max(
+                changes * self.switch_cycles,
+                idle_cycles,
+                self._mode_change_cycles(units, tiles, tiles_per_write),
+            )
+            comp_end = (
+                first + comp - self.nCCDS + activation + refreshes * self.refresh_cycles + self.tail_cycles
+            )
+            bus_end = 1 + bus_cycles + refreshes * stalled + self.nCL
+            cycles = max(comp_end, bus_end, chain + refreshes * self.nRFC)
         return LatencyBound(
             cycles=cycles,
             comp_cycles=comp,
             activation_cycles=activation,
-            bus_cycles=moving,
+            bus_cycles=bus_cycles,
             refreshes=refreshes,
             gangs=self.gangs,
             tiles=tiles,
-            tiles_per_write=together,
+            tiles_per_write=tiles_per_write,
             pixels_per_write=slots,
         )
 
-    def _writes(self, units: int, tiles: int, together: int) -> int:
+    def _vector_writes(self, units: int, tiles: int, tiles_per_write: int) -> int:
         """Least number of vectors written: each is used for `together` tiles; units may share the last."""
         if self.chunks == 1:
-            return -(-units // together)
-        rounds = -(-units // together)
+            return -(-units // tiles_per_write)
+        rounds = -(-units // tiles_per_write)
         return rounds * self.chunks - (rounds if tiles > 1 else 0)
 
-    def _resumed(self, units: int, together: int) -> int:
+    def _partial_reads(self, units: int, tiles_per_write: int) -> int:
         """Least number of READRESs of incomplete sums, each of which needs a WRBIAS later.
 
         When the buffers get other chunks, sums in the latches stay there; all other sums have to be resumed.
         """
-        if not self.resumes or together <= self.latches // self.buffers:
+        if not self.can_resume or tiles_per_write <= self.latches // self.buffers:
             return 0
-        kept = -(-units // together) * self.latches
-        return max(0, units - kept) * (-(-self.chunks // self.buffers) - 1)
+        latch_units = -(-units // tiles_per_write) * self.latches
+        return max(0, units - latch_units) * (-(-self.chunks // self.buffers) - 1)
 
-    def _changing(self, units: int, tiles: int, together: int) -> int:
+    def _mode_change_cycles(self, units: int, tiles: int, tiles_per_write: int) -> int:
         """Cycles without a COMP on devices whose banks wait while the bus works; zero on others.
 
         A run of READRESs reads each latch once; a buffer is written once between two of its COMPs.
         """
         if not self.between_reads:
             return 0
-        reads, writes = units + self._resumed(units, together), self._writes(units, tiles, together)
+        reads, writes = (
+            units + self._partial_reads(units, tiles_per_write),
+            self._vector_writes(units, tiles, tiles_per_write),
+        )
         runs = -(-reads // self.latches)
         runs_of_writes = -(-writes // (self.buffers * self.slots))
         waiting = (runs - 1) * self.between_reads + max(0, runs_of_writes - runs) * self.between_writes
-        return waiting + max(0, writes - self.buffers * self.slots) * self.write
+        return waiting + max(0, writes - self.buffers * self.slots) * self.write_cycles
 
-    def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
+    def _row_openings(self, units: int, tiles: int, tiles_per_write: int, slots: int) -> int:
         """Least number of opened rows.
 
         A row can be used with vectors that are written while it is open, and with those in the buffers
         before.
         """
-        rows = -(-tiles * self.chunks // self.per_row)
-        if self.chunks > 1 and not self._resumed(units, together):
-            rows_of_unit = -(-self.chunks // self.per_row)
+        rows = -(-tiles * self.chunks // self.chunks_per_row)
+        if self.chunks > 1 and not self._partial_reads(units, tiles_per_write):
+            rows_of_unit = -(-self.chunks // self.chunks_per_row)
             return max(rows, -(-units // self.latches) * (rows_of_unit - 1) + 1)
-        again = -(-units * self.chunks // self.per_row) - self._writes(units, tiles, together)
-        return max(rows, 1 - (-again // (self.buffers * slots)))
+        extra_uses = -(-units * self.chunks // self.chunks_per_row) - self._vector_writes(
+            units, tiles, tiles_per_write
+        )
+        return max(rows, 1 - (-extra_uses // (self.buffers * slots)))
 
-    def _exposed(self, units: int, tiles: int, together: int, slots: int, refreshes: int) -> int:
+    def _idle_cycles(self, units: int, tiles: int, tiles_per_write: int, slots: int, refreshes: int) -> int:
         """Cycles without a COMP: row changes, and GWRITEs that neither row changes nor products hide.
 
         In a run of GWRITEs, each latch takes the products of one unit. A GWRITE during a row change costs
@@ -273,76 +309,88 @@ class _Channel:
         row need another visit. There are two lower bounds on the number of row changes; both hold, and so
         does any weighted mean of them.
         """
-        if self.chunks > 1 or self.per_row > 1:
+        if self.chunks > 1 or self.chunks_per_row > 1:
             return 0
-        vectors = self._writes(units, tiles, together)
+        vectors = self._vector_writes(units, tiles, tiles_per_write)
         # GWRITEs before the first COMP are free.
-        writes = -(-vectors // slots) - 2 - self.opening // (slots * self.write)
+        writes = -(-vectors // slots) - 2 - self.opening_cycles // (slots * self.write_cycles)
         if writes <= 0:
             return 0
-        others, held = max(tiles - 1, refreshes), (units - vectors) / (self.buffers * slots)
+        row_changes, vector_changes = max(tiles - 1, refreshes), (units - vectors) / (self.buffers * slots)
         return int(
             max(
-                (share * held + (1 - share) * others) * self.switch + writes * each
-                for share, each in self._exposed_writes(slots)
+                (share * vector_changes + (1 - share) * row_changes) * self.switch_cycles
+                + writes * write_cost
+                for share, write_cost in self._write_costs(slots)
             )
         )
 
-    def _exposed_writes(self, slots: int) -> list[tuple[float, float]]:
+    def _write_costs(self, slots: int) -> list[tuple[float, float]]:
         """For some weights of the mean, the least cost of a GWRITE in any run of GWRITEs."""
-        if slots not in self.exposed_writes:
-            self.exposed_writes[slots] = [
+        if slots not in self.write_costs:
+            self.write_costs[slots] = [
                 (
                     share,
                     min(
-                        (self._idle(count, behind, slots) + behind * share * self.switch / self.buffers)
+                        (
+                            self._write_run_idle(count, at_row_change, slots)
+                            + at_row_change * share * self.switch_cycles / self.buffers
+                        )
                         / count
                         for count in range(1, 2 * self.latches + 1)
-                        for behind in range(count + 1)
+                        for at_row_change in range(count + 1)
                     ),
                 )
                 for share in (0.0, 0.25, 0.5, 0.75, 1.0)
             ]
-        return self.exposed_writes[slots]
+        return self.write_costs[slots]
 
-    def _idle(self, count: int, behind: int, slots: int) -> int:
+    def _write_run_idle(self, count: int, at_row_change: int, slots: int) -> int:
         """Cycles without a COMP in a run of `count` GWRITEs, `behind` of which are at a row change."""
-        length, hidden = slots * self.write, self.latches * self.comp + self.nCCDS - 1
-        if behind:
-            return max(0, (count - behind) * length - hidden)
+        length, hidden = slots * self.write_cycles, self.latches * self.comp_cycles + self.nCCDS - 1
+        if at_row_change:
+            return max(0, (count - at_row_change) * length - hidden)
         if count == 1:  # its buffer computes in the turnaround at best
-            hidden -= self.comp - min(self.comp, self.turn + self.nCCDS - 1)
-        return max(0, count * length + self.turn - hidden)
+            hidden -= self.comp_cycles - min(self.comp_cycles, self.turn_cycles + self.nCCDS - 1)
+        return max(0, count * length + self.turn_cycles - hidden)
 
-    def _moving(self, units: int, tiles: int, together: int, slots: int) -> int:
+    def _bus_cycles(self, units: int, tiles: int, tiles_per_write: int, slots: int) -> int:
         """Cycles of the bus, which alternates between runs of GWRITEs and of READRESs.
 
         With one chunk, each latch takes the products of one unit between two reads, which limits the COMPs
         during a run of GWRITEs.
         """
-        vectors = self._writes(units, tiles, together)
-        written, read = vectors * (self.write - self.early), units * (self.result - self.early)
-        if resumed := self._resumed(units, together):
-            return written + read + 2 * resumed * (self.result - self.early) + self.turn
+        vectors = self._vector_writes(units, tiles, tiles_per_write)
+        write_total, read_total = (
+            vectors * (self.write_cycles - self.overlap_cycles),
+            units * (self.result_cycles - self.overlap_cycles),
+        )
+        if partial_reads := self._partial_reads(units, tiles_per_write):
+            return (
+                write_total
+                + read_total
+                + 2 * partial_reads * (self.result_cycles - self.overlap_cycles)
+                + self.turn_cycles
+            )
         if self.chunks > 1:  # a latch needs a write between two reads
-            return written + read + (2 * -(-units // self.latches) - 1) * self.turn
+            return write_total + read_total + (2 * -(-units // self.latches) - 1) * self.turn_cycles
         writes = -(-vectors // slots)
-        products = units * self.comp
+        products = units * self.comp_cycles
 
         def cycles(runs: int) -> int:
             # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
             single = max(0, 2 * runs - writes)
-            hidden = min(self.comp, self.turn + self.nCCDS - 1)
-            meanwhile = (runs * self.latches - single) * self.comp + single * hidden
-            turns = (2 * runs - 1) * self.turn
+            hidden = min(self.comp_cycles, self.turn_cycles + self.nCCDS - 1)
+            meanwhile = (runs * self.latches - single) * self.comp_cycles + single * hidden
+            turns = (2 * runs - 1) * self.turn_cycles
             # The last COMP during a run of READRESs may end after the run.
-            waiting = written + turns + products - meanwhile - runs * (self.nCCDS - 1)
-            return max(written + read + turns, waiting)
+            waiting = write_total + turns + products - meanwhile - runs * (self.nCCDS - 1)
+            return max(write_total + read_total + turns, waiting)
 
         # Between two reads of a latch, its buffer is written at most twice.
-        fewest = -(-writes // (2 * self.latches))
+        min_runs = -(-writes // (2 * self.latches))
         # One term rises with the number of runs, the other falls: the minimum is where they meet.
-        low, high = fewest, writes
+        low, high = min_runs, writes
         while low < high:
             runs = (low + high) // 2
             if cycles(runs + 1) < cycles(runs):
@@ -353,7 +401,7 @@ class _Channel:
 
 
 @functools.lru_cache(maxsize=1 << 16)  # every search of a network calls it for parts of layers
-def least_work_ns(
+def min_work_ns(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> float:
     """A lower bound for programs of any loop order: products or results of the busiest channel.
@@ -362,13 +410,15 @@ def least_work_ns(
     """
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
-    def cycles(one: ConvGeometry, vectors: int) -> int:
-        each = max(-(-one.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
-        return -(-vectors * -(-one.oc // pim.banks) // channels) * each
+    def cycles(layer: ConvGeometry, vectors: int) -> int:
+        unit_cycles = max(-(-layer.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
+        return -(-vectors * -(-layer.oc // pim.banks) // channels) * unit_cycles
 
     # With fewer gangs in a tile there are more units, so all gangs give the minimum.
-    ways = (each for each in _alike(geometry, pim, pixels) if each[-1] == pim.gangs)
-    return min(cycles(one, vectors) for one, vectors, _ in ways) * pim.tCK_ns
+    equivalents = (
+        equivalent for equivalent in _dense_equivalents(geometry, pim, pixels) if equivalent[-1] == pim.gangs
+    )
+    return min(cycles(layer, vectors) for layer, vectors, _ in equivalents) * pim.tCK_ns
 
 
 def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
@@ -419,24 +469,29 @@ def decode_limited_ns(
     """
     n = pim.timing
 
-    def apart(kind: str) -> int:
+    def burst_gap(kind: str) -> int:
         rules = (rule for rule in pim.constraints if kind in rule.before and kind in rule.after)
         return max(n[rule.latency] for rule in rules if rule.level == "channel")
 
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     reads = results / (channels * pim.banks)
-    written = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
-    alone = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
-    changing, _ = _changes(pim, ("channel", "buffer"))
+    write_cycles = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
+    row_cycles = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
+    mode_change, _ = _mode_changes(pim, ("channel", "buffer"))
     if pim.global_buffers == 1:
-        columns, burst = pim.vector_columns(lanes), apart("GWRITE")
-        again, each = (uses - 1) * rows, pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (changing > 0)
+        columns, burst = pim.vector_columns(lanes), burst_gap("GWRITE")
+        extra_uses, use_cycles = (
+            (uses - 1) * rows,
+            pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0),
+        )
         if lanes > 1:
-            again, each = uses * rows * (pim.columns_per_row // columns) - rows, burst
-        alone += max(0.0, again) * min(each, columns * burst) / (1 - pim.refresh_share)
-    read = max(n["nBL"] * pim.result_lanes, apart("READRES"), n.get("nHOST", 0))
-    if not changing:
-        return max(alone, written + reads * read) * pim.tCK_ns
+            extra_uses, use_cycles = uses * rows * (pim.columns_per_row // columns) - rows, burst
+        row_cycles += max(0.0, extra_uses) * min(use_cycles, columns * burst) / (1 - pim.refresh_share)
+    read_cycles = max(n["nBL"] * pim.result_lanes, burst_gap("READRES"), n.get("nHOST", 0))
+    if not mode_change:
+        return max(row_cycles, write_cycles + reads * read_cycles) * pim.tCK_ns
     runs = reads / (pim.global_buffers * pim.accumulators)
-    waiting = runs * changing + (reads - runs) * read + written - rows * (n["nRTP"] - n["nCCDS"])
-    return (alone + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns
+    waiting = (
+        runs * mode_change + (reads - runs) * read_cycles + write_cycles - rows * (n["nRTP"] - n["nCCDS"])
+    )
+    return (row_cycles + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns

@@ -49,7 +49,7 @@ def violations(
     for _, where, describe in _findings(issued, spec, program, channel):
         total += len(where)
         for index in where[: max(0, limit - len(messages))].tolist():
-            messages.append(f"{_place(issued, index)}: {describe(index)}")
+            messages.append(f"{_position_text(issued, index)}: {describe(index)}")
     return messages + [f"… and {total - limit} more"] * (total > limit)
 
 
@@ -71,7 +71,7 @@ def violations_by_rule(
     return counts
 
 
-def _place(issued: np.ndarray, index: int) -> str:
+def _position_text(issued: np.ndarray, index: int) -> str:
     if index == len(issued):
         return "end of the stream"
     command = issued["command"][index]
@@ -82,7 +82,7 @@ def _place(issued: np.ndarray, index: int) -> str:
 def _findings(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None, channel: int
 ) -> Iterator[Finding]:
-    malformed = _malformed(issued, spec)
+    malformed = _invalid_commands(issued, spec)
     if len(malformed):
         rule = "commands that the device has"
         yield rule, malformed, lambda i: f"no such command on '{spec.name}': {issued[i]}"
@@ -94,37 +94,39 @@ def _findings(
     yield from _rows(issued, spec, program.computing_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
     if spec.comp_starts_at_row:
-        yield from _whole_products(issued)
+        yield from _split_instructions(issued)
     if program is not None:
         products = np.isin(issued["command"], (_GWRITE, _COMP, _READRES)).any()
-        if spec.one_host and products:  # a WRITE is a plain access to its channel
-            index, problem = _out_of_step(program, channel)
+        if spec.has_single_host and products:  # a WRITE is a plain access to its channel
+            index, problem = _lockstep_deviation(program, channel)
             yield "channels in step", np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)
         where = np.array([index] * bool(problem), dtype=np.int64)
         yield "the program's own commands", where, lambda i: problem
 
 
-def _latency(spec: PimSpec, name: str, least: int = 0) -> int:
-    if spec.timing.get(name, -1) < least:
-        raise SpecError(f"pim '{spec.name}': [timing] needs '{name}', in cycles, at least {least}")
+def _latency(spec: PimSpec, name: str, minimum: int = 0) -> int:
+    if spec.timing.get(name, -1) < minimum:
+        raise SpecError(f"pim '{spec.name}': [timing] needs '{name}', in cycles, at least {minimum}")
     return spec.timing[name]
 
 
-def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
+def _invalid_commands(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
-    bad = (command < 0) | (command >= len(COMMANDS))
-    bad |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
-    held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS, _AF)) & ((buffer < 0) | (buffer >= held))
-    bad |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
-    bad |= (command == _WRBIAS) & (not spec.latch_initial_value)
-    bad |= (command == _AF) & (not spec.activation_unit)
+    is_invalid = (command < 0) | (command >= len(COMMANDS))
+    is_invalid |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
+    latch_limit = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
+    is_invalid |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS, _AF)) & (
+        (buffer < 0) | (buffer >= latch_limit)
+    )
+    is_invalid |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
+    is_invalid |= (command == _WRBIAS) & (not spec.latch_initial_value)
+    is_invalid |= (command == _AF) & (not spec.activation_unit)
     in_row = np.isin(command, (_COMP, _WRITE))
-    bad |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
+    is_invalid |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
     of_row = np.isin(command, (_G_ACT, _COMP, _WRITE, _AF))
-    bad |= of_row & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
-    return np.flatnonzero(bad)
+    is_invalid |= of_row & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
+    return np.flatnonzero(is_invalid)
 
 
 def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
@@ -132,12 +134,12 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     clock, command = issued["clock"], issued["command"]
     # A latch is one of the buffer that its number names, modulo the number of buffers.
     bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"] % spec.global_buffers
-    is_ = [command == c for c in range(len(COMMANDS))]
+    is_command = [command == c for c in range(len(COMMANDS))]
 
     def n(name: str) -> int:
         return _latency(spec, name)
 
-    def apart(before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
+    def min_gap(before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
         free = np.maximum.accumulate(np.where(before, clock + cycles, _NEVER))
         free = np.concatenate(([_NEVER], free[:-1]))
         where = np.flatnonzero(after & (clock < free))
@@ -148,56 +150,68 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     transfer_end = n("nBL") * bursts
     turnaround_end = n("nBL") * (bursts - 1) + n("nTURN")
 
-    yield apart(is_[_G_ACT], is_[_G_ACT], n("nRRD"), "nRRD between activations")
-    activations = np.flatnonzero(is_[_G_ACT])
+    yield min_gap(is_command[_G_ACT], is_command[_G_ACT], n("nRRD"), "nRRD between activations")
+    activations = np.flatnonzero(is_command[_G_ACT])
     in_window = max(1, _FOUR_ACTIVATIONS // spec.banks_per_gang)
     crowded = clock[activations[in_window:]] - clock[activations[:-in_window]] < n("nFAW")
     yield "nFAW", activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
 
     for g in range(spec.gangs):
-        activate, precharge = is_[_G_ACT] & (gang == g), is_[_PRE] & (gang == g)
-        yield apart(activate, is_[_COMP], n("nRCDR"), f"nRCDR of gang {g}")
-        yield apart(activate, precharge, n("nRAS"), f"nRAS of gang {g}")
-        yield apart(activate, activate, n("nRC"), f"nRC of gang {g}")
-        yield apart(precharge, activate | is_[_REF], n("nRP"), f"nRP of gang {g}")
-    yield apart(is_[_COMP], is_[_PRE], n("nRTP"), "nRTP after a COMP")
-    yield apart(is_[_COMP], is_[_COMP], n("nCCDS"), "nCCDS after a COMP")
+        activate, precharge = is_command[_G_ACT] & (gang == g), is_command[_PRE] & (gang == g)
+        yield min_gap(activate, is_command[_COMP], n("nRCDR"), f"nRCDR of gang {g}")
+        yield min_gap(activate, precharge, n("nRAS"), f"nRAS of gang {g}")
+        yield min_gap(activate, activate, n("nRC"), f"nRC of gang {g}")
+        yield min_gap(precharge, activate | is_command[_REF], n("nRP"), f"nRP of gang {g}")
+    yield min_gap(is_command[_COMP], is_command[_PRE], n("nRTP"), "nRTP after a COMP")
+    yield min_gap(is_command[_COMP], is_command[_COMP], n("nCCDS"), "nCCDS after a COMP")
 
     for b in range(spec.global_buffers):
         of_buffer = buffer == b
-        write, compute, read = is_[_GWRITE] & of_buffer, is_[_COMP] & of_buffer, is_[_READRES] & of_buffer
-        yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
-        yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
-        yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
-        start = is_[_WRBIAS] & of_buffer
-        yield apart(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
+        write, compute, read = (
+            is_command[_GWRITE] & of_buffer,
+            is_command[_COMP] & of_buffer,
+            is_command[_READRES] & of_buffer,
+        )
+        yield min_gap(compute, read, n("nTREE"), f"the adder tree of latch {b}")
+        yield min_gap(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
+        yield min_gap(write, compute, transfer_end, f"the GWRITE of buffer {b}")
+        start = is_command[_WRBIAS] & of_buffer
+        yield min_gap(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
         added = n("nTREE") if start.any() else 0
-        yield apart(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
-    writes = is_[_GWRITE] | is_[_WRBIAS]
-    yield apart(writes, writes, transfer_end, "a write on the bus")
-    yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
-    yield apart(is_[_READRES], writes, turnaround_end, "the turnaround after a READRES")
-    yield apart(writes, is_[_READRES], turnaround_end, "the turnaround after a write")
+        yield min_gap(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
+    writes = is_command[_GWRITE] | is_command[_WRBIAS]
+    yield min_gap(writes, writes, transfer_end, "a write on the bus")
+    yield min_gap(is_command[_READRES], is_command[_READRES], transfer_end, "a READRES on the bus")
+    yield min_gap(is_command[_READRES], writes, turnaround_end, "the turnaround after a READRES")
+    yield min_gap(writes, is_command[_READRES], turnaround_end, "the turnaround after a write")
     if "nMODCH" in spec.timing:
-        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT] | is_[_AF]
-        waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
+        on_bus, computing = (
+            writes | is_command[_READRES],
+            is_command[_COMP] | is_command[_G_ACT] | is_command[_AF],
+        )
+        waited = np.where(is_command[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
         change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
-        yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
-        yield apart(computing, on_bus, n("nMODCH"), "the change from banks to registers")
+        yield min_gap(on_bus, computing | is_command[_PRE], change_end, "the change from registers to banks")
+        yield min_gap(computing, on_bus, n("nMODCH"), "the change from banks to registers")
         first = on_bus & (clock < n("nMODCH")) & (np.arange(len(issued)) == 0)
         wrong = np.flatnonzero(first)
         yield "the first change to registers", wrong, lambda i: "the first change to registers takes longer"
     if "nHOST" in spec.timing:
-        yield apart(is_[_READRES], ~(is_[_PRE] | is_[_REF]), n("nHOST"), "the host, which waits for results,")
+        yield min_gap(
+            is_command[_READRES],
+            ~(is_command[_PRE] | is_command[_REF]),
+            n("nHOST"),
+            "the host, which waits for results,",
+        )
 
-    yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
-    if is_[_WRITE].any():
-        yield from _writes(issued, spec, apart)
-    if is_[_AF].any():
-        yield from _activations(issued, spec, apart)
+    yield min_gap(is_command[_REF], np.ones_like(is_command[_REF]), n("nRFC"), "nRFC of a refresh")
+    if is_command[_WRITE].any():
+        yield from _writes(issued, spec, min_gap)
+    if is_command[_AF].any():
+        yield from _activations(issued, spec, min_gap)
 
 
-def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
+def _activations(issued: np.ndarray, spec: PimSpec, min_gap: Callable[..., Finding]) -> Iterator[Finding]:
     """Rules of AFs: for the row of their table, which banks read like a COMP, and for their latch."""
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"] % spec.global_buffers
     apply, comp = command == _AF, command == _COMP
@@ -206,17 +220,19 @@ def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding
         return _latency(spec, name)
 
     for g in range(spec.gangs):
-        yield apart((command == _G_ACT) & (gang == g), apply, n("nRCDAF"), f"nRCDAF of gang {g}")
-    yield apart(apply, command == _PRE, n("nRTP"), "nRTP after an AF")
-    yield apart(apply | comp, apply, n("nCCDS"), "nCCDS before an AF")
-    yield apart(apply, comp, n("nCCDS"), "nCCDS after an AF")
+        yield min_gap((command == _G_ACT) & (gang == g), apply, n("nRCDAF"), f"nRCDAF of gang {g}")
+    yield min_gap(apply, command == _PRE, n("nRTP"), "nRTP after an AF")
+    yield min_gap(apply | comp, apply, n("nCCDS"), "nCCDS before an AF")
+    yield min_gap(apply, comp, n("nCCDS"), "nCCDS after an AF")
     for b in range(spec.global_buffers):
-        mine, uses = apply & (buffer == b), np.isin(command, (_READRES, _WRBIAS)) & (buffer == b)
-        yield apart(comp & (buffer == b), mine, n("nTREE"), f"the adder tree before an AF of latch {b}")
-        yield apart(mine, uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
+        latch_afs, latch_uses = apply & (buffer == b), np.isin(command, (_READRES, _WRBIAS)) & (buffer == b)
+        yield min_gap(
+            comp & (buffer == b), latch_afs, n("nTREE"), f"the adder tree before an AF of latch {b}"
+        )
+        yield min_gap(latch_afs, latch_uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
 
 
-def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
+def _writes(issued: np.ndarray, spec: PimSpec, min_gap: Callable[..., Finding]) -> Iterator[Finding]:
     """Rules of WRITEs: for their row, their banks, and the bus."""
     command, gang, bursts = issued["command"], issued["gang"], issued["bursts"]
     write, comp = command == _WRITE, command == _COMP
@@ -226,21 +242,25 @@ def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) ->
 
     later_bursts = n("nBL") * (bursts - 1)
     for g in range(spec.gangs):
-        mine = write & (gang == g)
-        yield apart((command == _G_ACT) & (gang == g), mine, n("nRCDW"), f"nRCDW of gang {g}")
-        yield apart(mine, (command == _PRE) & (gang == g), later_bursts + n("nWRP"), f"nWRP of gang {g}")
-    yield apart(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
-    yield apart(comp, write, n("nCCDS"), "nCCDS after a COMP")
+        gang_writes = write & (gang == g)
+        yield min_gap((command == _G_ACT) & (gang == g), gang_writes, n("nRCDW"), f"nRCDW of gang {g}")
+        yield min_gap(
+            gang_writes, (command == _PRE) & (gang == g), later_bursts + n("nWRP"), f"nWRP of gang {g}"
+        )
+    yield min_gap(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
+    yield min_gap(comp, write, n("nCCDS"), "nCCDS after a COMP")
     others = (command == _GWRITE) | (command == _WRBIAS)
-    yield apart(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
-    yield apart(others, write, later_bursts + n("nBL"), "another write on the bus")
-    yield apart(write, command == _READRES, later_bursts + n("nTURN"), "the turnaround after a WRITE")
-    yield apart(command == _READRES, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
+    yield min_gap(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
+    yield min_gap(others, write, later_bursts + n("nBL"), "another write on the bus")
+    yield min_gap(write, command == _READRES, later_bursts + n("nTURN"), "the turnaround after a WRITE")
+    yield min_gap(command == _READRES, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
     if "nMODCH" in spec.timing:
         waited = np.where(command == _READRES, max(0, spec.timing.get("nHOST", 0) - 1), 0)
         on_bus = others | (command == _READRES)
-        yield apart(on_bus, write, n("nMODCH") + later_bursts + waited, "the change from registers to banks")
-        yield apart(write, on_bus, n("nMODCH"), "the change from banks to registers")
+        yield min_gap(
+            on_bus, write, n("nMODCH") + later_bursts + waited, "the change from registers to banks"
+        )
+        yield min_gap(write, on_bus, n("nMODCH"), "the change from banks to registers")
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
@@ -257,36 +277,40 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
         wrong_row |= np.isin(command, (_COMP, _AF)) & (before != (row if g < computing else -1))
         closed_row |= (command == _WRITE) & (gang == g) & (before != row)
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
-    at = (np.flatnonzero(each) for each in (wrong_row, closed_row, not_closed))
-    yield "the row of a COMP or AF is open", next(at), lambda i: f"row {row[i]} is not open in every bank"
-    yield "the row of a WRITE is open", next(at), lambda i: f"row {row[i]} is not open in its gang"
-    yield "G_ACT and REF on closed banks", next(at), lambda i: "a row is still open in those banks"
+    indices = (np.flatnonzero(is_wrong) for is_wrong in (wrong_row, closed_row, not_closed))
+    yield (
+        "the row of a COMP or AF is open",
+        next(indices),
+        lambda i: f"row {row[i]} is not open in every bank",
+    )
+    yield "the row of a WRITE is open", next(indices), lambda i: f"row {row[i]} is not open in its gang"
+    yield "G_ACT and REF on closed banks", next(indices), lambda i: "a row is still open in those banks"
 
 
-def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
+def _split_instructions(issued: np.ndarray) -> Iterator[Finding]:
     """Between a G_ACT and the commands that use its row, which are one instruction, come only PRE and REF."""
-    kept = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
-    command = issued["command"][kept]
-    parted = np.zeros(len(kept), dtype=bool)
-    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE, _AF))
+    places = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
+    command = issued["command"][places]
+    is_split = np.zeros(len(places), dtype=bool)
+    is_split[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE, _AF))
     rule = "an activation and its products are one instruction"
-    yield rule, kept[parted], lambda i: "no product follows the activation, which are one instruction"
+    yield rule, places[is_split], lambda i: "no product follows the activation, which are one instruction"
 
 
-def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
+def _lockstep_deviation(program: PimProgram, channel: int) -> tuple[int, str]:
     """Index of the first command that is not in lockstep with the longest channel, and why.
 
     An instruction goes to any set of channels: a channel may idle while others work. So its commands must be
     a subsequence of those of the longest channel.
     """
-    longest = max(range(len(program.channels)), key=lambda other: length(program.channels[other]))
+    longest = max(range(len(program.channels)), key=lambda peer: length(program.channels[peer]))
     if channel == longest:
         return 0, ""
-    mine, other = program.table(channel), program.table(longest)
-    if np.array_equal(mine, other[: len(mine)]):
+    commands, peer = program.table(channel), program.table(longest)
+    if np.array_equal(commands, peer[: len(commands)]):
         return 0, ""
-    following = iter(_runs(other)[1])
-    for begin, run in zip(*_runs(mine)):
+    following = iter(_runs(peer)[1])
+    for begin, run in zip(*_runs(commands)):
         if run not in following:  # `in` consumes the iterator up to the run
             return begin, f"channel {longest} does something else at this step"
     return 0, ""
@@ -308,7 +332,7 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     Refreshes that the device may serve ahead were served before the stream.
     """
     clock, command = issued["clock"], issued["command"]
-    due = clock // _latency(spec, "nREFI", least=1) - spec.refreshes_ahead
+    due = clock // _latency(spec, "nREFI", minimum=1) - spec.refreshes_ahead
     served = np.cumsum(command == _REF)
     early = np.flatnonzero((command == _REF) & (served > due))
     yield "no refresh before it is due", early, lambda i: f"refresh {served[i]} before it is due"
@@ -320,8 +344,8 @@ def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> t
     """Index of the first command that deviates from the program, and the reason; empty if none does."""
     expected = program.table(channel)
     expected[:, 0] = np.array([COMMANDS.index(name) for name in KINDS])[expected[:, 0]]
-    kept = np.flatnonzero(issued["command"] != _PRE)
-    stream = np.stack([issued[name][kept] for name in ("command", *FIELDS)], axis=1)
+    places = np.flatnonzero(issued["command"] != _PRE)
+    stream = np.stack([issued[name][places] for name in ("command", *FIELDS)], axis=1)
     activations = np.flatnonzero(stream[:, 0] == _G_ACT)
     # By gang: the row opened last, and the row that a refresh closed, until the gang is opened again.
     opened: dict[int, int] = {}
@@ -333,32 +357,32 @@ def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> t
             opened[gang] = row
             closed.pop(gang, None)
 
-    at, taken = 0, 0  # positions in the stream and in the program
+    position, matched = 0, 0  # positions in the stream and in the program
     for refresh in (*np.flatnonzero(stream[:, 0] == _REF), len(stream)):
         while True:
-            count = min(refresh - at, len(expected) - taken)
-            other = (stream[at : at + count] != expected[taken : taken + count]).any(axis=1)
-            same = int(other.argmax()) if other.any() else count
-            open_rows(at, at + same)
-            at, taken = at + same, taken + same
-            if at == refresh:
+            count = min(refresh - position, len(expected) - matched)
+            differs = (stream[position : position + count] != expected[matched : matched + count]).any(axis=1)
+            equal_count = int(differs.argmax()) if differs.any() else count
+            open_rows(position, position + equal_count)
+            position, matched = position + equal_count, matched + equal_count
+            if position == refresh:
                 break
-            kind, gang, _, row, *_ = stream[at].tolist()
+            kind, gang, _, row, *_ = stream[position].tolist()
             if kind != _G_ACT or closed.get(gang) != row:
-                return int(kept[at]), f"the program goes on with {_show(expected[taken:])}"
-            open_rows(at, at + 1)
-            at += 1
+                return int(places[position]), f"the program goes on with {_command_text(expected[matched:])}"
+            open_rows(position, position + 1)
+            position += 1
         closed.update(opened)
-        at += 1
-    return len(issued), "" if taken == len(
+        position += 1
+    return len(issued), "" if matched == len(
         expected
-    ) else f"the program goes on with {_show(expected[taken:])}"
+    ) else f"the program goes on with {_command_text(expected[matched:])}"
 
 
-def _show(left: np.ndarray) -> str:
+def _command_text(remaining: np.ndarray) -> str:
     """Text of the first of the remaining commands."""
-    if not len(left):
+    if not len(remaining):
         return "nothing"
-    command = left[0].tolist()
+    command = remaining[0].tolist()
     operands = zip(FIELDS, command[1:])
     return " ".join([COMMANDS[command[0]], *(f"{name} {value}" for name, value in operands if value >= 0)])

@@ -30,12 +30,12 @@ from pimflow.core.commands import (
     Readres,
     Wrbias,
     Write,
-    leaves,
+    command_leaves,
 )
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
 
-FOLLOWED_RUNS = 4_000_000  # limit of runs of COMPs and other commands of a channel: some 1.5 GB
+MAX_RUNS = 4_000_000  # limit of runs of COMPs and other commands of a channel: some 1.5 GB
 # Columns of a table of commands; from `_STEPS` on the coefficients of `_A`, then of `_B`.
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)
 _GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS, _AF = range(7)
@@ -43,7 +43,7 @@ _NOTHING = Affine(0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage:
+class ProductCoverage:
     """Counts of products of elements and weights, over all outputs of a program.
 
     Attributes
@@ -93,20 +93,20 @@ class Coverage:
             "of another output": self.foreign,
             "never read": self.unread,
         }
-        found = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        faults = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
         products = (
-            f"of {self.products} products {found}" if found else f"{self.products} products formed once"
+            f"of {self.products} products {faults}" if faults else f"{self.products} products formed once"
         )
         products += f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
         return products + f"; {self.misactivated} sums are wrongly activated" * bool(self.misactivated)
 
 
-def products_of(program: PimProgram) -> Coverage | Stored | None:
+def program_coverage(program: PimProgram) -> ProductCoverage | StoreCoverage | None:
     """Coverage of a program, which computes its layer or only stores values; None if it is too long."""
-    return stored(program) if computes_nothing(program) else coverage(program)
+    return store_coverage(program) if is_store_only(program) else product_coverage(program)
 
 
-def coverage(program: PimProgram) -> Coverage | None:
+def product_coverage(program: PimProgram) -> ProductCoverage | None:
     """Counts of the products that `program`, which must be valid (`PimProgram.validate`), computes.
 
     Returns
@@ -114,26 +114,29 @@ def coverage(program: PimProgram) -> Coverage | None:
     Coverage or None
         None if a channel has more than `FOLLOWED_RUNS` runs of commands.
     """
-    if max(_runs_of(nodes) for nodes in program.channels) > FOLLOWED_RUNS:
+    if max(_run_count(nodes) for nodes in program.channels) > MAX_RUNS:
         return None
-    g, one = program.geometry, program.vectors
+    g, layer = program.geometry, program.vector_geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = misactivated = 0
     for nodes in program.channels:
         table = _table(nodes, 0)
-        found, (pixels, outputs) = _products(table, program)
+        channel_coverage, (pixels, outputs) = _channel_products(table, program)
         reads.append(np.stack([pixels, outputs]))
-        missing, repeated = missing + found.missing, repeated + found.repeated
-        foreign, unread = foreign + found.foreign, unread + found.unread
-        misstarted, misactivated = misstarted + found.misstarted, misactivated + found.misactivated
+        missing, repeated = missing + channel_coverage.missing, repeated + channel_coverage.repeated
+        foreign, unread = foreign + channel_coverage.foreign, unread + channel_coverage.unread
+        misstarted, misactivated = (
+            misstarted + channel_coverage.misstarted,
+            misactivated + channel_coverage.misactivated,
+        )
     pixels, outputs = np.concatenate(reads, axis=1)
-    lanes = np.minimum(program.tile_banks, one.oc - outputs)
-    distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, one.oc)
-    wanted = (program.pixel_end - program.pixel_begin) * g.oc
-    missing += (wanted - distinct) * g.reduction
-    repeated += again * g.reduction
-    return Coverage(
-        products=wanted * g.reduction,
+    lanes = np.minimum(program.tile_banks, layer.oc - outputs)
+    distinct, repeats = _interval_coverage(pixels - program.pixel_begin, outputs, lanes, layer.oc)
+    expected = (program.pixel_end - program.pixel_begin) * g.oc
+    missing += (expected - distinct) * g.reduction
+    repeated += repeats * g.reduction
+    return ProductCoverage(
+        products=expected * g.reduction,
         missing=missing,
         repeated=repeated,
         foreign=foreign,
@@ -143,9 +146,11 @@ def coverage(program: PimProgram) -> Coverage | None:
     )
 
 
-def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[np.ndarray, np.ndarray]]:
+def _channel_products(
+    table: np.ndarray, program: PimProgram
+) -> tuple[ProductCoverage, tuple[np.ndarray, np.ndarray]]:
     """Coverage of one channel, whose latches are independent; pixel and first output of its sums."""
-    K, oc = program.vectors.reduction, program.vectors.oc
+    K, oc = program.vector_geometry.reduction, program.vector_geometry.oc
     reads = np.flatnonzero(table[:, _KIND] == _READRES)
     starts_right, sums = _sums(table, reads, program)
     outputs_read = np.minimum(program.tile_banks, oc - table[reads, _B])
@@ -155,43 +160,45 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     pixels, outputs = table[heads, _A], table[heads, _B]
     lanes = np.minimum(program.tile_banks, oc - outputs)
     comps = np.flatnonzero(table[:, _KIND] == _COMP)
-    right_row = _row_is_open(table, comps, program.computing_gangs)
+    right_row = _has_open_row(table, comps, program.computing_gangs)
     work, writes = _vectors(table, comps, program)
     # For each piece of work: its sum, the pixel and elements in its buffer, and how many of them count.
     owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]
-    held = writes >= 0
-    write = table[np.where(held, writes, 0)]
+    is_written = writes >= 0
+    write = table[np.where(is_written, writes, 0)]
     offset = work[:, 1] % program.buffer_columns
     columns = np.maximum(write[:, _COLUMNS], 1)
-    pixel = np.where(held, write[:, _A] + offset // columns, -1)
+    pixel = np.where(is_written, write[:, _A] + offset // columns, -1)
     first = write[:, _B] + offset % columns * program.elements_per_column
-    length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * held
+    length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * is_written
     is_read = owner < len(heads)
-    products = _Products(program)
-    unread = int((products.of_any(first, length) * ~is_read).sum())
+    products = _ProductCounter(program)
+    unread = int((products.count_any(first, length) * ~is_read).sum())
 
-    of = np.minimum(owner, max(len(heads) - 1, 0))
-    right = is_read & (length > 0)
+    sum_index = np.minimum(owner, max(len(heads) - 1, 0))
+    is_right = is_read & (length > 0)
     if len(reads):
-        right &= (pixel == pixels[of]) & right_row[work[:, 3]]
+        is_right &= (pixel == pixels[sum_index]) & right_row[work[:, 3]]
         # Pixels of different matrices have different weights for the same output.
-        weights = outputs[of] * program.matrices + program.matrix_of(pixels[of])
-        right &= _weights_agree(table, work, weights, first, right, program)
-        foreign = int(products.of(outputs[of], lanes[of], first, length)[is_read & ~right].sum())
+        weights = outputs[sum_index] * program.matrices + program.matrix_of(pixels[sum_index])
+        is_right &= _have_same_weights(table, work, weights, first, is_right, program)
+        foreign = int(
+            products.count(outputs[sum_index], lanes[sum_index], first, length)[is_read & ~is_right].sum()
+        )
     else:
         foreign = 0
-    distinct, again = _once(
-        of[right],
-        first[right],
-        length[right],
+    distinct, repeats = _interval_coverage(
+        sum_index[is_right],
+        first[is_right],
+        length[is_right],
         K,
-        lambda group, begin, count: products.of(outputs[group], lanes[group], begin, count),
+        lambda group, begin, count: products.count(outputs[group], lanes[group], begin, count),
     )
     return (
-        Coverage(
+        ProductCoverage(
             products=0,
             missing=int(lanes.sum()) * program.geometry.reduction - distinct,
-            repeated=again,
+            repeated=repeats,
             foreign=foreign,
             unread=unread,
             misstarted=misstarted,
@@ -206,22 +213,22 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
 
     A sum starts from the value of `PimProgram.initial`, or is resumed from the result of the READRES before.
     """
-    right = np.zeros(len(reads), bool)
+    is_right = np.zeros(len(reads), bool)
     resumed = np.full(len(reads), -1)  # place of the WRBIAS that resumes the sum
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
     for latch in range(program.latches):
         places = on_latches[table[on_latches, _UNIT] == latch]
         kind = table[places, _KIND]
-        mine = np.flatnonzero(kind == _READRES)
-        ends = np.concatenate(([-1], mine))
+        latch_reads = np.flatnonzero(kind == _READRES)
+        ends = np.concatenate(([-1], latch_reads))
         starts = np.flatnonzero(kind == _WRBIAS)
         since = np.searchsorted(starts, ends[:-1], side="right")  # the first WRBIAS after the READRES before
-        count = np.searchsorted(starts, mine) - since
+        count = np.searchsorted(starts, latch_reads) - since
         fits = count == (1 if program.initial else 0)
-        again = np.full(len(mine), -1)
+        resume_places = np.full(len(latch_reads), -1)
         if len(starts):
             first = starts[np.minimum(since, len(starts) - 1)]
-            start, read = table[places[first]], table[places[mine]]
+            start, read = table[places[first]], table[places[latch_reads]]
             resumes = (count > 0) & (start[:, _COUNT] == 1)
             # The WRBIAS is the first command on the latch since the READRES before, so no product is lost.
             set_right = (count == 1) & (first == ends[:-1] + 1) & (start[:, _B] == read[:, _B])
@@ -229,39 +236,39 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
             if program.initial:
                 fits &= set_right & (same_pixel | (program.initial == "bias"))
             fits = np.where(resumes, set_right & same_pixel, fits)
-            again = np.where(resumes & fits, places[first], -1)
-        at = np.searchsorted(reads, places[mine])
-        right[at], resumed[at] = fits, again
+            resume_places = np.where(resumes & fits, places[first], -1)
+        read_indices = np.searchsorted(reads, places[latch_reads])
+        is_right[read_indices], resumed[read_indices] = fits, resume_places
     order = np.lexsort((reads, table[reads, _B], table[reads, _A]))
-    of = table[reads[order]][:, [_A, _B]]
-    follows = np.append(False, (np.diff(of, axis=0) == 0).all(axis=1))[: len(order)]
+    targets = table[reads[order]][:, [_A, _B]]
+    follows = np.append(False, (np.diff(targets, axis=0) == 0).all(axis=1))[: len(order)]
     # A sum that is resumed was read before its WRBIAS.
     before = np.append(-1, reads[order][:-1])[: len(order)]
-    goes_on = (resumed[order] >= 0) & follows & (before < resumed[order])
-    right[order] &= goes_on | (resumed[order] < 0)
+    continues = (resumed[order] >= 0) & follows & (before < resumed[order])
+    is_right[order] &= continues | (resumed[order] < 0)
     sums = np.empty(len(reads), np.int64)
-    sums[order] = np.cumsum(~goes_on) - 1
-    return right, sums
+    sums[order] = np.cumsum(~continues) - 1
+    return is_right, sums
 
 
 def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program: PimProgram) -> np.ndarray:
     """For each READRES, whether its sum is activated as required: once, if the sum is complete."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
-    right = np.zeros(len(reads), bool)
+    is_right = np.zeros(len(reads), bool)
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS, _AF)))
     for latch in range(program.latches):
         places = on_latches[table[on_latches, _UNIT] == latch]
         kind = table[places, _KIND]
-        mine = np.flatnonzero(kind == _READRES)
+        latch_reads = np.flatnonzero(kind == _READRES)
         applied = np.cumsum(kind == _AF)
-        count = np.diff(applied[mine], prepend=0)
-        before = np.maximum(mine - 1, 0)
-        applies = (mine > 0) & (kind[before] == _AF) & (count == 1)
-        applies &= _row_is_open(table, places[before], program.computing_gangs)
-        at = np.searchsorted(reads, places[mine])
-        right[at] = np.where(last[at] & bool(program.activation), applies, count == 0)
-    return right
+        count = np.diff(applied[latch_reads], prepend=0)
+        before = np.maximum(latch_reads - 1, 0)
+        applies = (latch_reads > 0) & (kind[before] == _AF) & (count == 1)
+        applies &= _has_open_row(table, places[before], program.computing_gangs)
+        read_indices = np.searchsorted(reads, places[latch_reads])
+        is_right[read_indices] = np.where(last[read_indices] & bool(program.activation), applies, count == 0)
+    return is_right
 
 
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
@@ -270,50 +277,52 @@ def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple
     A piece is: place in `table`, first column, columns, position in `comps`.
     """
     rows = table[comps]
-    whole = np.stack([comps, rows[:, _B], rows[:, _COUNT], np.arange(len(comps))], axis=1)
-    writes = _writes_before(table, whole, program)
-    offset = whole[:, 1] % program.buffer_columns
-    end = offset + whole[:, 2]
+    runs = np.stack([comps, rows[:, _B], rows[:, _COUNT], np.arange(len(comps))], axis=1)
+    writes = _last_writes(table, runs, program)
+    offset = runs[:, 1] % program.buffer_columns
+    end = offset + runs[:, 2]
     write = table[np.maximum(writes, 0)]
     columns = np.maximum(write[:, _COLUMNS], 1)
-    one = (writes >= 0) & (end <= write[:, _COUNT] * columns) & (offset // columns == (end - 1) // columns)
-    counts = whole[~one, 2]
-    single = np.repeat(whole[~one], counts, axis=0)
+    has_one_vector = (
+        (writes >= 0) & (end <= write[:, _COUNT] * columns) & (offset // columns == (end - 1) // columns)
+    )
+    counts = runs[~has_one_vector, 2]
+    single = np.repeat(runs[~has_one_vector], counts, axis=0)
     single[:, 1] += np.arange(len(single)) - np.repeat(np.cumsum(counts) - counts, counts)
     single[:, 2] = 1
-    pieces = np.concatenate([whole[one], single])
-    return pieces, np.concatenate([writes[one], _writes_before(table, single, program)])
+    pieces = np.concatenate([runs[has_one_vector], single])
+    return pieces, np.concatenate([writes[has_one_vector], _last_writes(table, single, program)])
 
 
-def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> np.ndarray:
+def _last_writes(table: np.ndarray, work: np.ndarray, program: PimProgram) -> np.ndarray:
     """Place of the last GWRITE that wrote the first column of each piece of work; -1 for none."""
-    found = np.full(len(work), -1)
+    last_writes = np.full(len(work), -1)
     offset = work[:, 1] % program.buffer_columns
     for buffer in range(program.buffers):
         # A COMP names its latch, which belongs to a buffer.
-        mine = np.flatnonzero(table[work[:, 0], _UNIT] % program.buffers == buffer)
+        buffer_work = np.flatnonzero(table[work[:, 0], _UNIT] % program.buffers == buffer)
         writes = np.flatnonzero((table[:, _KIND] == _GWRITE) & (table[:, _UNIT] == buffer))
         bursts = table[writes, _COUNT] * table[writes, _COLUMNS]
-        last = np.searchsorted(writes, work[mine, 0]) - 1
+        last = np.searchsorted(writes, work[buffer_work, 0]) - 1
         # Columns beyond the last GWRITE still hold those of an earlier, longer one.
-        open_ = np.flatnonzero(last >= 0)
-        while len(open_ := open_[bursts[last[open_]] <= offset[mine[open_]]]):
-            last[open_] -= 1
-            open_ = open_[last[open_] >= 0]
-        found[mine] = np.where(last >= 0, writes[np.maximum(last, 0)] if len(writes) else -1, -1)
-    return found
+        unresolved = np.flatnonzero(last >= 0)
+        while len(unresolved := unresolved[bursts[last[unresolved]] <= offset[buffer_work[unresolved]]]):
+            last[unresolved] -= 1
+            unresolved = unresolved[last[unresolved] >= 0]
+        last_writes[buffer_work] = np.where(last >= 0, writes[np.maximum(last, 0)] if len(writes) else -1, -1)
+    return last_writes
 
 
-def _row_is_open(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray:
+def _has_open_row(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray:
     """For each COMP or AF, whether its row is open in all gangs that compute."""
-    right = np.ones(len(comps), bool)
+    is_open = np.ones(len(comps), bool)
     for gang in range(gangs):
         opens = np.flatnonzero((table[:, _KIND] == _G_ACT) & (table[:, _UNIT] == gang))
         if not len(opens):
             return np.zeros(len(comps), bool)
         last = np.searchsorted(opens, comps) - 1
-        right &= (last >= 0) & (table[opens[np.maximum(last, 0)], _A] == table[comps, _A])
-    return right
+        is_open &= (last >= 0) & (table[opens[np.maximum(last, 0)], _A] == table[comps, _A])
+    return is_open
 
 
 def _next_read(table: np.ndarray, reads: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -322,41 +331,41 @@ def _next_read(table: np.ndarray, reads: np.ndarray, places: np.ndarray) -> np.n
     buffers = table[places, _UNIT]
     for buffer in np.unique(buffers):
         of_buffer = np.flatnonzero(table[reads, _UNIT] == buffer)
-        mine = buffers == buffer
-        following = np.searchsorted(reads[of_buffer], places[mine])
-        owner[mine] = np.append(of_buffer, len(reads))[following]
+        in_buffer = buffers == buffer
+        following = np.searchsorted(reads[of_buffer], places[in_buffer])
+        owner[in_buffer] = np.append(of_buffer, len(reads))[following]
     return owner
 
 
-def _weights_agree(
+def _have_same_weights(
     table: np.ndarray,
     work: np.ndarray,
     output: np.ndarray,
     first: np.ndarray,
-    right: np.ndarray,
+    is_right: np.ndarray,
     program: PimProgram,
 ) -> np.ndarray:
     """For each piece of work, whether its columns hold the weights that most of their uses assume."""
     cell = table[work[:, 0], _A] * program.columns_per_row + work[:, 1]
-    uses = np.stack([cell, work[:, 2], output, first], axis=1)[right]
+    uses = np.stack([cell, work[:, 2], output, first], axis=1)[is_right]
     # Count equal uses together: programs use the same weights for thousands of pixels.
     same, inverse, times = _distinct(uses)
     counts = same[:, 1]
-    each = np.repeat(np.arange(len(same)), counts)
-    step = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begin = same[each, 3] + step * program.elements_per_column
-    real = begin < program.vectors.reduction
-    each, step, begin = each[real], step[real], begin[real]
-    held = np.stack([same[each, 0] + step, same[each, 2], begin], axis=1)
-    meanings, meaning, _ = _distinct(held)
-    uses_of = np.bincount(meaning, weights=times[each], minlength=len(meanings))
+    use = np.repeat(np.arange(len(same)), counts)
+    step = np.arange(len(use)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = same[use, 3] + step * program.elements_per_column
+    real = begin < program.vector_geometry.reduction
+    use, step, begin = use[real], step[real], begin[real]
+    contents = np.stack([same[use, 0] + step, same[use, 2], begin], axis=1)
+    meanings, meaning, _ = _distinct(contents)
+    uses_of = np.bincount(meaning, weights=times[use], minlength=len(meanings))
     order = np.lexsort((-uses_of, meanings[:, 0]))
     wins = np.zeros(len(meanings), bool)
     wins[order[np.append(True, np.diff(meanings[order, 0]) != 0)[: len(order)]]] = True
     agrees = np.ones(len(same), bool)
-    np.logical_and.at(agrees, each, wins[meaning])
+    np.logical_and.at(agrees, use, wins[meaning])
     result = np.zeros(len(work), bool)
-    result[right] = agrees[inverse]
+    result[is_right] = agrees[inverse]
     return result
 
 
@@ -372,11 +381,11 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows[place], key, times
 
 
-def _once(
+def _interval_coverage(
     group: np.ndarray,
     begin: np.ndarray,
     length: np.ndarray,
-    whole: int,
+    total: int,
     measure: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda _, __, length: length,
 ) -> tuple[int, int]:
     """How much of ``[0, whole)`` the intervals of each group cover, and how much they cover repeatedly.
@@ -386,53 +395,55 @@ def _once(
     measure : callable
         Measure of an interval, from its group, begin and length; its length by default.
     """
-    start = group * (whole + 1) + begin
+    start = group * (total + 1) + begin
     order = np.argsort(start, kind="stable")
     start, end, group = start[order], (start + length)[order], group[order]
-    reached = np.append(np.int64(-1), np.maximum.accumulate(end)[:-1])[: len(end)]
-    fresh = np.maximum(end - np.maximum(start, reached), 0)
+    covered_end = np.append(np.int64(-1), np.maximum.accumulate(end)[:-1])[: len(end)]
+    fresh = np.maximum(end - np.maximum(start, covered_end), 0)
     # The part of an interval that was not covered before lies at its end.
-    all_of, distinct = (
-        int(measure(group, end - count - group * (whole + 1), count).sum()) for count in (end - start, fresh)
+    covered, distinct = (
+        int(measure(group, end - count - group * (total + 1), count).sum()) for count in (end - start, fresh)
     )
-    return distinct, all_of - distinct
+    return distinct, covered - distinct
 
 
-class _Products:
+class _ProductCounter:
     """Counts products of the layer between elements of a vector and output channels of its matrix.
 
     All pairs are products of a dense layer; of a grouped convolution, only those of the same group.
     """
 
     def __init__(self, program: PimProgram):
-        layer, self.one = program.geometry, program.vectors
-        self.alike = layer.groups == program.matrices or layer.groups == 1
+        layer, self.vectors = program.geometry, program.vector_geometry
+        self.is_dense = layer.groups == program.matrices or layer.groups == 1
         self.outputs, channels = layer.oc // layer.groups, layer.c // layer.groups
-        self.all_outputs = program.tile_banks if self.alike else self.outputs
-        group = np.arange(self.one.reduction) % self.one.c // channels
+        self.all_outputs = program.tile_banks if self.is_dense else self.outputs
+        group = np.arange(self.vectors.reduction) % self.vectors.c // channels
         # [output groups, K + 1]: number of elements of the group before each element.
-        same = group == np.arange(self.one.oc // self.outputs)[:, None]
+        same = group == np.arange(self.vectors.oc // self.outputs)[:, None]
         self.before = np.concatenate((np.zeros((len(same), 1), np.int64), np.cumsum(same, axis=1)), axis=1)
 
-    def of(self, output: np.ndarray, lanes: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+    def count(
+        self, output: np.ndarray, lanes: np.ndarray, begin: np.ndarray, length: np.ndarray
+    ) -> np.ndarray:
         """Products of `lanes` output channels from `output` on with `length` elements from `begin` on."""
-        if self.alike:
+        if self.is_dense:
             return np.asarray(lanes * length)
-        begin, end = (np.clip(each, 0, self.one.reduction) for each in (begin, begin + length))
+        begin, end = (np.clip(bound, 0, self.vectors.reduction) for bound in (begin, begin + length))
         total = np.zeros(len(output), np.int64)
         for index, before in enumerate(self.before):
             first = np.maximum(output, index * self.outputs)
-            held = np.minimum(output + lanes, (index + 1) * self.outputs) - first
-            total += np.maximum(held, 0) * (before[end] - before[begin])
+            overlap = np.minimum(output + lanes, (index + 1) * self.outputs) - first
+            total += np.maximum(overlap, 0) * (before[end] - before[begin])
         return total
 
-    def of_any(self, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+    def count_any(self, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Products with as many outputs as a COMP has, where no READRES names the outputs."""
         return length * self.all_outputs
 
 
-def _runs_of(nodes: Sequence[Node]) -> int:
-    return sum(node.extent * _runs_of(node.body) if isinstance(node, Loop) else 1 for node in nodes)
+def _run_count(nodes: Sequence[Node]) -> int:
+    return sum(node.extent * _run_count(node.body) if isinstance(node, Loop) else 1 for node in nodes)
 
 
 def _table(nodes: Sequence[Node], depth: int) -> np.ndarray:
@@ -472,12 +483,23 @@ def _row(node: Node) -> tuple[int, ...]:
         kind, count = (_WRBIAS, node.resumed) if isinstance(node, Wrbias) else (_READRES, 1)
         fixed, a, b = (kind, node.buffer, count, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
-    more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
-    return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)
+    padding_a, padding_b = ((0,) * (MAX_DEPTH - len(operand.coefficients)) for operand in (a, b))
+    return (
+        kind,
+        unit,
+        a.base,
+        b.base,
+        count,
+        columns,
+        *a.coefficients,
+        *padding_a,
+        *b.coefficients,
+        *padding_b,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoreCoverage:
     """Counts of elements that the WRITEs of a program store.
 
     Attributes
@@ -511,15 +533,15 @@ class Stored:
         return f"of {self.elements} elements " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
 
 
-def computes_nothing(program: PimProgram) -> bool:
+def is_store_only(program: PimProgram) -> bool:
     """Whether `program` only stores values: it has WRITEs, and neither COMPs nor READRESs."""
-    kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
+    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
     return Write in kinds and not kinds & {Comp, Readres}
 
 
-def stored(program: PimProgram) -> Stored:
+def store_coverage(program: PimProgram) -> StoreCoverage:
     """Counts of the elements that the WRITEs of `program` store, over all channels."""
-    K, banks_per_gang = program.vectors.reduction, program.banks // program.gangs
+    K, banks_per_gang = program.vector_geometry.reduction, program.banks // program.gangs
     sources: list[np.ndarray] = [np.empty(0, np.int64)]
     places: list[np.ndarray] = [np.empty(0, np.int64)]
     for channel, nodes in enumerate(program.channels):
@@ -528,19 +550,19 @@ def stored(program: PimProgram) -> Stored:
                 continue
             size = (node.banks, node.count, node.elements)
             bank, column, element = (axis.reshape(-1) for axis in np.indices(size))
-            k = node.k.at(counters) + np.arange(len(bank))
+            k = node.k.value(counters) + np.arange(len(bank))
             real = k < K
             cell = (channel * program.banks + node.gang * banks_per_gang + node.bank + bank) * program.rows
-            cell = (cell + node.row.at(counters) - program.row_begin) * program.columns_per_row
-            cell = (cell + node.column.at(counters) + column) * program.elements_per_column
-            sources.append((node.pixel.at(counters) * K + k)[real])
+            cell = (cell + node.row.value(counters) - program.row_begin) * program.columns_per_row
+            cell = (cell + node.column.value(counters) + column) * program.elements_per_column
+            sources.append((node.pixel.value(counters) * K + k)[real])
             places.append((cell + node.element + element)[real])
     source, place = np.concatenate(sources), np.concatenate(places)
-    wanted = program.vectors.pixels * K
+    expected = program.vector_geometry.pixels * K
     distinct = len(np.unique(source))
-    return Stored(
-        elements=wanted,
-        missing=wanted - distinct,
+    return StoreCoverage(
+        elements=expected,
+        missing=expected - distinct,
         repeated=len(source) - distinct,
         overwritten=len(place) - len(np.unique(place)),
     )

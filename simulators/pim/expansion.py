@@ -7,7 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
+from pimflow.core.commands import (
+    Af,
+    Affine,
+    Comp,
+    GAct,
+    Gwrite,
+    Loop,
+    Node,
+    Readres,
+    Wrbias,
+    Write,
+    command_leaves,
+)
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.trace import expand_to_pim
 
@@ -29,19 +41,21 @@ def command_counts(program: PimProgram) -> Counter[str]:
     """Commands of all channels by name, and ``gwrite_bursts``, counted without expanding a loop."""
     counts: Counter[str] = Counter()
     for nodes in program.channels:
-        for node, extents in leaves(nodes, ()):
+        for node, extents in command_leaves(nodes, ()):
             times = 1
             for extent in extents:
                 times *= extent
-            counts[NAMES[type(node)]] += times * _width(node)
+            counts[NAMES[type(node)]] += times * _command_count(node)
             if isinstance(node, Gwrite):
-                counts["gwrite_bursts"] += times * program.bursts.of(node)
+                counts["gwrite_bursts"] += times * program.bursts.burst_count(node)
     return counts
 
 
 def length(nodes: Sequence[Node]) -> int:
     """Number of commands of `nodes`, with loops expanded."""
-    return sum(node.extent * length(node.body) if isinstance(node, Loop) else _width(node) for node in nodes)
+    return sum(
+        node.extent * length(node.body) if isinstance(node, Loop) else _command_count(node) for node in nodes
+    )
 
 
 def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
@@ -54,13 +68,13 @@ def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tupl
             yield node, counters
 
 
-def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Iterator[PimProgram]:
+def pieces(program: PimProgram, channel: int, max_commands: int = PIECE_COMMANDS) -> Iterator[PimProgram]:
     """A channel as consecutive one-channel programs of at most `most` commands, or a single run of COMPs."""
-    for nodes in _pieces(program.channels[channel], most):
+    for nodes in _pieces(program.channels[channel], max_commands):
         yield dataclasses.replace(program, channels=(nodes,))
 
 
-def pim_refusal(program: PimProgram) -> str:
+def pim_unsupported_reason(program: PimProgram) -> str:
     """Why a ``.pim`` trace cannot express `program`; empty if it can. Rows are checked on writing."""
     if program.gangs > PIM_GANGS:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
@@ -71,10 +85,10 @@ def pim_refusal(program: PimProgram) -> str:
     if program.activation:
         return "it has no command that applies an activation, and this program does"
     for nodes in program.channels:
-        for node, extents in leaves(nodes, ()):
+        for node, extents in command_leaves(nodes, ()):
             if isinstance(node, Write):
                 return "it has no command that writes into banks"
-            if isinstance(node, Comp) and node.column.last(extents) + node.count > PIM_COLUMNS:
+            if isinstance(node, Comp) and node.column.max_value(extents) + node.count > PIM_COLUMNS:
                 return f"an address has {PIM_COLUMNS} columns a row, the device {program.columns_per_row}"
     return ""
 
@@ -85,16 +99,16 @@ def pim_text(program: PimProgram, channel: int) -> Iterator[bytes]:
         yield expand_to_pim(piece, 0)
 
 
-def _pieces(nodes: Sequence[Node], most: int) -> Iterator[tuple[Node, ...]]:
+def _pieces(nodes: Sequence[Node], max_commands: int) -> Iterator[tuple[Node, ...]]:
     batch: list[Node] = []
     size = 0
     for node in nodes:
         commands = length((node,))
-        if batch and size + commands > most:
+        if batch and size + commands > max_commands:
             yield tuple(batch)
             batch, size = [], 0
-        if isinstance(node, Loop) and commands > most:
-            yield from _parts(node, most)
+        if isinstance(node, Loop) and commands > max_commands:
+            yield from _loop_pieces(node, max_commands)
         else:
             batch.append(node)
             size += commands
@@ -102,15 +116,15 @@ def _pieces(nodes: Sequence[Node], most: int) -> Iterator[tuple[Node, ...]]:
         yield tuple(batch)
 
 
-def _parts(loop: Loop, most: int) -> Iterator[tuple[Node, ...]]:
-    step = most // length(loop.body)
+def _loop_pieces(loop: Loop, max_commands: int) -> Iterator[tuple[Node, ...]]:
+    step = max_commands // length(loop.body)
     if step:
         for start in range(0, loop.extent, step):
             extent = min(step, loop.extent - start)
-            yield (Loop(extent=extent, body=_shifted(loop.body, start, _keep)),)
+            yield (Loop(extent=extent, body=_shift(loop.body, start, _keep)),)
     else:
         for index in range(loop.extent):
-            yield from _pieces(_shifted(loop.body, index, _drop), most)
+            yield from _pieces(_shift(loop.body, index, _drop), max_commands)
 
 
 def _keep(coefficients: tuple[int, ...]) -> tuple[int, ...]:
@@ -121,18 +135,18 @@ def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
     return coefficients[1:]
 
 
-def _shifted(
-    nodes: Sequence[Node], start: int, rest: Callable[[tuple[int, ...]], tuple[int, ...]]
+def _shift(
+    nodes: Sequence[Node], start: int, coefficients_after: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> tuple[Node, ...]:
     """`nodes` with the outermost counter starting at `start`; `rest` gives the remaining coefficients."""
 
     def affine(value: Affine) -> Affine:
         first = value.coefficients[0] if value.coefficients else 0
-        return Affine(value.base + start * first, rest(value.coefficients))
+        return Affine(value.base + start * first, coefficients_after(value.coefficients))
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
-            return Loop(extent=old.extent, body=_shifted(old.body, start, rest))
+            return Loop(extent=old.extent, body=_shift(old.body, start, coefficients_after))
         fields = {name: getattr(old, name) for name in old.__slots__}
         moved: dict[str, Any] = {n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()}
         return type(old)(**moved)
@@ -140,5 +154,5 @@ def _shifted(
     return tuple(node(old) for old in nodes)
 
 
-def _width(node: Node) -> int:
+def _command_count(node: Node) -> int:
     return node.count if isinstance(node, Comp) else 1

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from pimflow.core.commands import Write, leaves
+from pimflow.core.commands import Write, command_leaves
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.host import native
@@ -46,20 +46,20 @@ class PimDevice:
             program.validate()
         except ValueError as error:
             raise TraceError(f"region '{program.region}': {error}") from error
-        held = (len(program.channels), program.rows)
+        table_shape = (len(program.channels), program.rows)
         page = (program.banks, program.columns_per_row * program.elements_per_column)
-        fits = image.table.shape == held and image.pages.shape[1:] == page
+        fits = image.table.shape == table_shape and image.pages.shape[1:] == page
         if image.dtype != program.dtype or not fits or image.table.max(initial=-1) >= len(image.pages):
             raise UsageError(f"region '{program.region}': the memory image is another program's")
-        if _writes(program) and (image.table < 0).any():
+        if _has_writes(program) and (image.table < 0).any():
             raise UsageError(f"region '{program.region}' writes rows, and the memory image lacks some")
-        if _writes(program) and np.unique(image.table).size < image.table.size:
+        if _has_writes(program) and np.unique(image.table).size < image.table.size:
             raise UsageError(f"region '{program.region}' writes rows that its image holds once for several")
         import tvm_ffi
 
         self.program = program
         table = np.ascontiguousarray(image.table, np.int32)
-        arrays = (program.header(), *program.packed(), image.lanes, table)
+        arrays = (program.header_words(), *program.program_words(), image.lane_bits, table)
         self._tensors = tuple(map(tvm_ffi.from_dlpack, arrays))
 
     def run(
@@ -72,29 +72,33 @@ class PimDevice:
     ) -> np.ndarray:
         """The results of the program; see `execute`."""
         g, program = self.program.geometry, self.program
-        own = (g.n, g.h, g.w, g.c - program.added_channels)
-        if x.shape != own:
-            raise UsageError(f"region '{program.region}' takes an input of shape {own}, got {x.shape}")
-        more = (g.n, g.h, g.w, program.added_channels)
-        if (added is None) == bool(program.added_channels) or (added is not None and added.shape != more):
-            given = "none" if added is None else str(added.shape)
-            raise UsageError(f"region '{program.region}' adds a tensor of shape {more}, got {given}")
+        input_shape = (g.n, g.h, g.w, g.c - program.added_channels)
+        if x.shape != input_shape:
+            raise UsageError(
+                f"region '{program.region}' takes an input of shape {input_shape}, got {x.shape}"
+            )
+        added_shape = (g.n, g.h, g.w, program.added_channels)
+        if (added is None) == bool(program.added_channels) or (
+            added is not None and added.shape != added_shape
+        ):
+            actual = "none" if added is None else str(added.shape)
+            raise UsageError(f"region '{program.region}' adds a tensor of shape {added_shape}, got {actual}")
         if variant and variant not in simd_variants():
             raise UnknownNameError("variant", variant, simd_variants())
         import tvm_ffi
 
-        integer = program.dtype == "int8"
-        read = [x] if added is None else [x, added]
-        for each in read:
-            if integer and each.dtype != np.int8:
-                raise UsageError(f"region '{program.region}' takes an input of int8, got {each.dtype}")
-        x = np.concatenate(read, axis=-1)
-        word = np.int32 if integer else np.float32
-        wanted = {"": (0,), "bias": (g.oc,), "add": (g.n, g.oh, g.ow, g.oc)}[program.initial]
+        is_integer = program.dtype == "int8"
+        inputs = [x] if added is None else [x, added]
+        for tensor in inputs:
+            if is_integer and tensor.dtype != np.int8:
+                raise UsageError(f"region '{program.region}' takes an input of int8, got {tensor.dtype}")
+        x = np.concatenate(inputs, axis=-1)
+        word = np.int32 if is_integer else np.float32
+        initial_shape = {"": (0,), "bias": (g.oc,), "add": (g.n, g.oh, g.ow, g.oc)}[program.initial]
         start = np.empty(0, word) if initial is None else np.ascontiguousarray(initial, word)
-        if start.shape != wanted:
+        if start.shape != initial_shape:
             raise UsageError(
-                f"region '{program.region}' starts its sums from values of shape {wanted}, got {start.shape}"
+                f"region '{program.region}' starts its sums from values of shape {initial_shape}, got {start.shape}"
             )
         out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
         operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), start, out))
@@ -102,8 +106,8 @@ class PimDevice:
         return out
 
 
-def _writes(program: PimProgram) -> bool:
-    return any(isinstance(node, Write) for nodes in program.channels for node, _ in leaves(nodes, ()))
+def _has_writes(program: PimProgram) -> bool:
+    return any(isinstance(node, Write) for nodes in program.channels for node, _ in command_leaves(nodes, ()))
 
 
 def execute(

@@ -10,11 +10,11 @@ from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.checker import violations, violations_by_rule
 from pimflow.simulators.pim.streams import distinct_channels
-from pimflow.simulators.pim.timing import issued, issued_of_trace
+from pimflow.simulators.pim.timing import issue_program, issue_trace
 from pimflow.simulators.pim.trace import Trace
 
 # Commands at the start of a trace that are checked for violations: some seconds of work.
-LOOKED_THROUGH = 200_000
+MAX_TRACE_COMMANDS = 200_000
 
 
 def program_violations(program: PimProgram, pim: PimSpec) -> int:
@@ -25,23 +25,23 @@ def program_violations(program: PimProgram, pim: PimSpec) -> int:
 def program_violations_by_rule(program: PimProgram, pim: PimSpec) -> Counter[str]:
     """Number of violations by rule, for every rule that was checked."""
     counts: Counter[str] = Counter()
-    for channel, channels_alike in distinct_channels(program, pim).items():
-        found = violations_by_rule(issued(program, pim, channel), pim, program, channel)
-        counts.update({rule: channels_alike * count for rule, count in found.items()})
+    for channel, equal_channels in distinct_channels(program, pim).items():
+        channel_counts = violations_by_rule(issue_program(program, pim, channel), pim, program, channel)
+        counts.update({rule: equal_channels * count for rule, count in channel_counts.items()})
     return counts
 
 
 def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]:
     """At most `limit` messages for violations of a program: channel, command, clock and rule of each."""
-    found = (
-        f"channel {channel}: {each}"
+    messages = (
+        f"channel {channel}: {message}"
         for channel in distinct_channels(program, pim)
-        for each in violations(issued(program, pim, channel), pim, program, channel, limit)
+        for message in violations(issue_program(program, pim, channel), pim, program, channel, limit)
     )
-    return list(islice(found, limit))
+    return list(islice(messages, limit))
 
 
 def trace_violations(path: str | os.PathLike[str], pim: PimSpec, limit: int) -> list[str]:
     """At most `limit` messages for violations in the first `LOOKED_THROUGH` commands of a ``.pim`` trace."""
-    words = Trace.read(path).words[:LOOKED_THROUGH]
-    return violations(issued_of_trace(words, pim), pim, limit=limit)[:limit]
+    words = Trace.read(path).words[:MAX_TRACE_COMMANDS]
+    return violations(issue_trace(words, pim), pim, limit=limit)[:limit]

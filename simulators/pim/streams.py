@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, GAct, Write, leaves
+from pimflow.core.commands import MAX_DEPTH, GAct, Write, command_leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.hardware import PimSpec
@@ -15,7 +15,7 @@ from pimflow.host import native
 _clear = native.get("pimflow.simulators.timing_signature")
 
 
-def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
+def timing_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal streams take the same time.
 
     Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is replaced by the
@@ -29,14 +29,14 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
         If the channels are not in lockstep, on a device whose channels share a host.
     """
     channels = range(len(program.channels))
-    if not in_lockstep(program, spec):
-        return [_timing_signature(program.encoded(channel)) for channel in channels]
-    encoded = [program.encoded(channel) for channel in channels]
+    if not is_lockstep(program, spec):
+        return [_timing_signature(program.channel_words(channel)) for channel in channels]
+    encoded = [program.channel_words(channel) for channel in channels]
     streams = [_timing_signature(words, keep_rows=True) for words in encoded]
     longest = max(streams, key=len)
     places = []
     for channel, words in enumerate(streams):
-        places.append(_places(words, longest))
+        places.append(_node_positions(words, longest))
         if (places[channel] >= 0).sum() < len(words):
             raise TraceError(
                 f"region '{program.region}', channel {channel}: not in lockstep with the others; one host "
@@ -46,54 +46,61 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     for opcode in (1, 6):
         # After the pixel, a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
         second = 4 + size if opcode == 1 else 3 + size
-        for at in _opcodes(longest, opcode):
+        for position in _opcode_positions(longest, opcode):
             # A bias is the same for all pixels.
-            same = opcode == 6 and program.initial == "bias" and not longest[at + 3 + 2 * size]
-            first = second if same else 3
-            own = [(channel, int(place[at])) for channel, place in enumerate(places) if place[at] >= 0]
+            is_bias = opcode == 6 and program.initial == "bias" and not longest[position + 3 + 2 * size]
+            first = second if is_bias else 3
+            positions = [
+                (channel, int(place[position]))
+                for channel, place in enumerate(places)
+                if place[position] >= 0
+            ]
             values = {
-                tuple(tuple(encoded[channel][at + word : at + word + size]) for word in (first, second))
-                for channel, at in own
+                tuple(
+                    tuple(encoded[channel][position + word : position + word + size])
+                    for word in (first, second)
+                )
+                for channel, position in positions
             }
-            for channel, begin in own:
+            for channel, begin in positions:
                 streams[channel][begin + 3] = len(values) - 1
     return streams
 
 
-def _places(words: np.ndarray, longest: np.ndarray) -> np.ndarray:
+def _node_positions(words: np.ndarray, longest: np.ndarray) -> np.ndarray:
     """For each word of the longest stream, its position in `words`; -1 where this channel idles.
 
     An instruction goes to any set of channels, so the nodes of a stream in lockstep are a subsequence of
     those of the longest.
     """
-    found = np.full(len(longest), -1)
+    positions = np.full(len(longest), -1)
     if np.array_equal(words, longest[: len(words)]):
-        found[: len(words)] = np.arange(len(words))
-        return found
-    node = at = 0
-    while node < len(longest) and at < len(words):
+        positions[: len(words)] = np.arange(len(words))
+        return positions
+    node = index = 0
+    while node < len(longest) and index < len(words):
         size = int(longest[node + 1])
-        if np.array_equal(words[at : at + size], longest[node : node + size]):
-            found[node : node + size] = np.arange(at, at + size)
-            at += size
+        if np.array_equal(words[index : index + size], longest[node : node + size]):
+            positions[node : node + size] = np.arange(index, index + size)
+            index += size
         node += size
-    return found
+    return positions
 
 
-def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
+def is_lockstep(program: PimProgram, spec: PimSpec) -> bool:
     """Whether one host issues the instructions of all channels; it does not if the program only WRITEs."""
-    if not spec.one_host:
+    if not spec.has_single_host:
         return False
-    kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
+    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
     return not kinds <= {GAct, Write}
 
 
-def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:
+def _opcode_positions(words: np.ndarray, target: int) -> Iterator[int]:
     """Positions of the nodes with an opcode, including those in loops."""
     node, plain = 0, words.tolist()
     while node < len(plain):
         opcode, size = plain[node : node + 2]
-        if opcode == wanted:
+        if opcode == target:
             yield node
         node += 3 if opcode == 0 else size
 
@@ -102,7 +109,7 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
     """The first of the channels with equal streams, and their number; these take the same time."""
     first: dict[bytes, int] = {}
     counts: dict[int, int] = {}
-    for channel, words in enumerate(timed_streams(program, spec)):
+    for channel, words in enumerate(timing_streams(program, spec)):
         key = words.tobytes()
         index = first.setdefault(key, channel)
         counts[index] = counts.get(index, 0) + 1

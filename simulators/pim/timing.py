@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import JsonTree
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
-from pimflow.hardware.constraints import SELDOM
+from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
-from pimflow.simulators.pim.streams import in_lockstep, timed_streams
+from pimflow.simulators.pim.streams import is_lockstep, timing_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ __all__ = [
     "timings",
     "require_timing",
     "check_device",
-    "issued",
+    "issue_program",
     "expand_to_pim",
 ]
 
@@ -131,7 +131,9 @@ class TimingResult(JsonTree):
     def to_pandas(self) -> DataFrame:
         """A table with a row for each channel; raises `UsageError` if pandas is not installed."""
         rows = zip(self.channel_cycles, self.channel_gwrite_bursts, self.channel_commands)
-        return frame({"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows)
+        return data_frame(
+            {"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows
+        )
 
 
 def time_program(
@@ -161,7 +163,7 @@ def time_program(
     _check_organisation(program, spec)
     tallies: dict[bytes, Tally] = {}
     per_channel = []
-    for channel, words in enumerate(timed_streams(program, spec)):
+    for channel, words in enumerate(timing_streams(program, spec)):
         key = words.tobytes()
         if key not in tallies:
             place = _place_in(program, channel)
@@ -231,17 +233,17 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
-    if program.sets_latches and not spec.writes_latches:
+    if program.sets_latches and not spec.can_write_latches:
         raise SpecError(
             f"region '{program.region}' sums from values on; the latches of pim '{spec.name}' start "
             "from zero; name the device that it was lowered for, or its file, as --pim"
         )
-    if program.activation and not spec.activates:
+    if program.activation and not spec.can_activate:
         raise SpecError(
             f"region '{program.region}' applies '{program.activation}'; pim '{spec.name}' has no AF; name "
             "the device that it was lowered for, or its file, as --pim"
         )
-    for what, wanted, has, fits in (
+    for label, required, available, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
         ("banks", program.banks, spec.banks * program.lanes, int.__eq__),
         ("columns a row", program.columns_per_row, spec.columns_per_row, int.__eq__),
@@ -262,14 +264,14 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
         ("accumulators", program.accumulators, spec.accumulators, int.__le__),
         ("rows a bank", program.row_begin + program.rows, spec.rows_per_bank, int.__le__),
     ):
-        if not fits(wanted, has):
+        if not fits(required, available):
             raise SpecError(
-                f"region '{program.region}' was lowered for pim '{program.pim}' and {wanted} {what}; "
-                f"pim '{spec.name}' has {has}; name the device, or its file, as --pim"
+                f"region '{program.region}' was lowered for pim '{program.pim}' and {required} {label}; "
+                f"pim '{spec.name}' has {available}; name the device, or its file, as --pim"
             )
 
 
-def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
+def issue_program(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """Commands of one channel as ``strict`` issues them, for the checker and for timelines.
 
     Returns
@@ -279,9 +281,9 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
         command has none) and bursts of each, including PRE, REF and G_ACTs that reopen rows.
     """
     _check_organisation(program, spec)
-    words, place = program.encoded(channel), _place_in(program, channel)
-    if in_lockstep(program, spec):
-        words = timed_streams(program, spec)[channel]
+    words, place = program.channel_words(channel), _place_in(program, channel)
+    if is_lockstep(program, spec):
+        words = timing_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
@@ -290,7 +292,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     return rows.view(ISSUED)[:, 0]
 
 
-def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
+def issue_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
     """Commands of a ``.pim`` trace as ``strict`` issues them, by the rules of `time_trace`.
 
     Parameters
@@ -422,16 +424,16 @@ def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
         )
 
 
-def _counted(tally: Mapping[str, int]) -> dict[str, int]:
-    return {name: tally[name] for name in COMMANDS if tally[name] or name not in SELDOM}
+def _command_counts(tally: Mapping[str, int]) -> dict[str, int]:
+    return {name: tally[name] for name in COMMANDS if tally[name] or name not in OPTIONAL_COMMANDS}
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
     cycles = max(tally["cycles"] for tally in per_channel)
     ahead = [0] * len(per_channel)
     if timing == "strict":
-        nREFI, most = spec.timing["nREFI"], spec.refreshes_ahead
-        ahead = [min(most, tally["last_issue"] // nREFI) for tally in per_channel]
+        nREFI, max_ahead = spec.timing["nREFI"], spec.refreshes_ahead
+        ahead = [min(max_ahead, tally["last_issue"] // nREFI) for tally in per_channel]
         per_channel = [{**tally, "REF": tally["REF"] + n} for tally, n in zip(per_channel, ahead)]
     totals: Counter[str] = Counter()
     for tally in per_channel:
@@ -441,14 +443,14 @@ def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResul
     return TimingResult(
         cycles=cycles,
         time_ns=cycles * spec.tCK_ns,
-        commands=_counted(totals),
+        commands=_command_counts(totals),
         timing=timing,
         pim=spec.name,
         utilisation=busy_cycles / (cycles * len(per_channel)) if cycles else 0.0,
         row_utilisation=totals["used_columns"] / opened_columns if opened_columns else 0.0,
         gwrite_bursts=totals["gwrite_bursts"],
         channel_cycles=tuple(tally["cycles"] for tally in per_channel),
-        channel_commands=tuple(_counted(tally) for tally in per_channel),
+        channel_commands=tuple(_command_counts(tally) for tally in per_channel),
         channel_gwrite_bursts=tuple(tally["gwrite_bursts"] for tally in per_channel),
         channel_write_bursts=tuple(tally["write_bursts"] for tally in per_channel),
         violations=totals["violations"] if timing == "strict" else None,

@@ -136,6 +136,6 @@ def expand_to_pim(program: PimProgram, channel: int) -> bytes:
         If a gang, row or column does not fit into the address.
     """
     try:
-        return bytes(_write(program.encoded(channel)))
+        return bytes(_write(program.channel_words(channel)))
     except ValueError as error:
         raise UsageError(f"region '{program.region}', channel {channel}: {error}") from error

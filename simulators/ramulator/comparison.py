@@ -14,7 +14,7 @@ TIMING = "ramulator-pimflow"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RamulatorComparison:
     """Times of a program in pimflow and in Ramulator.
 
     Attributes
@@ -46,8 +46,8 @@ def compare(
     executable: str,
     programs: Iterable[tuple[str, str, PimProgram]],
     pim: PimSpec,
-    progress: Callable[[Comparison], None] = lambda _: None,
-) -> list[Comparison]:
+    progress: Callable[[RamulatorComparison], None] = lambda _: None,
+) -> list[RamulatorComparison]:
     """Time every (source, name, program) with pimflow and Ramulator, with and without GWRITE hiding.
 
     Raises
@@ -55,35 +55,43 @@ def compare(
     ProfilerError, SpecError
         As `Ramulator`.
     """
-    simulators = {hidden: Ramulator(executable, gwrite_hiding=hidden) for hidden in (True, False)}
-    found = []
+    simulators = {
+        gwrite_hiding: Ramulator(executable, gwrite_hiding=gwrite_hiding) for gwrite_hiding in (True, False)
+    }
+    comparisons = []
     for source, name, program in programs:
-        for hidden, simulator in simulators.items():
-            compared = Comparison(
+        for gwrite_hiding, simulator in simulators.items():
+            comparison = RamulatorComparison(
                 source=source,
                 name=name,
-                gwrite_hiding=hidden,
-                ours=time_program(program, pim, TIMING, hidden),
+                gwrite_hiding=gwrite_hiding,
+                ours=time_program(program, pim, TIMING, gwrite_hiding),
                 simulated=simulator.time_program(program, pim),
             )
-            found.append(compared)
-            progress(compared)
-    return found
+            comparisons.append(comparison)
+            progress(comparison)
+    return comparisons
 
 
-def table(found: Sequence[Comparison]) -> str:
+def table(comparisons: Sequence[RamulatorComparison]) -> str:
     """Markdown: a row for each source, with and without GWRITE hiding."""
     head = "programs of | GWRITE latency | programs | channels | cycles there | same cycles | same counts"
     lines = [f"| {head} |", "|---|---|---:|---:|---:|---:|---:|"]
-    for source, hidden in dict.fromkeys((each.source, each.gwrite_hiding) for each in found):
-        rows = [each for each in found if (each.source, each.gwrite_hiding) == (source, hidden)]
+    for source, gwrite_hiding in dict.fromkeys(
+        (comparison.source, comparison.gwrite_hiding) for comparison in comparisons
+    ):
+        rows = [
+            comparison
+            for comparison in comparisons
+            if (comparison.source, comparison.gwrite_hiding) == (source, gwrite_hiding)
+        ]
         figures = (
             len(rows),
-            sum(len(each.simulated.channel_cycles) for each in rows),
-            sum(each.simulated.cycles for each in rows),
-            sum(each.cycles_agree for each in rows),
-            sum(each.counts_agree for each in rows),
+            sum(len(comparison.simulated.channel_cycles) for comparison in rows),
+            sum(comparison.simulated.cycles for comparison in rows),
+            sum(comparison.cycles_agree for comparison in rows),
+            sum(comparison.counts_agree for comparison in rows),
         )
-        cells = (source, "hidden" if hidden else "not hidden", *map(str, figures))
+        cells = (source, "hidden" if gwrite_hiding else "not hidden", *map(str, figures))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

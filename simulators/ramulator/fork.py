@@ -87,7 +87,7 @@ class Ramulator:
     executable: str
     gwrite_hiding: bool = True
     timeout_seconds: float = TIMEOUT_SECONDS
-    _known: dict[bytes, Counter[str]] = field(default_factory=dict, repr=False, compare=False)
+    _outputs: dict[bytes, Counter[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         path = Path(self.executable)
@@ -119,7 +119,7 @@ class Ramulator:
         for channel in range(len(program.channels)):
             with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
                 path, digest = _write(program, channel, Path(folder))
-                sent = command_counts(_only(program, channel))
+                sent = command_counts(_single_channel(program, channel))
                 printed.append(self._time(path, digest, sent))
                 bursts.append(sent["gwrite_bursts"])
         return self._result(printed, pim, bursts)
@@ -136,8 +136,8 @@ class Ramulator:
         return self._result([printed], pim, [sent["GWRITE"] * pim.buffer_columns])
 
     def _time(self, trace: Path, digest: bytes | None, sent: Counter[str]) -> Counter[str]:
-        if digest in self._known:
-            return self._known[digest]
+        if digest in self._outputs:
+            return self._outputs[digest]
         printed = self._run(trace)
         for name in _SENT:
             if printed[name] != sent[name]:
@@ -147,7 +147,7 @@ class Ramulator:
         if printed["Cycle"] < sum(sent[name] for name in _SENT):
             raise ProfilerError(f"{self._who}: {printed['Cycle']} cycles are fewer than the commands issued")
         if digest is not None:
-            self._known[digest] = printed
+            self._outputs[digest] = printed
         return printed
 
     def _run(self, trace: Path) -> Counter[str]:
@@ -256,5 +256,5 @@ def _check_device(pim: PimSpec) -> None:
             )
 
 
-def _only(program: PimProgram, channel: int) -> PimProgram:
+def _single_channel(program: PimProgram, channel: int) -> PimProgram:
     return replace(program, channels=(program.channels[channel],))

@@ -71,8 +71,8 @@ class _Regions:
         counts = (end - 1) // TRANSACTION_BYTES - first + 1
         # All of first[i] .. first[i] + counts[i] - 1, without a Python loop.
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        wanted = np.unique(np.repeat(first, counts) + offsets)
-        fresh = wanted[~seen[wanted]]
+        transactions = np.unique(np.repeat(first, counts) + offsets)
+        fresh = transactions[~seen[transactions]]
         seen[fresh] = True
         word = "ST" if operand == 2 else "LD"
         addresses = (fresh * TRANSACTION_BYTES + self.first[operand]).tolist()
@@ -81,15 +81,15 @@ class _Regions:
 
 def _input_pixels(geometry: ConvGeometry, pixels: np.ndarray) -> np.ndarray:
     """Input pixels (row-major over n, h, w) under the windows of output `pixels`, ascending."""
-    n, within = np.divmod(pixels, geometry.oh * geometry.ow)
-    y, x = np.divmod(within, geometry.ow)
-    top, left, _, _ = geometry.padding
+    n, pixel_in_image = np.divmod(pixels, geometry.oh * geometry.ow)
+    y, x = np.divmod(pixel_in_image, geometry.ow)
+    pad_top, pad_left, _, _ = geometry.padding
     taps = np.arange(geometry.kh * geometry.kw)
     under_windows = np.empty(0, dtype=np.int64)
     for part in np.array_split(taps, -(-len(pixels) * len(taps) // _PAIRS)):
         dy, dx = np.divmod(part, geometry.kw)
-        iy = y[:, None] * geometry.stride[0] + dy * geometry.dilation[0] - top
-        ix = x[:, None] * geometry.stride[1] + dx * geometry.dilation[1] - left
+        iy = y[:, None] * geometry.stride[0] + dy * geometry.dilation[0] - pad_top
+        ix = x[:, None] * geometry.stride[1] + dx * geometry.dilation[1] - pad_left
         inside = (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
         ids = (n[:, None] * geometry.h + iy) * geometry.w + ix
         under_windows = np.union1d(under_windows, ids[inside])

@@ -40,7 +40,7 @@ PRINTED = ("total_num_read_requests", "total_num_write_requests", "memory_system
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
+class Ramulator2Run:
     """A trace, and the statistics of Ramulator 2 for it.
 
     Attributes
@@ -67,12 +67,12 @@ class Traffic:
         return (self.loads, self.stores) == (self.reads, self.writes)
 
     @property
-    def share(self) -> float:
+    def bus_share(self) -> float:
         """Share of cycles in which the bus moves data."""
         return (self.reads + self.writes) * BURST_CYCLES / self.cycles
 
 
-def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Traffic:
+def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Ramulator2Run:
     """Run Ramulator 2 on the file `trace`.
 
     Raises
@@ -94,7 +94,7 @@ def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Traf
         printed = parse_output(output.read_text(encoding="utf-8", errors="replace"), who)
     reads, writes, cycles = printed
     about = {"name": name, "loads": lines["LD"], "stores": lines["ST"]}
-    return Traffic(**about, reads=reads, writes=writes, cycles=cycles)
+    return Ramulator2Run(**about, reads=reads, writes=writes, cycles=cycles)
 
 
 def parse_output(text: str, who: str = "ramulator2") -> tuple[int, ...]:
@@ -105,22 +105,22 @@ def parse_output(text: str, who: str = "ramulator2") -> tuple[int, ...]:
     ProfilerError
         If one is missing, or there is no clock.
     """
-    found = []
+    values = []
     for name in PRINTED:
         match = re.search(rf"^\s*{name}:\s*([0-9]{{1,18}})\s*$", text, re.MULTILINE)
         if match is None:
             raise ProfilerError(f"{who}: it printed no line '{name}: <number>'; is it Ramulator 2?")
-        found.append(int(match[1]))
-    if not found[-1]:
+        values.append(int(match[1]))
+    if not values[-1]:
         raise ProfilerError(f"{who}: it printed 0 cycles")
-    return tuple(found)
+    return tuple(values)
 
 
-def traffic_table(found: Sequence[Traffic]) -> str:
+def traffic_table(runs: Sequence[Ramulator2Run]) -> str:
     """Markdown: a row for each trace."""
     head = "trace | LD | ST | reads there | writes there | cycles there | bus busy"
     lines = [f"| {head} |", "|---|---:|---:|---:|---:|---:|---:|"]
-    for each in found:
-        counted = (each.loads, each.stores, each.reads, each.writes, each.cycles)
-        lines.append(f"| `{each.name}` | {' | '.join(map(str, counted))} | {each.share:.0%} |")
+    for run in runs:
+        counted = (run.loads, run.stores, run.reads, run.writes, run.cycles)
+        lines.append(f"| `{run.name}` | {' | '.join(map(str, counted))} | {run.bus_share:.0%} |")
     return "\n".join(lines)

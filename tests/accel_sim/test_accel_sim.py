@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from pimflow.cli.main import main
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import LeftOut, leave_one_out, summary, updated
+from pimflow.simulators.accel_sim.accuracy import HeldOutKernel, leave_one_out, replace_table, summary
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
 from pimflow.simulators.gpu.fit import fit
@@ -131,7 +131,7 @@ def test_its_clock_is_the_time(installed):
     for request, cost in zip(REQUESTS, costs):
         count = len(launches(request.kernel, GPU, "fp16", request.channels))
         cycles = cycles_of(request.kernel, request.channels)
-        assert cost.known is Known.SIMULATED
+        assert cost.known is Provenance.SIMULATED
         assert cost.launch_ns == GPU.launch_ns
         assert cost.total_ns == pytest.approx(cycles / 1365 * 1e3)
         assert cost.dram_bytes == 32 * 150 * count
@@ -158,7 +158,7 @@ def test_a_tested_configuration_of_a_checkout(tmp_path):
     tested.mkdir(parents=True)
     (folder / "config" / "gpgpusim.config").rename(tested / "gpgpusim.config")
     (folder / "config" / "network.icnt").rename(tested / "network.icnt")
-    assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].known is Known.SIMULATED
+    assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].known is Provenance.SIMULATED
 
 
 def test_it_leaves_nothing_behind(installed, tmp_path, monkeypatch):
@@ -312,7 +312,7 @@ def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     real_log(tmp_path)
     costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     assert [cost.known for cost in costs] == [
-        Known.SCALED, Known.SIMULATED, Known.SCALED, Known.SCALED
+        Provenance.SCALED, Provenance.SIMULATED, Provenance.SCALED, Provenance.SCALED
     ]  # fmt: skip
     modelled = [kernel_cost(each.kernel, GPU, dtype="fp16", channels=each.channels) for each in REQUESTS]
     for what in ("execution_ns", "dram_bytes", "l2_bytes"):
@@ -333,7 +333,7 @@ def test_logs_by_their_content(tmp_path):
     packed = real_log(tmp_path, file="whatever.log")
     (tmp_path / "other.log.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
-    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].known is Known.SIMULATED
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].known is Provenance.SIMULATED
 
 
 def test_what_it_ran_is_what_it_reads(installed, tmp_path):
@@ -446,7 +446,7 @@ def test_logs_that_cannot_be_believed(tmp_path):
     with pytest.raises(ProfilerError, match="ran with 32 memory channels, not with 16"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     (tmp_path / "renamed.16.log").write_text(whole.replace("-gpgpu_n_mem ", "-n_mem "))
-    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].known is Known.SIMULATED
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].known is Provenance.SIMULATED
     (tmp_path / "renamed.16.log").rename(tmp_path / "renamed.log")
     with pytest.raises(ProfilerError, match=r"says no -gpgpu_n_mem; call it"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
@@ -468,7 +468,7 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
-    assert [cost.known is Known.SIMULATED for cost in costs] == [True, True, False, False]
+    assert [cost.known is Provenance.SIMULATED for cost in costs] == [True, True, False, False]
     assert costs[:2] == AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
     named = kernel_name(POINTWISE, "fp16")
     assert f"`{named}`" in page
@@ -520,16 +520,16 @@ def test_the_page_meets_what_was_asked():
 
 def test_errors_and_their_sums():
     kernels = [
-        LeftOut(kernel="a", cycles={16: (100, 110.0), 32: (50, 50.0)}),
-        LeftOut(kernel="b", cycles={12: (100, 80.0)}),
+        HeldOutKernel(kernel="a", cycles={16: (100, 110.0), 32: (50, 50.0)}),
+        HeldOutKernel(kernel="b", cycles={12: (100, 80.0)}),
     ]
     assert kernels[0].errors == {16: pytest.approx(0.1), 32: 0.0}
     assert kernels[0].ratio_error == pytest.approx(0.1)
     assert kernels[1].ratio_error is None
     found = summary(kernels)
     assert found["mape"] == pytest.approx(0.1) and found["largest_ape"] == pytest.approx(0.2)
-    page = updated("x\n<!-- accel-sim begin -->\nold\n<!-- accel-sim end -->\ny\n", kernels)
+    page = replace_table("x\n<!-- accel-sim begin -->\nold\n<!-- accel-sim end -->\ny\n", kernels)
     assert "| `a` |  | 100 (+10.0%) | 50 (+0.0%) | +10.0% |" in page
     assert "old" not in page and page.startswith("x\n") and page.endswith("\ny\n")
     with pytest.raises(TraceError, match="no lines"):
-        updated("nothing", kernels)
+        replace_table("nothing", kernels)

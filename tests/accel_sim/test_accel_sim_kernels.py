@@ -22,20 +22,20 @@ from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch
 from pimflow.simulators.accel_sim.kernels import (
     kernel_name,
     launches,
-    named_kernel,
+    parse_kernel_name,
     write_kernel,
     write_traces,
 )
 from pimflow.simulators.accel_sim.launch import Launch
 from pimflow.simulators.accel_sim.simd import (
-    Convolution,
+    SimdConvolution,
     Stream,
     depthwise_launch,
     gemv_launch,
     stream_launch,
 )
-from pimflow.simulators.accel_sim.trace import Copy
-from pimflow.simulators.gpu.emitted import ROTATED_BYTES
+from pimflow.simulators.accel_sim.trace import HostCopy
+from pimflow.simulators.gpu.emitted import ROTATION_BYTES
 from pimflow.simulators.gpu.machine import TILES
 from pimflow.simulators.gpu.model import KernelRequest
 
@@ -125,7 +125,7 @@ def geometries(draw, depthwise: bool = False) -> ConvGeometry:
     )
     whole = geometry.h + sum(geometry.padding[::2]) >= (kh - 1) * dilation[0] + 1
     assume(whole and geometry.w + sum(geometry.padding[1::2]) >= kw)
-    assume(geometry.depthwise == depthwise)
+    assume(geometry.is_depthwise == depthwise)
     return geometry
 
 
@@ -262,7 +262,7 @@ def test_every_tile_computes_its_products(tile):
 @given(geometries(depthwise=True), st.integers(0, 3))
 def test_a_depthwise_convolution_touches_its_operands(tmp_path_factory, geometry, times):
     residual = residuals(times, geometry)
-    launch = depthwise_launch("dw", Convolution(geometry=geometry, residual_bytes=residual, **BASES))
+    launch = depthwise_launch("dw", SimdConvolution(geometry=geometry, residual_bytes=residual, **BASES))
     loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
     inputs, filters = needed(geometry, True)
     outputs = geometry.pixels * geometry.oc
@@ -275,7 +275,7 @@ def test_a_depthwise_convolution_touches_its_operands(tmp_path_factory, geometry
 @given(st.integers(1, 700), st.integers(1, 40), st.sampled_from((1, 2)))
 def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
     geometry = ConvGeometry(n=1, h=1, w=1, c=k * groups, oc=n * groups, groups=groups)
-    launch = gemv_launch("gemv", Convolution(geometry=geometry, **BASES))
+    launch = gemv_launch("gemv", SimdConvolution(geometry=geometry, **BASES))
     loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
     assert loads == {A + 2 * i for i in range(k * groups)} | {B + 2 * i for i in range(k * n * groups)}
     assert stores == Counter(C + 2 * o for o in range(n * groups))
@@ -284,7 +284,7 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
 def weights_by_block(k: int, n: int, folder: Path) -> list[list[list[int]]]:
     """Of each block, what each of its loads reads of the matrix: offsets of elements, in bytes."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=k, oc=n)
-    blocks = parsed(gemv_launch("gemv", Convolution(geometry=geometry, **BASES)), folder)
+    blocks = parsed(gemv_launch("gemv", SimdConvolution(geometry=geometry, **BASES)), folder)
     return [
         [
             [at + each - B for at in i.addresses for each in range(0, i.width_bytes, 2)]
@@ -306,7 +306,7 @@ def test_blocks_of_a_gemv_begin_their_rows_one_after_the_other(tmp_path_factory,
     for number, block in enumerate(blocks):
         begins = {at[0] // (2 * k): at[0] % (2 * k) for at in reversed(block)}
         assert set(begins) == set(range(8 * number, min(8 * number + 8, n)))
-        assert set(begins.values()) == {number * ROTATED_BYTES % (2 * k)}
+        assert set(begins.values()) == {number * ROTATION_BYTES % (2 * k)}
 
 
 @pytest.mark.parametrize("k", [512, 2048, 4096, 8192])
@@ -459,8 +459,8 @@ def test_no_two_kernels_have_the_same_name(one, other, dtype):
 @given(any_kernels(), st.sampled_from(("fp16", "fp32")))
 def test_a_name_says_which_kernel_it_is(kernel, dtype):
     name = kernel_name(kernel, dtype)
-    assert named_kernel(name, dtype) == kernel
-    assert named_kernel(name, "fp32" if dtype == "fp16" else "fp16") is None
+    assert parse_kernel_name(name, dtype) == kernel
+    assert parse_kernel_name(name, "fp32" if dtype == "fp16" else "fp16") is None
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_a_name_says_which_kernel_it_is(kernel, dtype):
     ["", "pw_784x192x32", "gemm_m784_n192_k32_fp16_reduce", "gemm_m1_n2_k3_h28w28c32o192_fp16", "gemm_fp16x"],
 )
 def test_names_of_no_kernel(name):
-    assert named_kernel(name, "fp16") is None
+    assert parse_kernel_name(name, "fp16") is None
 
 
 # --- on disk ---
@@ -499,7 +499,7 @@ def test_traces_on_disk(tmp_path):
 
 def test_copies_are_said_on_demand(tmp_path):
     write_kernel(SMALL[0], GPU, "fp16", 32, tmp_path, copies=True)
-    assert read_kernels_list(tmp_path / "kernelslist.g") == [Copy(A, 100), "kernel-1.traceg"]
+    assert read_kernels_list(tmp_path / "kernelslist.g") == [HostCopy(A, 100), "kernel-1.traceg"]
 
 
 def test_same_kernels_same_bytes(tmp_path):

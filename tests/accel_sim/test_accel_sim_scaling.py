@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from length import examples
 
 import pimflow
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, system
 from pimflow.placement import Profiling
-from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
+from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
 from pimflow.simulators.accel_sim.profiler import AccelSimLogs
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.profiler import KernelRequest
@@ -69,7 +69,7 @@ def test_which_kernels_were_simulated_does_not_matter(logged, times, tmp_path_fa
         log(folder, REQUESTS[index], times)
     for index, (request, cost) in enumerate(zip(REQUESTS, costs(folder))):
         expected = modelled(request)
-        assert cost.known is (Known.SIMULATED if index in logged else Known.SCALED)
+        assert cost.known is (Provenance.SIMULATED if index in logged else Provenance.SCALED)
         assert cost.launch_ns == expected.launch_ns
         # Cycles and bursts of logs are whole numbers.
         for what in ("execution_ns", "dram_bytes", "l2_bytes"):
@@ -129,7 +129,7 @@ def test_power_of_those_alike_over_the_time(tmp_path):
 @pytest.fixture(scope="module")
 def toy_requests(tmp_path_factory):
     rows = pimflow.trace("toy", tmp_path_factory.mktemp("traces") / "out", "accel-sim").kernels
-    return [KernelRequest(named_kernel(row.kernel, "fp16"), row.gpu_channels) for row in rows]
+    return [KernelRequest(parse_kernel_name(row.kernel, "fp16"), row.gpu_channels) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from pimflow.simulators.accel_sim.trace import (
     DELTAS,
     LISTED,
     STRIDED,
-    Copy,
+    HostCopy,
     SassInstruction,
     ThreadBlock,
     TraceHeader,
-    compressed,
-    stridable,
+    compress,
+    is_stridable,
     write_kernels_list,
 )
 
@@ -102,7 +102,7 @@ def instructions(draw) -> SassInstruction:
 @given(instructions())
 def test_instructions_come_back(instruction):
     assert parse_instruction(1, str(instruction)) == instruction
-    short = compressed(instruction)
+    short = compress(instruction)
     assert parse_instruction(1, str(short)) == short
     assert short.addresses == instruction.addresses
 
@@ -110,7 +110,7 @@ def test_instructions_come_back(instruction):
 @FAST
 @given(instructions())
 def test_accel_sim_finds_the_same_addresses(instruction):
-    short = compressed(instruction)
+    short = compress(instruction)
     if not short.addresses:
         return
     memory = str(short).split()[-len(short._memory().split()) :]
@@ -118,12 +118,12 @@ def test_accel_sim_finds_the_same_addresses(instruction):
 
 
 def test_a_stride_is_for_neighbouring_lanes():
-    assert stridable(0x0000FF00) and stridable(0xFFFFFFFF) and stridable(1) and stridable(0)
-    assert not stridable(0b101)
+    assert is_stridable(0x0000FF00) and is_stridable(0xFFFFFFFF) and is_stridable(1) and is_stridable(0)
+    assert not is_stridable(0b101)
     strided = SassInstruction(0, "LDG.E.SYS", (1,), (2,), 0b101, 4, (0, 4), STRIDED)
     with pytest.raises(ValueError, match="no single stride"):
         str(strided)
-    assert compressed(strided).mode == DELTAS
+    assert compress(strided).mode == DELTAS
     with pytest.raises(ValueError, match="no single stride"):
         str(dataclasses.replace(strided, mask=0b111, addresses=(0, 4, 12)))
 
@@ -199,7 +199,7 @@ def test_what_is_no_text_or_not_there(tmp_path):
 @FAST
 @given(
     st.lists(
-        st.builds(Copy, st.integers(0, (1 << 48) - 1), st.integers(1, 1 << 40))
+        st.builds(HostCopy, st.integers(0, (1 << 48) - 1), st.integers(1, 1 << 40))
         | st.integers(1, 99).map(lambda n: f"kernel-{n}.traceg")
     )
 )
@@ -212,7 +212,7 @@ def test_lists_of_kernels_come_back(tmp_path_factory, entries):
 def test_a_real_list_of_kernels(tmp_path):
     path = tmp_path / "kernelslist.g"
     path.write_text("MemcpyHtoD,0x00007f1000000000,50176\nkernel-1.traceg\nMemcpyDtoH,0x0,4\n")
-    assert read_kernels_list(path) == [Copy(0x7F1000000000, 50176), "kernel-1.traceg"]
+    assert read_kernels_list(path) == [HostCopy(0x7F1000000000, 50176), "kernel-1.traceg"]
     path.write_text("kernel-1.traceg\nlaunch\n")
     with pytest.raises(TraceError, match=r"kernelslist\.g:2: neither a copy nor a kernel's trace: 'launch'"):
         read_kernels_list(path)

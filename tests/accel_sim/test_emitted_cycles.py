@@ -11,11 +11,17 @@ import pytest
 from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
-from pimflow.simulators.accel_sim.accuracy import halves_table, ratio_errors
-from pimflow.simulators.accel_sim.kernels import launches, named_kernel
-from pimflow.simulators.gpu.emitted import scales_map
-from pimflow.simulators.gpu.fit import OF_EMITTED, efficiency_sources, fit, sample_groups, write_efficiency
-from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family
+from pimflow.simulators.accel_sim.accuracy import half_split_table, ratio_errors
+from pimflow.simulators.accel_sim.kernels import launches, parse_kernel_name
+from pimflow.simulators.gpu.emitted import has_map_scaling
+from pimflow.simulators.gpu.fit import (
+    EMITTED_CONSTANTS,
+    efficiency_sources,
+    fit,
+    sample_groups,
+    write_efficiency,
+)
+from pimflow.simulators.gpu.machine import GemmTilings, KernelBatch, RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import demands
 from pimflow.simulators.gpu.samples import SIZES, analytic_ns, read_samples
@@ -41,10 +47,10 @@ def test_rows_are_kernels_that_pimflow_names(rows):
     """Every size follows from the name; every run names its tool, and takes a launch at least, or two."""
     assert len({(row["kernel"], row["n_mem"]) for row in rows}) == len(rows)
     for row in rows:
-        kernel = named_kernel(row["kernel"], "fp16")
+        kernel = parse_kernel_name(row["kernel"], "fp16")
         assert kernel is not None and kernel.kind == row["kind"]
         assert [getattr(kernel, name) for name in SIZES] == [int(row[name]) for name in SIZES]
-        launched = 1 + (int(row["split"] or 1) > 1 or scales_map(Batch([kernel]), 2).item())
+        launched = 1 + (int(row["split"] or 1) > 1 or has_map_scaling(KernelBatch([kernel]), 2).item())
         assert int(row["gpu_sim_cycle"]) > launched * LAUNCH_CYCLES
         assert row["build"] == "Accel-Sim 2260456, GPGPU-Sim 4.2.0 9e4a0aa"
 
@@ -75,9 +81,9 @@ def test_groups_predict_what_the_model_does():
 def test_half_of_the_kernels_is_not_fitted_to():
     halves = {}
     for sample in SAMPLES:
-        halves.setdefault(sample.shape, set()).add(sample.fit)
+        halves.setdefault(sample.shape, set()).add(sample.is_fit_sample)
     assert all(len(half) == 1 for half in halves.values())
-    share = sum(sample.fit for sample in SAMPLES) / len(SAMPLES)
+    share = sum(sample.is_fit_sample for sample in SAMPLES) / len(SAMPLES)
     assert 0.4 < share < 0.6
 
 
@@ -91,7 +97,7 @@ def given(**constants):
 def demand_of(sample, gpu):
     machine = RooflineMachine(gpu, "fp16", sample.channels, family(sample.kernel))
     tilings = GemmTilings([sample.tile]) if sample.tile else None
-    (demand,) = demands(sample.kind, Batch([sample.kernel]), machine, tilings)
+    (demand,) = demands(sample.kind, KernelBatch([sample.kernel]), machine, tilings)
     return demand
 
 
@@ -102,7 +108,7 @@ def test_threads_wait_for_each_step_of_each_wave():
         if sample.kind == "stream":
             assert demand_of(sample, gpu).compute < 1e5
             continue
-        kernel = named_kernel(row["kernel"], "fp16")
+        kernel = parse_kernel_name(row["kernel"], "fp16")
         first, *_ = launches(dataclasses.replace(kernel, tile=sample.tile), GPU, "fp16", sample.channels)
         resident = GPU.registers_bytes // (4 * first.registers * first.threads)
         waves = max(1.0, math.ceil(math.prod(first.grid) / GPU.sms) / resident)
@@ -152,7 +158,7 @@ def test_split_k_takes_a_second_launch():
 def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
     """Two launches, one after the other, as they are emitted; split-K has a second one in any case."""
     gpu = given(step_cycles=300.0, overlap=1.3, kernel_cycles=1000.0)
-    alone = named_kernel("gemm_m1_n240_k64_h1w1c64o240_fp16", "fp16")
+    alone = parse_kernel_name("gemm_m1_n240_k64_h1w1c64o240_fp16", "fp16")
     of_map = 196 * alone.output_bytes
     scaled = dataclasses.replace(alone, input_bytes=alone.input_bytes + of_map, output_bytes=of_map)
     stream = Kernel(kind="stream", input_bytes=of_map + 240 * 4, output_bytes=of_map, macs=of_map // 2)
@@ -187,12 +193,12 @@ def test_a_gpu_of_ones_own_takes_them(tmp_path):
     """A file that is fitted to emitted kernels has what `emitted` reads, and is read."""
     path = tmp_path / "mine.toml"
     path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
-    found = fit(GPU, [sample for sample in SAMPLES if sample.fit])
+    found = fit(GPU, [sample for sample in SAMPLES if sample.is_fit_sample])
     write_efficiency(path, found, efficiency_sources(found, SAMPLES, CYCLES.name, "hash"))
     mine = GpuSpec.load(path)
-    assert mine.efficiency == found.efficiency and {*OF_EMITTED} <= mine.efficiency.keys()
+    assert mine.efficiency == found.efficiency and {*EMITTED_CONSTANTS} <= mine.efficiency.keys()
     sources = {key for key, value in mine.sources.items() if value.startswith("fitted to Accel-Sim runs")}
-    assert sources == {f"efficiency.{name}" for name in OF_EMITTED}
+    assert sources == {f"efficiency.{name}" for name in EMITTED_CONSTANTS}
     assert analytic_ns(SAMPLES, mine) == analytic_ns(SAMPLES, found)
 
 
@@ -211,7 +217,7 @@ def test_ratios():
 def test_the_page_is_of_the_stored_runs():
     page = (ROOT / "docs/validation.md").read_text(encoding="utf-8")
     table = page.partition("<!-- emitted begin")[2].partition("<!-- emitted end -->")[0]
-    judged = [sample for sample in SAMPLES if not sample.fit]
+    judged = [sample for sample in SAMPLES if not sample.is_fit_sample]
     assert f"\n| all | {len(judged)} | " in table
     assert f"\nThe other half, {len(judged)} of {len(SAMPLES)} runs:" in table
     assert f"\nKernels that nobody had seen, {len(rows_of(UNSEEN))} runs:" in table
@@ -220,9 +226,9 @@ def test_the_page_is_of_the_stored_runs():
 def test_the_table_judges_the_other_half_and_what_nobody_saw():
     few = [sample for sample in SAMPLES if sample.kind == "stream"]
     unseen = [sample for sample in SAMPLES if sample.kind == "depthwise"]
-    table, fitted = halves_table(few, GPU, unseen=unseen)
+    table, fitted = half_split_table(few, GPU, unseen=unseen)
     assert fitted.efficiency["step_cycles"] > 0 and "kernel_cycles_stream" not in fitted.efficiency
-    judged = sum(not sample.fit for sample in few)
+    judged = sum(not sample.is_fit_sample for sample in few)
     assert f"| stream | {judged} | " in table and f"The other half, {judged} of {len(few)} runs" in table
     assert f"| depthwise | {len(unseen)} | " in table and f"had seen, {len(unseen)} runs" in table
     assert f"Fitted to {len(few) - judged} runs: " in table

@@ -14,7 +14,7 @@ from pimflow.core.attention import Attention, attend
 def attentions(draw, **fixed):
     sizes = st.integers(1, 4)
     kv_heads, queries, keys = draw(st.integers(1, 3)), draw(sizes), fixed.get("keys", draw(st.integers(1, 7)))
-    given = {
+    fields = {
         "batch": draw(st.integers(1, 2)),
         "heads": kv_heads * draw(st.integers(1, 3)),
         "kv_heads": kv_heads,
@@ -30,7 +30,7 @@ def attentions(draw, **fixed):
         "softcap": draw(st.sampled_from([0.0, 0.0, 2.0])),
         "masked": draw(st.booleans()),
     }
-    return Attention(**given | fixed)
+    return Attention(**fields | fixed)
 
 
 def operands(attention, seed=0):
@@ -38,16 +38,16 @@ def operands(attention, seed=0):
     rng = np.random.default_rng(seed)
     shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
     mask = np.where(rng.random(attention.score_shape) < 0.3, -np.inf, rng.normal(size=attention.score_shape))
-    return [*(rng.normal(size=each) for each in shapes), mask if attention.masked else None]
+    return [*(rng.normal(size=shape) for shape in shapes), mask if attention.masked else None]
 
 
-def by_definition(attention, q, k, v, mask):
+def reference_attention(attention, q, k, v, mask):
     """The same with plain loops."""
     out = np.zeros(attention.output_shape)
     for b, h, i in np.ndindex(attention.batch, attention.heads, attention.queries):
-        shared, own, weights = h * attention.kv_heads // attention.heads, attention.offset + i, {}
+        shared, position, weights = h * attention.kv_heads // attention.heads, attention.offset + i, {}
         for j in range(attention.extent):
-            if (attention.causal and j > own) or (attention.window and j <= own - attention.window):
+            if (attention.causal and j > position) or (attention.window and j <= position - attention.window):
                 continue
             score = attention.scale * sum(a * b for a, b in zip(q[b, h, i], k[b, shared, j]))
             if attention.softcap:
@@ -62,18 +62,20 @@ def by_definition(attention, q, k, v, mask):
 @given(attentions(), st.integers(0, 99))
 def test_the_reference_is_the_definition(attention, seed):
     values = operands(attention, seed)
-    np.testing.assert_allclose(attend(attention, *values), by_definition(attention, *values), atol=1e-12)
+    np.testing.assert_allclose(
+        attend(attention, *values), reference_attention(attention, *values), atol=1e-12
+    )
 
 
 @given(attentions(causal=True, masked=False, read=0), st.integers(0, 99))
 def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed):
     attention = replace(attention, queries=attention.keys, offset=0)
     q, k, v, _ = operands(attention, seed)
-    whole = attend(attention, q, k, v)
+    sequence = attend(attention, q, k, v)
     for length in range(1, attention.keys + 1):
         step = replace(attention, queries=1, keys=length, offset=length - 1)
         row = attend(step, q[:, :, length - 1 : length], k[:, :, :length], v[:, :, :length])
-        np.testing.assert_allclose(row, whole[:, :, length - 1 : length], atol=1e-12)
+        np.testing.assert_allclose(row, sequence[:, :, length - 1 : length], atol=1e-12)
 
 
 @given(attentions(masked=False, queries=2, keys=8), st.integers(0, 5), st.booleans())

@@ -17,9 +17,9 @@ from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.gpu.fit import OF_EMITTED
+from pimflow.simulators.gpu.fit import EMITTED_CONSTANTS
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 EVERY = [(kind, name) for kind in ("pim", "gpu", "system") for name in spec_names(kind)]
@@ -49,9 +49,9 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
     """Against the file itself, not the class that read it."""
     code, out, err = run(capsys, name, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert (found["kind"], found["name"]) == (kind, name)
-    shown = {row["field"]: row for row in found["values"]}
+    report = json.loads(out)
+    assert (report["kind"], report["name"]) == (kind, name)
+    shown = {row["field"]: row for row in report["values"]}
     _, table = read_toml(kind, name)
     for section in ("timing", "energy") if kind == "pim" else ():
         table |= {f"{section}.{key}": value for key, value in table.pop(section).items()}
@@ -66,42 +66,42 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
         assert shown[field]["source"] == entry.get("source", "")
     code, text, _ = run(capsys, name)
     assert code == 0
-    for row in found["values"]:
+    for row in report["values"]:
         assert row["field"] in text and row["source"] in text
 
 
 def test_each_constant_of_the_gpu_model_is_judged_by_its_own_source(capsys):
     """Fitted to Accel-Sim runs, or assumed: what is not fitted does not stand for the rest."""
     code, out, _ = run(capsys, "rtx-2060-pim32", "--json")
-    found = json.loads(out)
-    rows = {row["field"]: row for row in found["values"] if row["field"].startswith("efficiency.")}
+    report = json.loads(out)
+    rows = {row["field"]: row for row in report["values"] if row["field"].startswith("efficiency.")}
     assumed = {f"efficiency.{key}" for key in ("dram", "l2", "l2_resident", "split_limit", "stream")}
     assumed |= {f"efficiency.{key}" for key in ("iteration_cycles", "l2_reuse", "mma", "reread")}
-    assert code == 0 and rows.keys() == assumed | {f"efficiency.{key}" for key in OF_EMITTED}
-    assert {field for field in found["assumed"] if field in rows} == assumed
+    assert code == 0 and rows.keys() == assumed | {f"efficiency.{key}" for key in EMITTED_CONSTANTS}
+    assert {field for field in report["assumed"] if field in rows} == assumed
     for field, row in rows.items():
         assert row["source"].startswith("assumed: " if field in assumed else "fitted to Accel-Sim runs: ")
     told = [row for row in system().assumptions() if ": efficiency" in row]
     assert {re.search(r"efficiency\.\w+", row)[0] for row in told} == assumed and len(told) == len(assumed)
-    assert "simd_fma_per_sm_cycle.fp32" not in found["assumed"]
+    assert "simd_fma_per_sm_cycle.fp32" not in report["assumed"]
 
 
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     pim = PimSpec.load(name)
     _, text, _ = run(capsys, name)
-    found = description.describe(pim)
-    assert len(found["constraints"]) == len(pim.constraints)
-    for rule in found["constraints"]:
+    report = description.describe(pim)
+    assert len(report["constraints"]) == len(pim.constraints)
+    for rule in report["constraints"]:
         assert rule["queue"] == 0 or f"a queue of {rule['queue']}" in text
         assert rule["cycles"] == pim.timing[rule["latency"]]
         assert rule["source"] in text
     for sentence in pim.not_modelled:
         assert f"- {sentence}" in text
     for field, source in pim.sources.items():
-        assert ("assumed" in source) == (field in found["assumed"])
-    assert all(row["unit"] for row in found["values"] if row["field"].startswith(("timing.", "energy.")))
-    assert all(row["meaning"] for row in found["values"])
+        assert ("assumed" in source) == (field in report["assumed"])
+    assert all(row["unit"] for row in report["values"] if row["field"].startswith(("timing.", "energy.")))
+    assert all(row["meaning"] for row in report["values"])
 
 
 @pytest.mark.parametrize("name", spec_names("pim"))
@@ -110,15 +110,15 @@ def test_a_pim_device_says_what_plans_do_with_it(capsys, name):
     pim = PimSpec.load(name)
     used = {row["what"]: row["how"] for row in description.describe(pim)["used"]}
     _, text, _ = run(capsys, name)
-    assert all(how in text for how in used.values())
+    assert all(use in text for use in used.values())
     for field in ("latch_initial_value", "activation_unit", "elementwise_multiply", "comp_starts_at_row"):
         assert (field in used) == getattr(pim, field), field
     for field in ("global_buffers", "accumulators", "result_lanes"):
         assert (field in used) == (getattr(pim, field) > 1), field
-    assert ("not used" in used.get("latch_initial_value", "not used")) != pim.writes_latches
+    assert ("not used" in used.get("latch_initial_value", "not used")) != pim.can_write_latches
     for field, explained in (("activation_unit", pim.result_lanes == 1), ("elementwise_multiply", True)):
         assert ("`--explain` has its price" in used.get(field, "")) == (getattr(pim, field) and explained)
-    assert ("WRITE" in used, "host" in used) == (pim.writes, pim.one_host)
+    assert ("WRITE" in used, "host" in used) == (pim.can_write, pim.has_single_host)
 
 
 def test_what_is_derived_by_hand():
@@ -201,7 +201,7 @@ def test_showing_devices_does_not_load_tvm():
 
 def test_the_page_is_what_the_files_say():
     """If not: scripts/update_devices.py."""
-    assert description.updated_page(PAGE) == PAGE
+    assert description.update_page(PAGE) == PAGE
     for name in spec_names("pim"):
         assert description.description_markdown(description.describe(PimSpec.load(name))) in PAGE
 
@@ -212,7 +212,7 @@ def test_a_changed_value_changes_the_page():
     assert description.description_markdown(description.describe(changed)) not in PAGE
     stale = PAGE.replace("| timing.nRP | 32 cycles |", "| timing.nRP | 31 cycles |")
     assert stale != PAGE
-    assert description.updated_page(stale) == PAGE
+    assert description.update_page(stale) == PAGE
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_the_example_of_the_page(capsys, example):
     geometry = ConvGeometry(n=1, h=6, w=6, c=40, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1))
     for schedule in schedules(geometry, pim, "fp16"):
         program = lower(geometry, pim, region="layer", dtype="fp16", channels=2, schedule=schedule)
-        assert violations(issued(program, pim, 0), pim, program, 0) == []
+        assert violations(issue_program(program, pim, 0), pim, program, 0) == []
 
 
 def test_a_rule_left_out_of_the_example_shows(example):
@@ -246,7 +246,7 @@ def test_a_rule_left_out_of_the_example_shows(example):
     for index in (0, 2, 5, 7):
         lax = replace(pim, constraints=pim.constraints[:index] + pim.constraints[index + 1 :])
         program = lower(geometry, lax, region="layer", dtype="fp16", channels=1, schedule=schedule)
-        assert violations(issued(program, lax, 0), lax, program, 0), pim.constraints[index]
+        assert violations(issue_program(program, lax, 0), lax, program, 0), pim.constraints[index]
 
 
 def test_the_block_of_aim_that_the_page_counts():

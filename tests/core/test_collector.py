@@ -16,8 +16,8 @@ def test_the_collector_is_as_before(enabled, fails):
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        with contextlib.suppress(ValueError), garbage_collection.paused():
-            with garbage_collection.paused():
+        with contextlib.suppress(ValueError), garbage_collection.pause():
+            with garbage_collection.pause():
                 assert not gc.isenabled()
             assert not gc.isenabled()
             if fails:

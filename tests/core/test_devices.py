@@ -30,7 +30,7 @@ from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 NAMES = spec_names("pim")
 DEVICES = {name: when_due(PimSpec.load(name)) for name in NAMES}
@@ -58,7 +58,7 @@ def program(pim: PimSpec, nodes: tuple, rows: int = 64) -> PimProgram:
     )
 
 
-def opened(pim: PimSpec, row: Affine) -> list[GAct]:
+def row_activations(pim: PimSpec, row: Affine) -> list[GAct]:
     return [GAct(gang=gang, row=row) for gang in range(pim.gangs)]
 
 
@@ -84,8 +84,8 @@ def test_every_value_says_where_it_comes_from(name):
     assert [rule for rule in table["constraints"] if len(rule["source"]) < 4] == []
     named = {rule[key] for rule in table["constraints"] for key in ("latency", "per_burst") if key in rule}
     assert set(table["timing"]) == set(TIMING) | named
-    latches = LATCH_ENERGY if DEVICES[name].writes_latches else {}
-    activations = ACTIVATION_ENERGY if DEVICES[name].activates else {}
+    latches = LATCH_ENERGY if DEVICES[name].can_write_latches else {}
+    activations = ACTIVATION_ENERGY if DEVICES[name].can_activate else {}
     assert set(table["energy"]) == set(ENERGY | WRITE_ENERGY | latches | activations)
 
 
@@ -99,10 +99,10 @@ def test_what_is_not_modelled_is_in_sentences(name):
 def test_constraints_cover_every_command(name):
     """Each delays something and is delayed by something."""
     rules = DEVICES[name].constraints
-    known = set(COMMANDS) - ({"WRBIAS"} if not DEVICES[name].writes_latches else set())
-    known -= {"AF"} if not DEVICES[name].activates else set()
-    assert {command for rule in rules for command in rule.before} - {BEGIN} == known
-    assert {command for rule in rules for command in rule.after} == known
+    commands = set(COMMANDS) - ({"WRBIAS"} if not DEVICES[name].can_write_latches else set())
+    commands -= {"AF"} if not DEVICES[name].can_activate else set()
+    assert {command for rule in rules for command in rule.before} - {BEGIN} == commands
+    assert {command for rule in rules for command in rule.after} == commands
 
 
 # ---- what is published of them ----
@@ -141,12 +141,12 @@ def test_a_stream_is_legal(name):
     row = Affine(0, (1,))
     body = (
         Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=pim.buffer_columns),
-        *opened(pim, row),
+        *row_activations(pim, row),
         Comp(buffer=0, row=row, column=Affine(0), count=pim.columns_per_row),
         Readres(buffer=0, pixel=Affine(0), channel=Affine(0)),
     )
     stream = program(pim, (Loop(extent=60, body=body),))
-    commands = issued(stream, pim, 0)
+    commands = issue_program(stream, pim, 0)
     assert violations(commands, pim, stream) == []
     assert (commands["command"] == COMMANDS.index("REF")).sum() >= 2
 
@@ -166,7 +166,9 @@ def test_what_is_lowered_is_legal(name, geometry):
         for schedule in schedules(geometry, pim, dtype):
             lowered = lower(geometry, pim, region="layer", dtype=dtype, channels=2, schedule=schedule)
             for channel in range(2):
-                assert violations(issued(lowered, pim, channel), pim, lowered, channel) == [], str(schedule)
+                assert violations(issue_program(lowered, pim, channel), pim, lowered, channel) == [], str(
+                    schedule
+                )
 
 
 @st.composite
@@ -189,9 +191,9 @@ def organisations(draw: st.DrawFn) -> PimSpec:
 def test_a_row_switch_takes_what_is_derived(pim):
     """The formula against the engine, COMP to COMP."""
     comps = [Comp(buffer=0, row=Affine(row), column=Affine(0), count=100) for row in (0, 1)]
-    nodes = (*opened(pim, Affine(0)), comps[0], *opened(pim, Affine(1)), comps[1])
+    nodes = (*row_activations(pim, Affine(0)), comps[0], *row_activations(pim, Affine(1)), comps[1])
     wide = replace(pim, columns_per_row=100, buffer_columns=100)
-    commands = issued(program(wide, nodes), wide, 0)
+    commands = issue_program(program(wide, nodes), wide, 0)
     clocks = commands["clock"][commands["command"] == COMMANDS.index("COMP")]
     assert clocks[100] - clocks[99] == pim.row_switch_cycles
 
@@ -202,8 +204,8 @@ def test_a_stream_gets_on_between_refreshes_that_leave_it_time(pim):
     """With the shortest interval that a file may have, the engine comes to an end."""
     tight = replace(pim, timing=pim.timing | {"nREFI": pim.reopen_cycles + 1})
     comp = Comp(buffer=0, row=Affine(0), column=Affine(0), count=1)
-    nodes = (*opened(tight, Affine(0)), Loop(extent=2000, body=(comp,)))
-    commands = issued(program(tight, nodes), tight, 0)
+    nodes = (*row_activations(tight, Affine(0)), Loop(extent=2000, body=(comp,)))
+    commands = issue_program(program(tight, nodes), tight, 0)
     assert np.count_nonzero(commands["command"] == COMMANDS.index("COMP")) == 2000
     assert np.count_nonzero(commands["command"] == COMMANDS.index("REF")) > 1
 
@@ -214,7 +216,9 @@ def test_refreshes_take_their_share(name):
     pim = DEVICES[name]
     count = 40 * pim.timing["nREFI"] // pim.timing["nCCDS"]
     comp = Comp(buffer=0, row=Affine(0), column=Affine(0), count=1)
-    commands = issued(program(pim, (*opened(pim, Affine(0)), Loop(extent=count, body=(comp,)))), pim, 0)
+    commands = issue_program(
+        program(pim, (*row_activations(pim, Affine(0)), Loop(extent=count, body=(comp,)))), pim, 0
+    )
     is_comp = commands["command"] == COMMANDS.index("COMP")
     clocks = commands["clock"][is_comp]
     refreshes = np.count_nonzero(commands["command"][: np.flatnonzero(is_comp)[-1]] == COMMANDS.index("REF"))
@@ -228,7 +232,7 @@ def test_refreshes_take_their_share(name):
 NEWTON = (SPECS / "pim" / "newton-gddr6.toml").read_text(encoding="utf-8")
 NUMBERS = [*re.findall(r"^(\w+) = \{ value = [\d.]+,", NEWTON, flags=re.M)]
 FIELDS = [*re.findall(r"^(\w+) = \{ value = ", NEWTON, flags=re.M)]
-NEEDED = [each for each in FIELDS if each != "refreshes_ahead"]  # 0 where it is left out
+NEEDED = [field_name for field_name in FIELDS if field_name != "refreshes_ahead"]  # 0 where it is left out
 
 
 def with_line(field: str, line: str) -> str:
@@ -304,9 +308,11 @@ def test_short_buffers_are_bounded():
 
 
 def test_a_repeated_constraint(tmp_path):
-    again = '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
+    repeated = (
+        '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
+    )
     assert "constraint 25 repeats constraint 8" in refusal(
-        tmp_path, NEWTON.replace("\n[energy]", again + "\n[energy]")
+        tmp_path, NEWTON.replace("\n[energy]", repeated + "\n[energy]")
     )
 
 
@@ -326,7 +332,7 @@ def test_a_number_that_is_none_is_refused_by_name(tmp_path_factory, field, value
         assert field in refusal(tmp_path_factory.mktemp("spec"), with_line(field, line))
 
 
-anything = st.recursive(
+toml_values = st.recursive(
     st.sampled_from(("1", "-7", "0", "2.5", "nan", "true", "'x'", "'fp16'", "'COMP'", "1979-05-27T07:32:00")),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
@@ -339,7 +345,7 @@ anything = st.recursive(
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(st.sampled_from([*FIELDS, "description", "level", "before", "latency"]), anything)
+@given(st.sampled_from([*FIELDS, "description", "level", "before", "latency"]), toml_values)
 def test_whatever_stands_for_a_value_loads_or_is_refused(tmp_path_factory, field, value):
     """In one line, never with another error."""
     path = tmp_path_factory.mktemp("spec") / "mine.toml"

@@ -32,9 +32,9 @@ def test_any_convolution(x, oc, kernel, stride, padding, dilation, order):
         with pytest.raises(UsageError, match="does not fit"):
             parse_layer(f"conv:{text}")
         return
-    found = parse_layer(f"conv:{text}")
-    assert (found.n, found.c, found.h, found.w) == x
-    assert (found.oh, found.ow, found.reduction) == (rows, columns, x[1] * kernel[0] * kernel[1])
+    geometry = parse_layer(f"conv:{text}")
+    assert (geometry.n, geometry.c, geometry.h, geometry.w) == x
+    assert (geometry.oh, geometry.ow, geometry.reduction) == (rows, columns, x[1] * kernel[0] * kernel[1])
 
 
 @pytest.mark.parametrize(

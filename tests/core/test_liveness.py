@@ -16,16 +16,16 @@ PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(300))
 def programs(draw):
     """Steps that read what exists and write one or two buffers, a few of them in place."""
     inputs = [f"in{i}" for i in range(draw(st.integers(0, 3)))]
-    known, steps = list(inputs), []
+    names, steps = list(inputs), []
     for index in range(draw(st.integers(1, 8))):
-        reads = draw(st.lists(st.sampled_from(known), max_size=3)) if known else []
+        reads = draw(st.lists(st.sampled_from(names), max_size=3)) if names else []
         writes = [f"b{index}.{i}" for i in range(draw(st.integers(1, 2)))]
-        if known and draw(st.booleans()):
-            writes.append(draw(st.sampled_from(known)))
-        known += [name for name in writes if name not in known]
+        if names and draw(st.booleans()):
+            writes.append(draw(st.sampled_from(names)))
+        names += [name for name in writes if name not in names]
         steps.append((reads, writes))
-    outputs = draw(st.lists(st.sampled_from(known), unique=True, max_size=3))
-    sizes = {name: draw(st.integers(0, 100)) for name in known}
+    outputs = draw(st.lists(st.sampled_from(names), unique=True, max_size=3))
+    sizes = {name: draw(st.integers(0, 100)) for name in names}
     return steps, sizes, inputs, outputs
 
 
@@ -41,7 +41,7 @@ def live_by_definition(steps, name, step, inputs, outputs):
 @given(programs())
 def test_live_bytes_against_the_definition(program):
     steps, sizes, inputs, outputs = program
-    liveness = Liveness.of(steps, sizes, inputs=inputs, outputs=outputs)
+    liveness = Liveness.from_steps(steps, sizes, inputs=inputs, outputs=outputs)
     expected = [
         sum(size for name, size in sizes.items() if live_by_definition(steps, name, step, inputs, outputs))
         for step in range(len(steps))
@@ -57,7 +57,7 @@ def test_a_chain_by_hand():
     """x -> a -> b -> y: two neighbours at a time, the result until the end."""
     steps = [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["y"])]
     sizes = {"x": 1, "a": 10, "b": 100, "y": 1000}
-    liveness = Liveness.of(steps, sizes, inputs=["x"], outputs=["y"])
+    liveness = Liveness.from_steps(steps, sizes, inputs=["x"], outputs=["y"])
     assert [(life.name, life.begin, life.end) for life in liveness.lifetimes] == [
         ("x", 0, 1),
         ("a", 0, 2),
@@ -69,7 +69,7 @@ def test_a_chain_by_hand():
 
 def test_a_skip_connection_stays_live():
     steps = [([], ["skip"]), (["skip"], ["a"]), (["a"], ["b"]), (["b", "skip"], ["y"])]
-    liveness = Liveness.of(steps, {"skip": 7, "a": 1, "b": 1, "y": 1}, outputs=["y"])
+    liveness = Liveness.from_steps(steps, {"skip": 7, "a": 1, "b": 1, "y": 1}, outputs=["y"])
     assert liveness.live_bytes(2) == 7 + 1 + 1
 
 
@@ -84,17 +84,17 @@ def test_an_alias_class_counts_once_at_its_largest():
 
 
 def test_no_steps_take_no_memory():
-    assert Liveness.of([], {}).peak_bytes == 0
+    assert Liveness.from_steps([], {}).peak_bytes == 0
 
 
 def test_reading_before_writing_is_refused():
     with pytest.raises(ValueError, match="step 1 reads 'ghost' before it is written"):
-        Liveness.of([([], ["a"]), (["ghost"], ["b"])], {"a": 1, "b": 1})
+        Liveness.from_steps([([], ["a"]), (["ghost"], ["b"])], {"a": 1, "b": 1})
 
 
 def test_an_output_nobody_writes_is_refused():
     with pytest.raises(ValueError, match="output 'y' is never written"):
-        Liveness.of([([], ["a"])], {"a": 1}, outputs=["y"])
+        Liveness.from_steps([([], ["a"])], {"a": 1}, outputs=["y"])
 
 
 @PROPERTY
@@ -107,9 +107,9 @@ def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
     """numpy's own strides say what is contiguous, and where it begins."""
     axis = data.draw(st.integers(0, len(shape) - 1))
     begin = data.draw(st.integers(0, shape[axis]))
-    whole = np.zeros(shape, f"f{element_bytes}")
-    part = whole[(slice(None),) * axis + (slice(begin, None),)]
-    offset_bytes = begin * whole.strides[axis]
+    array = np.zeros(shape, f"f{element_bytes}")
+    part = array[(slice(None),) * axis + (slice(begin, None),)]
+    offset_bytes = begin * array.strides[axis]
     inside = not view_obstacle(shape, axis, begin, element_bytes)
     if inside:
         assert part.flags.c_contiguous and offset_bytes % ALIGNMENT_BYTES == 0
@@ -117,10 +117,10 @@ def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
         assert not part.flags.c_contiguous or offset_bytes % ALIGNMENT_BYTES
 
 
-def _region(name: str, inputs: str, elements: int, given: dict[str, int], **options) -> Region:
+def _region(name: str, inputs: str, elements: int, sizes: dict[str, int], **options) -> Region:
     names = tuple(inputs.split())
-    shapes = tuple((given[each],) for each in names)
-    given[name] = elements
+    shapes = tuple((sizes[operand],) for operand in names)
+    sizes[name] = elements
     options = {"operator": name, "operators": (name,)} | options
     return Region(name=name, inputs=names, input_shapes=shapes, output_shape=(elements,), **options)
 
@@ -128,14 +128,14 @@ def _region(name: str, inputs: str, elements: int, given: dict[str, int], **opti
 @pytest.mark.parametrize("view", [True, False])
 def test_a_view_takes_no_bytes(view):
     """In fp16: a and b are the parts of a whole, of which a slice is read last."""
-    given = {"%x": 1}
+    sizes = {"%x": 1}
     regions = (
-        _region("a", "%x", 10, given),
-        _region("b", "%x", 100, given),
-        _region("whole", "a b", 110, given, operator="concat", view=view),
-        _region("c", "whole", 1000, given),
-        _region("part", "whole", 50, given, operator="strided_slice", view=view),
-        _region("y", "c part", 10000, given),
+        _region("a", "%x", 10, sizes),
+        _region("b", "%x", 100, sizes),
+        _region("whole", "a b", 110, sizes, operator="concat", view=view),
+        _region("c", "whole", 1000, sizes),
+        _region("part", "whole", 50, sizes, operator="strided_slice", view=view),
+        _region("y", "c part", 10000, sizes),
     )
     live = RegionGraph(name="net", regions=regions, outputs=("y",)).liveness("fp16")
     in_views = [1 + 110, 1 + 110, 110, 110 + 1000, 110 + 1000, 110 + 1000 + 10000]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pimflow.core.plan import MODES, Choice, Plan
 from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import PlanError, UnknownNameError
-from pimflow.primitives.launches import computes
+from pimflow.primitives.launches import can_compute
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 nanoseconds = st.floats(0, 1e12)
@@ -62,33 +62,33 @@ TABLE = {
 }
 
 
-def edited(**changes: object) -> str:
+def plan_text(**changes: object) -> str:
     """The plan file with top-level fields changed; those set to None are left out."""
     return json.dumps({k: v for k, v in (TABLE | changes).items() if v is not None})
 
 
-def edited_choice(**changes: object) -> str:
-    return edited(choices=[{k: v for k, v in (CHOICE | changes).items() if v is not None}])
+def plan_text_with_choice(**changes: object) -> str:
+    return plan_text(choices=[{k: v for k, v in (CHOICE | changes).items() if v is not None}])
 
 
 def test_what_a_person_may_leave_out():
-    (choice,) = Plan.from_json(edited_choice(latency_ns=None)).choices
+    (choice,) = Plan.from_json(plan_text_with_choice(latency_ns=None)).choices
     assert choice == Choice(region="conv1", mode="SPLIT", gpu_share=0.5)
 
 
 def test_a_run_has_no_share_and_a_region_alone_does_not_say_what_it_covers():
     (run,) = Plan.from_json(
-        edited_choice(covers=["conv1", "conv2"], gpu_share=None).replace(
+        plan_text_with_choice(covers=["conv1", "conv2"], gpu_share=None).replace(
             '"mode"', '"gpu_share": null, "mode"'
         )
     ).choices
     assert (run.gpu_share, run.regions) == (None, ("conv1", "conv2"))
-    plan = Plan.from_json(edited())
+    plan = Plan.from_json(plan_text())
     assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.to_json()
 
 
 def test_whole_numbers_are_numbers():
-    plan = Plan.from_json(edited(latency_ns=10, choices=[CHOICE | {"gpu_share": 1}]))
+    plan = Plan.from_json(plan_text(latency_ns=10, choices=[CHOICE | {"gpu_share": 1}]))
     assert plan.latency_ns == 10 and plan.choices[0].gpu_share == 1
 
 
@@ -100,39 +100,39 @@ def test_whole_numbers_are_numbers():
         ("[" * 100_000, "nested too deep"),
         ('{"format": ' + "1" * 5000 + "}", "digits"),
         ("[]", "not a pimflow-plan/1 file"),
-        (edited(format="pimflow-plan/9"), "not a pimflow-plan/1 file"),
-        (edited(format=None), "not a pimflow-plan/1 file"),
-        (edited(choices=None), "'choices'"),
-        (edited(choices={"conv1": CHOICE}), "'choices'"),
-        (edited(model=None), "field 'model' is missing"),
-        (edited(speed=3), "unknown field 'speed'; known: choices"),
-        (edited(model=3), "model 3"),
-        (edited(system=["s"]), "system"),
-        (edited(latency_ns="fast"), "latency_ns 'fast'"),
-        (edited(lower_bound_ns=True), "lower_bound_ns True"),
-        (edited(gpu_channels=0), "'gpu_channels'"),
-        (edited(gpu_channels=1.5), "'gpu_channels'"),
-        (edited(gpu_channels=True), "'gpu_channels'"),
-        (edited(choices=["conv1"]), "choice 0"),
-        (edited(choices=[CHOICE, {"mode": "GPU"}]), "choice 1 has no 'region'"),
-        (edited_choice(region=7), "choice 0 has no 'region'"),
-        (edited_choice(mode=None), "region 'conv1': field 'mode' is missing"),
-        (edited_choice(gpu_share=None), "region 'conv1': field 'gpu_share' is missing"),
-        (edited_choice(share=1), "region 'conv1': unknown field 'share'; did you mean gpu_share"),
-        (edited_choice(mode="TPU"), "region 'conv1': mode 'TPU' is none of GPU, PIM, SPLIT"),
-        (edited_choice(mode=["GPU"]), "region 'conv1': mode"),
-        (edited_choice(gpu_share=1.01), "region 'conv1': gpu_share 1.01"),
-        (edited_choice(gpu_share=10**400), "region 'conv1': gpu_share is a number of 401 digits"),
-        (edited_choice(gpu_share=-0.5), "region 'conv1': gpu_share -0.5"),
-        (edited_choice(gpu_share=float("nan")), "NaN is no number"),
-        (edited_choice(gpu_share="half"), "region 'conv1': gpu_share 'half'"),
-        (edited_choice(gpu_share=True), "region 'conv1': gpu_share True"),
-        (edited_choice(schedule=1), "region 'conv1': schedule 1"),
-        (edited_choice(reason=["slow"]), "region 'conv1': reason"),
-        (edited_choice(covers="conv1"), "region 'conv1': covers 'conv1' is not a list"),
-        (edited_choice(covers=["conv1", 2]), "region 'conv1': covers"),
-        (edited_choice(covers=["conv0", "conv1"]), "covers begins with 'conv0'"),
-        (edited_choice(latency_ns="1"), "region 'conv1': latency_ns '1'"),
+        (plan_text(format="pimflow-plan/9"), "not a pimflow-plan/1 file"),
+        (plan_text(format=None), "not a pimflow-plan/1 file"),
+        (plan_text(choices=None), "'choices'"),
+        (plan_text(choices={"conv1": CHOICE}), "'choices'"),
+        (plan_text(model=None), "field 'model' is missing"),
+        (plan_text(speed=3), "unknown field 'speed'; known: choices"),
+        (plan_text(model=3), "model 3"),
+        (plan_text(system=["s"]), "system"),
+        (plan_text(latency_ns="fast"), "latency_ns 'fast'"),
+        (plan_text(lower_bound_ns=True), "lower_bound_ns True"),
+        (plan_text(gpu_channels=0), "'gpu_channels'"),
+        (plan_text(gpu_channels=1.5), "'gpu_channels'"),
+        (plan_text(gpu_channels=True), "'gpu_channels'"),
+        (plan_text(choices=["conv1"]), "choice 0"),
+        (plan_text(choices=[CHOICE, {"mode": "GPU"}]), "choice 1 has no 'region'"),
+        (plan_text_with_choice(region=7), "choice 0 has no 'region'"),
+        (plan_text_with_choice(mode=None), "region 'conv1': field 'mode' is missing"),
+        (plan_text_with_choice(gpu_share=None), "region 'conv1': field 'gpu_share' is missing"),
+        (plan_text_with_choice(share=1), "region 'conv1': unknown field 'share'; did you mean gpu_share"),
+        (plan_text_with_choice(mode="TPU"), "region 'conv1': mode 'TPU' is none of GPU, PIM, SPLIT"),
+        (plan_text_with_choice(mode=["GPU"]), "region 'conv1': mode"),
+        (plan_text_with_choice(gpu_share=1.01), "region 'conv1': gpu_share 1.01"),
+        (plan_text_with_choice(gpu_share=10**400), "region 'conv1': gpu_share is a number of 401 digits"),
+        (plan_text_with_choice(gpu_share=-0.5), "region 'conv1': gpu_share -0.5"),
+        (plan_text_with_choice(gpu_share=float("nan")), "NaN is no number"),
+        (plan_text_with_choice(gpu_share="half"), "region 'conv1': gpu_share 'half'"),
+        (plan_text_with_choice(gpu_share=True), "region 'conv1': gpu_share True"),
+        (plan_text_with_choice(schedule=1), "region 'conv1': schedule 1"),
+        (plan_text_with_choice(reason=["slow"]), "region 'conv1': reason"),
+        (plan_text_with_choice(covers="conv1"), "region 'conv1': covers 'conv1' is not a list"),
+        (plan_text_with_choice(covers=["conv1", 2]), "region 'conv1': covers"),
+        (plan_text_with_choice(covers=["conv0", "conv1"]), "covers begins with 'conv0'"),
+        (plan_text_with_choice(latency_ns="1"), "region 'conv1': latency_ns '1'"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_place(text, named):
@@ -153,13 +153,13 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(PlanError, match="not a text file"):
         Plan.load(binary)
     good = tmp_path / "good.json"
-    good.write_text(edited(), encoding="utf-8")
+    good.write_text(plan_text(), encoding="utf-8")
     assert Plan.load(good).choice("conv1").gpu_share == 0.5
 
 
 def test_an_unknown_region_lists_near_ones():
     with pytest.raises(UnknownNameError, match=r"unknown region 'conv2'; did you mean conv1\?"):
-        Plan.from_json(edited()).choice("conv2")
+        Plan.from_json(plan_text()).choice("conv2")
 
 
 def test_choices_are_carried_to_the_same_network_in_another_form():
@@ -174,7 +174,7 @@ def test_choices_are_carried_to_the_same_network_in_another_form():
     graph = RegionGraph(name="n", regions=(region("b"), region("new"), region("a")), outputs=("a",))
     choices = (Choice(region="a", mode="PIM", gpu_share=0.0), Choice(region="b", mode="SPLIT", gpu_share=0.5))
     plan = Plan(model="m", system="s", gpu_channels=1, choices=choices, latency_ns=1.0, lower_bound_ns=1.0)
-    carried = plan.carried_to(graph, computes)
+    carried = plan.to_graph(graph, can_compute)
     assert carried.model == graph.digest
     assert [(c.region, c.mode) for c in carried.choices] == [("b", "SPLIT"), ("new", "GPU"), ("a", "PIM")]
     assert carried.choice("a") == choices[0] and carried.choice("b") == choices[1]

@@ -83,7 +83,7 @@ def test_inputs_hold_nothing_else_where_windows_leave_no_gaps(case):
 def test_a_part_over_its_own_inputs_reads_the_same_taps(case):
     """What makes a split bit-identical: the same value, or the same padding, under every tap."""
     window, begin, end = case
-    part, alone = window.inputs(begin, end), window.restricted(begin, end)
+    part, alone = window.inputs(begin, end), window.output_part(begin, end)
     if not len(part):
         assert read(window, begin, end) == set()
         return
@@ -134,8 +134,8 @@ def test_groups_of_channels_read_their_own(groups, size, per):
 
 def test_outputs_of_one_window_are_not_parted():
     with pytest.raises(ValueError, match="no whole runs of 2"):
-        RangeMap(extent=4, repeat=2).restricted(1, 4)
-    assert RangeMap(extent=4, repeat=2).restricted(2, 6) == RangeMap(extent=2, repeat=2)
+        RangeMap(extent=4, repeat=2).output_part(1, 4)
+    assert RangeMap(extent=4, repeat=2).output_part(2, 6) == RangeMap(extent=2, repeat=2)
 
 
 def test_one_layer_by_hand():

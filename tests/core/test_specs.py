@@ -17,7 +17,7 @@ EMBEDDED = [(kind, name) for kind in LOADERS for name in spec_names(kind)]
 MODELS = {"pim": "newton-gddr6", "gpu": "rtx-2060-pim32", "system": "pimflow"}
 
 
-def edited(tmp_path: Path, kind: str, old: str, new: str) -> Path:
+def edit_spec(tmp_path: Path, kind: str, old: str, new: str) -> Path:
     """The embedded file of that kind with the one line that matches `old` replaced."""
     text = (SPECS / kind / f"{MODELS[kind]}.toml").read_text(encoding="utf-8")
     text, count = re.subn(f"^{old}.*$", new, text, count=1, flags=re.M)
@@ -101,7 +101,7 @@ WRONG_FIELDS = [
 @pytest.mark.parametrize(("kind", "old", "new", "message"), WRONG_FIELDS)
 def test_a_wrong_field_is_named(tmp_path, kind, old, new, message):
     with pytest.raises(SpecError, match=f"^{kind} 'mine': .*{message}"):
-        LOADERS[kind](edited(tmp_path, kind, old, new))
+        LOADERS[kind](edit_spec(tmp_path, kind, old, new))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_sections_of_another_kind(tmp_path, text, message):
 
 def test_a_message_is_one_line(tmp_path):
     with pytest.raises(SpecError) as caught:
-        PimSpec.load(edited(tmp_path, "pim", "gangs", "gangs = 'four\\nlines'"))
+        PimSpec.load(edit_spec(tmp_path, "pim", "gangs", "gangs = 'four\\nlines'"))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -158,7 +158,7 @@ def test_an_unknown_name_lists_what_comes_near(kind, wrong, near):
 
 
 def test_a_files_name_is_the_devices(tmp_path):
-    spec = PimSpec.load(edited(tmp_path, "pim", "gangs", "gangs = 2"))
+    spec = PimSpec.load(edit_spec(tmp_path, "pim", "gangs", "gangs = 2"))
     assert (spec.name, spec.gangs, spec.banks) == ("mine", 2, 8)
 
 
@@ -228,13 +228,13 @@ PLAIN = ("description", "constraints", "not_modelled", "timing", "energy", "gpu"
 
 def numbers(table: dict) -> dict[str, object]:
     """Every field of a file, one level into its sections."""
-    found = {}
+    fields = {}
     for key, value in table.items():
         if isinstance(value, dict) and "value" not in value:
-            found |= {f"{key}.{name}": item for name, item in value.items()}
+            fields |= {f"{key}.{name}": item for name, item in value.items()}
         elif key not in PLAIN or key in ("timing", "energy"):
-            found[key] = value
-    return found
+            fields[key] = value
+    return fields
 
 
 @pytest.mark.parametrize(("kind", "name"), EMBEDDED)
@@ -306,14 +306,16 @@ def test_a_table_begins_as_another_devices(tmp_path):
     text = (SPECS / "gpu" / "v100.toml").read_text()
     head, energy = text.partition("[efficiency]")[0], text.partition("[energy]")[2]
     path = tmp_path / "mine.toml"
-    own = '[efficiency]\nas = "v100"\nsource = "assumed: a test"\n[efficiency.value]\ndram = 0.5\n'
-    path.write_text(f"{head}{own}\n[energy]{energy}")
-    mine, theirs = GpuSpec.load(path), GpuSpec.load("v100")
-    assert mine.efficiency == {**theirs.efficiency, "dram": 0.5}
-    assert theirs.efficiency["dram"] != 0.5
-    assert mine.sources["efficiency.dram"] == "assumed: a test"
-    for key in theirs.efficiency.keys() - {"dram"}:
-        assert mine.sources[f"efficiency.{key}"] == f"assumed: a test ({theirs.sources[f'efficiency.{key}']})"
+    efficiency = '[efficiency]\nas = "v100"\nsource = "assumed: a test"\n[efficiency.value]\ndram = 0.5\n'
+    path.write_text(f"{head}{efficiency}\n[energy]{energy}")
+    derived, base = GpuSpec.load(path), GpuSpec.load("v100")
+    assert derived.efficiency == {**base.efficiency, "dram": 0.5}
+    assert base.efficiency["dram"] != 0.5
+    assert derived.sources["efficiency.dram"] == "assumed: a test"
+    for key in base.efficiency.keys() - {"dram"}:
+        assert (
+            derived.sources[f"efficiency.{key}"] == f"assumed: a test ({base.sources[f'efficiency.{key}']})"
+        )
 
 
 @pytest.mark.parametrize(
@@ -348,13 +350,13 @@ ABSURD_EXPONENTS = ["1e17", "1e-17", "0.5", "65"]
 
 @pytest.mark.parametrize(("field", "value", "message"), ABSURD_FIELDS)
 def test_absurd_devices_are_refused(tmp_path, field, value, message):
-    path = edited(tmp_path, "pim", field, f"{field} = {value}")
+    path = edit_spec(tmp_path, "pim", field, f"{field} = {value}")
     with pytest.raises(SpecError, match=message):
         PimSpec.load(path)
 
 
 @pytest.mark.parametrize("value", ABSURD_EXPONENTS)
 def test_absurd_exponents_are_refused(tmp_path, value):
-    path = edited(tmp_path, "gpu", "overlap", f"overlap = {value}")
+    path = edit_spec(tmp_path, "gpu", "overlap", f"overlap = {value}")
     with pytest.raises(SpecError, match=r"field 'efficiency.overlap': .* is not in 1\.\.64"):
         GpuSpec.load(path)

@@ -68,12 +68,12 @@ def test_parts_are_issued_in_an_order_that_can_be(modes, stages):
     names = tuple(f"r{position}" for position in range(len(modes)))
     steps = Pipeline(regions=names, modes=tuple(modes), cuts=tuple(range(1, stages))).steps
     assert sorted(steps) == list(itertools.product(range(len(modes)), range(stages)))
-    at = {step: place for place, step in enumerate(steps)}
+    order = {step: place for place, step in enumerate(steps)}
     for position, stage in steps:
-        assert position == 0 or at[position - 1, stage] < at[position, stage]
-        assert stage == 0 or at[position, stage - 1] < at[position, stage]
+        assert position == 0 or order[position - 1, stage] < order[position, stage]
+        assert stage == 0 or order[position, stage - 1] < order[position, stage]
         if position and stage + 1 < stages:
-            overlaps = at[position - 1, stage + 1] < at[position, stage]
+            overlaps = order[position - 1, stage + 1] < order[position, stage]
             assert overlaps == (modes[position] != modes[position - 1])
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.compiler.verification import convolve
-from pimflow.core.chains import decomposable
+from pimflow.core.chains import is_decomposable
 from pimflow.core.region import ROLES, ConvGeometry
-from pimflow.decomposition.factorisation import check, decompose
-from pimflow.decomposition.factors import METHODS, limits
+from pimflow.decomposition.factorisation import check_ranks, decompose
+from pimflow.decomposition.factors import METHODS, max_ranks
 from pimflow.decomposition.ranks import RankRule
 from pimflow.errors import DecompositionError
 
@@ -38,11 +38,11 @@ def geometries(draw):
         padding=(*pair(0, 2), *pair(0, 2)),
         groups=groups,
     )
-    assume(g.oh > 0 and g.ow > 0 and decomposable(g))
+    assume(g.oh > 0 and g.ow > 0 and is_decomposable(g))
     return g
 
 
-def grouped(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
+def convolve_groups(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
     """A convolution group by group, [n, oh, ow, oc]."""
     part = replace(g, c=g.c // g.groups, oc=g.oc // g.groups, groups=1)
     shares = zip(np.split(x, g.groups, axis=3), np.split(filters, g.groups))
@@ -54,7 +54,7 @@ def through(x: np.ndarray, links) -> np.ndarray:
     for link in links:
         assert x.shape == (link.geometry.n, link.geometry.h, link.geometry.w, link.geometry.c)
         assert link.filters.dtype == np.float32
-        x = grouped(x, link.filters.astype(np.float64), link.geometry)
+        x = convolve_groups(x, link.filters.astype(np.float64), link.geometry)
     return x
 
 
@@ -69,11 +69,11 @@ def layer(g: ConvGeometry, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_at_full_rank_it_is_the_layer_up_to_rounding(g, method):
     x, filters = layer(g)
     shape = (g.oc // g.groups, *filters.shape[1:])
-    rule = RankRule(kind="ranks", ranks=limits(method, shape))
-    found = decompose("a", filters, g, method, rule)
-    expected = grouped(x, filters.astype(np.float64), g)
-    assert np.abs(through(x, found.links) - expected).max() <= 1e-5 * np.abs(expected).max() + 1e-6
-    assert found.relative_error < 1e-6
+    rule = RankRule(kind="ranks", ranks=max_ranks(method, shape))
+    decomposition = decompose("a", filters, g, method, rule)
+    expected = convolve_groups(x, filters.astype(np.float64), g)
+    assert np.abs(through(x, decomposition.links) - expected).max() <= 1e-5 * np.abs(expected).max() + 1e-6
+    assert decomposition.relative_error < 1e-6
 
 
 @settings(max_examples=examples(60), derandomize=True, deadline=None)
@@ -81,42 +81,46 @@ def test_at_full_rank_it_is_the_layer_up_to_rounding(g, method):
 def test_the_error_that_is_reported_is_that_of_the_filters_it_computes(g, method):
     """The chain, fed with an impulse in every input channel of an unstrided layer, shows its filters."""
     _, filters = layer(g)
-    found = decompose("a", filters, g, method, RankRule.parse("0.5"))
+    decomposition = decompose("a", filters, g, method, RankRule.parse("0.5"))
     plain = replace(g, n=g.c, h=g.kh, w=g.kw, stride=(1, 1), dilation=(1, 1))
     plain = replace(plain, padding=(g.kh - 1, g.kw - 1) * 2)
-    again = decompose("a", filters, plain, method, RankRule.parse("0.5"))
+    unstrided = decompose("a", filters, plain, method, RankRule.parse("0.5"))
     impulses = np.zeros((g.c, g.kh, g.kw, g.c))
     impulses[range(g.c), 0, 0, range(g.c)] = 1
-    shown = through(impulses, again.links)[:, : g.kh, : g.kw][:, ::-1, ::-1]
-    expected = grouped(impulses, filters.astype(np.float64), plain)[:, : g.kh, : g.kw][:, ::-1, ::-1]
+    shown = through(impulses, unstrided.links)[:, : g.kh, : g.kw][:, ::-1, ::-1]
+    expected = convolve_groups(impulses, filters.astype(np.float64), plain)[:, : g.kh, : g.kw][:, ::-1, ::-1]
     error = np.linalg.norm(shown - expected) / np.linalg.norm(expected)
-    assert found.relative_error == pytest.approx(error, abs=1e-6)
+    assert decomposition.relative_error == pytest.approx(error, abs=1e-6)
 
 
 @settings(max_examples=examples(60), derandomize=True, deadline=None)
 @given(geometries(), st.sampled_from(METHODS))
 def test_roles_names_and_counts(g, method):
     _, filters = layer(g)
-    found = decompose("a", filters, g, method, RankRule.parse("0.3"))
-    roles = [link.role for link in found.links]
+    decomposition = decompose("a", filters, g, method, RankRule.parse("0.3"))
+    roles = [link.role for link in decomposition.links]
     assert roles[0] == "fconv" and roles[-1] == "lconv" and set(roles[1:-1]) <= {"core"}
-    assert set(roles) <= set(ROLES) and len({link.name for link in found.links}) == len(roles)
-    assert ("core" in roles) == (g.kh * g.kw > 1) == (found.method == method)
-    assert found.weight_elements == sum(link.geometry.oc * link.geometry.reduction for link in found.links)
-    last = found.links[-1].geometry
+    assert set(roles) <= set(ROLES) and len({link.name for link in decomposition.links}) == len(roles)
+    assert ("core" in roles) == (g.kh * g.kw > 1) == (decomposition.method == method)
+    assert decomposition.weight_elements == sum(
+        link.geometry.oc * link.geometry.reduction for link in decomposition.links
+    )
+    last = decomposition.links[-1].geometry
     assert (last.n, last.oh, last.ow, last.oc) == (g.n, g.oh, g.ow, g.oc)
 
 
 def test_depthwise_layers_have_no_channels_to_decompose():
     g = ConvGeometry(n=1, h=4, w=4, c=8, oc=8, kh=3, kw=3, groups=8)
-    assert not decomposable(g)
-    assert decomposable(replace(g, groups=4)) and decomposable(replace(g, c=1, oc=8, groups=1))
+    assert not is_decomposable(g)
+    assert is_decomposable(replace(g, groups=4)) and is_decomposable(replace(g, c=1, oc=8, groups=1))
 
 
 def test_a_zero_filter_has_no_error():
     g = ConvGeometry(n=1, h=4, w=4, c=4, oc=4, kh=3, kw=3)
-    found = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
-    assert found.relative_error == 0 and all(np.isfinite(link.filters).all() for link in found.links)
+    decomposition = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
+    assert decomposition.relative_error == 0 and all(
+        np.isfinite(link.filters).all() for link in decomposition.links
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,4 +141,4 @@ def test_a_zero_filter_has_no_error():
 def test_ranks_that_the_layer_does_not_have(method, ranks, message):
     g = ConvGeometry(n=1, h=4, w=4, c=4, oc=8, kh=3, kw=3)
     with pytest.raises(DecompositionError, match=message):
-        check("a", method, g, RankRule(kind="ranks", ranks=ranks))
+        check_ranks("a", method, g, RankRule(kind="ranks", ranks=ranks))

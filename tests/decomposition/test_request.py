@@ -7,24 +7,24 @@ from length import examples
 
 from pimflow.decomposition.factors import METHODS
 from pimflow.decomposition.ranks import RankRule
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, UsageError
 
 
 def test_text():
-    request = Request.parse("tucker:0.1")
+    request = DecompositionRequest.parse("tucker:0.1")
     assert (request.method, request.rules, request.first, request.fc) == (
         "tucker",
         (RankRule(kind="ratio", share=0.1),),
         True,
         False,
     )
-    request = Request.parse("cp:energy=0.9,first=keep,fc=decompose")
+    request = DecompositionRequest.parse("cp:energy=0.9,first=keep,fc=decompose")
     (rule,) = request.rules
     assert (request.method, rule.kind, request.first, request.fc) == ("cp", "energy", False, True)
-    assert Request.parse("tt:vbmf,first=decompose").first
-    assert request.where == "all" and Request.parse("tt:vbmf,where=pays").where == "pays"
-    several = Request.parse("tucker:0.1:0.25:energy=0.9:vbmf,where=pays").rules
+    assert DecompositionRequest.parse("tt:vbmf,first=decompose").first
+    assert request.where == "all" and DecompositionRequest.parse("tt:vbmf,where=pays").where == "pays"
+    several = DecompositionRequest.parse("tucker:0.1:0.25:energy=0.9:vbmf,where=pays").rules
     assert [rule.text for rule in several] == ["0.1", "0.25", "energy=0.9", "vbmf"]
 
 
@@ -47,14 +47,14 @@ def test_text():
 )
 def test_other_texts(text, kind, message):
     with pytest.raises(kind, match=message):
-        Request.parse(text)
+        DecompositionRequest.parse(text)
 
 
 @settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(st.text() | st.builds("{}:{}{}".format, st.sampled_from(METHODS), st.text(), st.text(",=.0tomlfirsc")))
 def test_any_text_is_a_request_or_an_error_of_ours(text):
     try:
-        request = Request.parse(text)
+        request = DecompositionRequest.parse(text)
     except PimflowError as error:
         assert str(error)
     else:
@@ -64,7 +64,7 @@ def test_any_text_is_a_request_or_an_error_of_ours(text):
 def test_file(tmp_path):
     path = tmp_path / "ranks.toml"
     path.write_text('conv1 = [2, 3]\n"a.b" = 4\nc = 0.5\nd = "energy=0.9"\ne = "vbmf"\n')
-    request = Request.parse(f"tucker:{path},where=pays")
+    request = DecompositionRequest.parse(f"tucker:{path},where=pays")
     assert not request.rules and request.where == "pays"
     assert request.layers == {
         "conv1": RankRule(kind="ranks", ranks=(2, 3)),
@@ -73,13 +73,13 @@ def test_file(tmp_path):
         "d": RankRule(kind="energy", share=0.9),
         "e": RankRule(kind="vbmf"),
     }
-    request.require(["conv1", "a.b", "c", "d", "e", "f"])
+    request.require_layers(["conv1", "a.b", "c", "d", "e", "f"])
     with pytest.raises(
         DecompositionError, match=r"ranks\.toml: no layer 'conv1' to decompose; did you mean conv2"
     ):
-        request.require(["conv2", "a.b", "c", "d", "e"])
+        request.require_layers(["conv2", "a.b", "c", "d", "e"])
     with pytest.raises(UsageError, match="the file names the layers; leave out first"):
-        Request.parse(f"tucker:{path},first=keep")
+        DecompositionRequest.parse(f"tucker:{path},first=keep")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_file(tmp_path):
 def test_bad_files(tmp_path, text, message):
     path = tmp_path / "ranks.toml"
     path.write_text(text)
-    with pytest.raises(DecompositionError, match=message) as found:
-        Request.parse(f"tt:{path}")
-    assert str(path) in str(found.value)
+    with pytest.raises(DecompositionError, match=message) as raised:
+        DecompositionRequest.parse(f"tt:{path}")
+    assert str(path) in str(raised.value)

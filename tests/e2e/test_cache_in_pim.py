@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from decoders import Decoder, grouped
+from decoders import DecoderModel, gqa_model
 from length import long_but
 from small_system import small
 
@@ -23,14 +23,14 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import System
-from pimflow.pim_backend.programs.cache_places import every_place
+from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
-from pimflow.pim_backend.programs.growing import GrowingProduct
+from pimflow.pim_backend.programs.growing import DynamicProduct
 from pimflow.pim_backend.runtime import codegen, targets
-from pimflow.placement import Searched, given_plan, search
+from pimflow.placement import SearchResult, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
-from pimflow.simulators.pim.coverage import products_of
+from pimflow.simulators.pim.coverage import program_coverage
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
@@ -41,7 +41,7 @@ SCHEDULES = {
 FORMS = {"many heads": {"heads": 2, "kv_heads": 2}, "shared heads": {"kv_heads": 2, "layers": 2}}
 
 
-def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:
+def planned(graph: RegionGraph, small_system: System, schedule: str) -> SearchResult:
     """The plan of a search without attention in PIM, with all attention done by `schedule`."""
     plan = search(graph, small_system).plan
     runs = {}
@@ -69,9 +69,9 @@ CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in
 )
 def built(request):
     device, form = request.param
-    network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
+    network = frontend.load(DecoderModel(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
     searched = planned(extract_regions(network.module), small(device), SCHEDULES[device])
-    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
     return network, searched, made, FORMS[form]
 
 
@@ -91,7 +91,7 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     network, _, made, form = built
     rng = np.random.default_rng(0)
     ids = rng.integers(50, size=(1, TOKENS))
-    prefill = onnx_runtime.reference(Decoder(tokens=TOKENS, past=1, mask="causal", **form).model())
+    prefill = onnx_runtime.reference(DecoderModel(tokens=TOKENS, past=1, mask="causal", **form).model())
     past = {
         state.name: rng.standard_normal((1, form["kv_heads"], 1, 8)).astype(np.float32)
         for state in network.states
@@ -101,7 +101,7 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     for name, value in past.items():  # bound once
         assert made.states.inputs[name].first.rows > 1
         cache = np.concatenate([value, np.zeros((*value.shape[:2], CONTEXT - 1, 8), np.float32)], axis=2)
-        executor["set_input"](name, tvm.runtime.tensor(made.states.packed_input(name, cache)))
+        executor["set_input"](name, tvm.runtime.tensor(made.states.pack_input(name, cache)))
     for turn in range(TOKENS):
         executor["set_input"]("input_ids", tvm.runtime.tensor(ids[:, turn : turn + 1]))
         executor["set_input"]("position", tvm.runtime.tensor(np.array([1 + turn])))
@@ -109,7 +109,7 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
         found = executor["get_output"](0).numpy()[0, 0]
         np.testing.assert_allclose(found, logits[0, turn], rtol=0, atol=ROUNDING * abs(logits).max())
     outputs = [executor["get_output"](n).numpy() for n in range(network.outputs)]
-    for cache, present in zip(made.states.unpacked(outputs)[1:], presents, strict=True):
+    for cache, present in zip(made.states.unpack(outputs)[1:], presents, strict=True):
         np.testing.assert_allclose(
             cache[:, :, : 1 + TOKENS], present, rtol=0, atol=ROUNDING * abs(present).max()
         )
@@ -119,9 +119,9 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
 def test_kernels_between_the_products_are_those_that_are_charged(built):
     """One for each group's softmax, and one for all sums."""
     network, searched, *_ = built
-    kernels = kernel_groups(build.planned(network.module, searched))
+    kernels = kernel_groups(build.apply_search_result(network.module, searched))
     for region in searched.attention():
-        charged = [task for task in searched.doing[region].tasks if task.resource == "gpu"]
+        charged = [task for task in searched.candidate_by_region[region].tasks if task.resource == "gpu"]
         between = [group for group in kernels if group.title.name.startswith(region.replace(".", "_"))]
         assert len(charged) == sum(group.fusible for group in between), region
 
@@ -129,13 +129,13 @@ def test_kernels_between_the_products_are_those_that_are_charged(built):
 @pytest.mark.parametrize("parts", long_but([4], [1, 2, 4]))
 def test_requests_have_positions_of_their_own(parts):
     """Two requests of two KV heads, by themselves, by request, and by head."""
-    model, arrays = grouped(CONTEXT - 1, 1, length=CONTEXT, batch=2)
+    model, arrays = gqa_model(CONTEXT - 1, 1, length=CONTEXT, batch=2)
     pairs = {"past_key": "present_key", "past_value": "present_value"}
     network = frontend.load(model, context=CONTEXT, states=pairs)
     small_system = small("newton-gddr6")
     schedule = SCHEDULES["newton-gddr6"] + (f"; {parts} parts" if parts > 1 else "")
     searched = planned(extract_regions(network.module), small_system, schedule)
-    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
     places = np.array([17, 5], np.int32)
     inputs = {name: arrays[name] for name in network.inputs} | {"seqlens_k": places}
     expected = network.reference(inputs)
@@ -160,11 +160,11 @@ def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
 def directory(tmp_path_factory):
     """A decoder compiled by a plan with attention in PIM; not all conventions that it reports know WRITEs."""
     folder = tmp_path_factory.mktemp("compiled") / "out"
-    model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
+    model = DecoderModel(past=CONTEXT - 1, **FORMS["shared heads"]).model()
     graph = extract_regions(frontend.load(model, context=CONTEXT).module)
     plan = planned(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
     made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
-    assert len(made.searched.attention()) == 2
+    assert len(made.search_result.attention()) == 2
     return folder
 
 
@@ -196,7 +196,7 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
 
 def test_its_regions_are_read_back(directory):
     """Attention too, with the kernels that a GPU would launch for it."""
-    model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
+    model = DecoderModel(past=CONTEXT - 1, **FORMS["shared heads"]).model()
     graph = extract_regions(frontend.load(model, context=CONTEXT).module)
     stored = PlacedRegions.load(directory).graph
     assert stored.regions == graph.regions
@@ -209,7 +209,7 @@ def test_its_programs_are_right_and_legal(directory):
     assert parts >= {"new_keys", "scores", "new_values", "values"}
     for path in programs:
         assert pimflow.simulate(path).violations == 0
-        assert products_of(PimProgram.load(path)).exact
+        assert program_coverage(PimProgram.load(path)).exact
 
 
 def test_traces_of_its_programs(directory, tmp_path):
@@ -231,10 +231,10 @@ def without_last(program: PimProgram) -> PimProgram:
     return replace(program, channels=tuple(channels))
 
 
-def other_heads(growing: GrowingProduct) -> GrowingProduct:
+def other_heads(growing: DynamicProduct) -> DynamicProduct:
     """With the vectors of another query head."""
-    taken = tuple(np.roll(each, 1, axis=0) for each in growing.whole.taken)
-    return replace(growing, whole=replace(growing.whole, taken=taken))
+    taken = tuple(np.roll(each, 1, axis=0) for each in growing.full_product.operand_indices)
+    return replace(growing, full_product=replace(growing.full_product, operand_indices=taken))
 
 
 FAULTS = ("a token is not written", "another head", "a program lacks a command")
@@ -242,15 +242,17 @@ FAULTS = ("a token is not written", "another head", "a program lacks a command")
 
 @pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
-    network = frontend.load(Decoder(past=7, heads=2, kv_heads=2).model(), context=8)
+    network = frontend.load(DecoderModel(past=7, heads=2, kv_heads=2).model(), context=8)
     small_system = small("newton-gddr6")
     searched = planned(extract_regions(network.module), small_system, SCHEDULES["newton-gddr6"])
     if fault == "a token is not written":
-        monkeypatch.setattr(codegen, "every_place", lambda layout: without_last(every_place(layout)))
+        monkeypatch.setattr(
+            codegen, "all_places_program", lambda layout: without_last(all_places_program(layout))
+        )
     elif fault == "another head":
-        right = CachedGroup.growing
+        right = CachedGroup.dynamic_product
         monkeypatch.setattr(CachedGroup, "growing", lambda self, *of: other_heads(right(self, *of)))
-    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
     if fault == "a program lacks a command":
         programs = {
             symbol: without_last(program) if "new_values" in symbol else program

@@ -11,7 +11,7 @@ from pimflow import frontend
 from pimflow.cli.main import main
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import decompose
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import CalibrationError
 
 SAMPLES = 30
@@ -33,7 +33,7 @@ def outputs(network: frontend.Network, inputs: dict[str, np.ndarray]) -> np.ndar
 
 @pytest.fixture(scope="module")
 def toy():
-    return decompose(frontend.load("toy"), Request.parse("tucker:0.9"))
+    return decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.9"))
 
 
 @pytest.mark.long
@@ -75,7 +75,7 @@ def single_map() -> onnx.ModelProto:
 @pytest.mark.long
 @pytest.mark.parametrize("model", [hourglass, single_map])
 def test_maps_against_sets_of_pixels(model):
-    change = decompose(frontend.load(model()), Request.parse("tucker:0.5"))
+    change = decompose(frontend.load(model()), DecompositionRequest.parse("tucker:0.5"))
     inputs = drawn(change.original, 3)
     original, decomposed = (outputs(network, inputs) for network in (change.original, change.network))
     single = original.shape[1] == 1

@@ -18,7 +18,7 @@ SHARED = {
     *("__init__", "main", "parser", "command_parser", "options", "primitive_options", "output"),
     *("arrays", "streams"),
 }
-NAMES = [parser.name_of(command) for command in parser.COMMANDS]
+NAMES = [parser.command_name(command) for command in parser.COMMANDS]
 
 
 def help_of(name: str, capsys, monkeypatch, columns: int = 80) -> str:
@@ -56,7 +56,7 @@ def test_a_command_has_a_summary_arguments_and_run(name):
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_command_has_the_same_groups_in_the_same_order(name, columns, capsys, monkeypatch):
     text = help_of(name, capsys, monkeypatch, columns)
-    order = ["positional arguments", command_parser.OPENING, *command_parser.GROUPS]
+    order = ["positional arguments", command_parser.COMMON_OPTIONS, *command_parser.GROUPS]
     found = headings(text)
     assert set(found) <= set(order) and found == sorted(found, key=order.index)
     assert "--help" in section(text, "output")
@@ -66,15 +66,15 @@ def test_every_command_has_the_same_groups_in_the_same_order(name, columns, caps
 def test_compile_opens_with_ten_options(capsys, monkeypatch):
     text = help_of("compile", capsys, monkeypatch)
     assert text.startswith("usage: pimflow compile MODEL [OPTION …]\n")
-    opening = section(text, command_parser.OPENING)
+    opening = section(text, command_parser.COMMON_OPTIONS)
     assert len(re.findall(r"^  -", opening, re.M)) == 10
-    assert headings(text)[1:] == [command_parser.OPENING, *command_parser.GROUPS]
+    assert headings(text)[1:] == [command_parser.COMMON_OPTIONS, *command_parser.GROUPS]
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_options_that_open_a_help_are_options_of_the_command(name):
     sub = parser.parse([name, *needed(name)]).parser
-    assert set(sub.opening) <= set(sub.flags)
+    assert set(sub.common_flags) <= set(sub.flags)
 
 
 def needed(name: str) -> list[str]:
@@ -92,7 +92,7 @@ def needed(name: str) -> list[str]:
 def test_the_help_lists_every_command_once_with_its_summary(capsys, monkeypatch):
     text = help_of("", capsys, monkeypatch, 160)
     for command in parser.COMMANDS:
-        assert text.count(f"\n  {parser.name_of(command)} ") == 1 and command.SUMMARY in text
+        assert text.count(f"\n  {parser.command_name(command)} ") == 1 and command.SUMMARY in text
     assert headings(text) == [*(title for title, _ in parser.GROUPS), "options"]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from branching import padded_everywhere
+from branching import network_with_padding
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
@@ -19,7 +19,7 @@ import pimflow
 from pimflow import frontend, zoo
 from pimflow.api import prepare, timeline
 from pimflow.api import run as inference
-from pimflow.api.report_text import LINES, summary
+from pimflow.api.report_text import MAX_LINES, summary
 from pimflow.api.report_text import table as report_table
 from pimflow.compiler import build, phases
 from pimflow.compiler.artifact import UNSEALED
@@ -41,7 +41,7 @@ from pimflow.hardware.systems import COPIES, PADDINGS
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 from pimflow.pim_backend.runtime.network_module import infer
-from pimflow.placement import Searched, apply, search
+from pimflow.placement import SearchResult, apply, search
 from pimflow.placement.candidates import pipelines
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -125,7 +125,7 @@ def test_a_summary_fits_a_screen_and_counts_every_region(toy):
     large = replace(report, regions=tuple(many))
     for each, shown in ((report, 8), (large, 10)):
         lines = summary(each, "out").splitlines()
-        assert len(lines) <= LINES
+        assert len(lines) <= MAX_LINES
         heads = next(place for place, line in enumerate(lines) if line.startswith("layer "))
         last = next(place for place, line in enumerate(lines) if line.startswith("latency "))
         assert last - heads - 1 == shown
@@ -219,7 +219,7 @@ def test_what_was_compiled_anew_is_what_runs(tmp_path):
 def test_the_timeline_is_in_the_directory(toy):
     directory, compiled = toy
     found = pimflow.trace_plan(directory)
-    assert found == timeline.PlanTrace.of(compiled.searched)
+    assert found == timeline.PlanTrace.from_search(compiled.searched)
     row = found.report()
     assert row.latency_ns == compiled.report.latency_ns
     assert row.tasks["gpu"] >= compiled.report.gpu_part.kernels
@@ -253,7 +253,7 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     (tmp_path / "plan.json").write_text(edited.to_json())
     again = pimflow.compile("toy", plan=tmp_path / "plan.json")
     assert again.plan.choice("block.project.conv").mode == "SPLIT"
-    assert again.verification.verified
+    assert again.verification.is_verified
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_a_plan_for_another_network_is_refused(toy):
     ("model", "built_plans"),
     [
         pytest.param("toy", 1, marks=pytest.mark.long),
-        pytest.param(padded_everywhere(), 1, marks=pytest.mark.long),
-        pytest.param(padded_everywhere(7, 20), 1, marks=pytest.mark.long),
+        pytest.param(network_with_padding(), 1, marks=pytest.mark.long),
+        pytest.param(network_with_padding(7, 20), 1, marks=pytest.mark.long),
     ],
     ids=["toy", "padded", "unaligned"],
 )
@@ -298,33 +298,35 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
     searched = search(graph, target)
     inputs = network.example_inputs()
     staged: dict[str, list[Candidate]] = {}
-    for run in pipelines.runs(searched.maker):
-        staged.setdefault(run.pipeline.regions[0], []).append(pipelines.make(searched.maker, run.pipeline))
+    for run in pipelines.runs(searched.generator):
+        staged.setdefault(run.pipeline.regions[0], []).append(
+            pipelines.make(searched.generator, run.pipeline)
+        )
     draw = random.Random(0)
     drawn: set[str] = set()
     for index in range(6):
         plan = random_plan(searched, staged, draw)
         drawn.update(choice.mode for choice in plan.choices)
-        found = apply(graph, target, plan, searched.maker.costs)
+        found = apply(graph, target, plan, searched.generator.costs)
         splits, programs = found.splits(), found.programs()
         applied = phases.apply_plan(network.module, splits, programs, found.pipelines(), target)
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(group.fusible for group in kernel_groups(applied, views=target.views)) == launches
-        if index >= built_plans or not target.views:
+        assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches
+        if index >= built_plans or not target.uses_views:
             continue
-        built = build.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
-        if target.symmetric:
+        if target.has_symmetric_padding:
             plain = replace(found, system=replace(target, padding="asymmetric"))
-            twin = build.build(network, plain, targets.named_target("llvm+pim"))
+            twin = build.build(network, plain, targets.target_by_name("llvm+pim"))
             for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
                 assert np.array_equal(y, expected)
     assert drawn >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
-    assert staged or model != "toy" or not target.views
+    assert staged or model != "toy" or not target.uses_views
 
 
-def random_plan(searched: Searched, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
+def random_plan(searched: SearchResult, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
     """Any legal choice of modes and pipelines; every other layer that can be split is."""
     choices: list[Choice] = []
     done: set[str] = set()
@@ -360,7 +362,7 @@ def _choice(candidate: Candidate) -> Choice:
 @pytest.mark.long
 def test_rows_of_zeros_are_charged_and_lie_in_place():
     """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""
-    network = frontend.load(padded_everywhere())
+    network = frontend.load(network_with_padding())
     found = {}
     for padding in PADDINGS:
         target = system(padding=padding)
@@ -373,8 +375,8 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
             ),
         )
         split = _with(whole, "h.conv", mode="SPLIT", gpu_share=0.5)
-        applied = apply(searched.graph, target, split, searched.maker.costs)
-        built = build.build(network, applied, targets.named_target("llvm+pim"))
+        applied = apply(searched.graph, target, split, searched.generator.costs)
+        built = build.build(network, applied, targets.target_by_name("llvm+pim"))
         found[padding] = applied.evaluation.timeline.events, built
     (before, plain), (after, padded) = found.values()
     fills = {event.label for event in after} - {event.label for event in before}
@@ -395,12 +397,14 @@ def test_a_layer_may_have_a_name_that_ends_as_a_part_does(tmp_path, name):
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
     compiled = pimflow.compile(tmp_path / "net.onnx")
-    assert [region.mode for region in compiled.report.regions] == ["PIM"] and compiled.verification.verified
+    assert [region.mode for region in compiled.report.regions] == [
+        "PIM"
+    ] and compiled.verification.is_verified
 
 
 def test_fp32_mode_matches_to_rounding():
     compiled = pimflow.compile("toy", target_system=system(dtype="fp32"))
-    assert compiled.verification.verified and compiled.verification.max_relative_error < 1e-5
+    assert compiled.verification.is_verified and compiled.verification.max_relative_error < 1e-5
 
 
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
@@ -522,7 +526,7 @@ def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
     with pytest.raises(ModelError, match="--shape"):
         pimflow.compile(tmp_path / "dynamic.onnx")
     compiled = pimflow.compile(tmp_path / "dynamic.onnx", shapes={"x": (1, 8, 6, 6)})
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     names = [choice.region for choice in compiled.plan.choices]
     assert "conv/1" in names and "fc" in names
     assert "PIM" in {choice.mode for choice in compiled.plan.choices}
@@ -554,14 +558,14 @@ def test_values_beyond_fp16_say_so(toy):
 def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     compiled = pimflow.compile("toy", tmp_path / "out", target="cuda+pim")
     assert [built.target for built in compiled.builds] == ["cuda+pim", "llvm+pim"]
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     assert "__global__" in (tmp_path / "out" / "kernels.cu").read_text()
     assert pimflow.run(tmp_path / "out", target="llvm+pim")[0].shape == (1, 10)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("pimflow.pim_backend.runtime.cuda_binary._has_nvrtc", lambda: False)
     network = frontend.load("toy")
-    built = build.build(network, compiled.searched, targets.named_target("cuda+pim"))
-    assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.runs_here
+    built = build.build(network, compiled.search_result, targets.target_by_name("cuda+pim"))
+    assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.can_run_here
 
 
 @pytest.mark.long
@@ -571,14 +575,14 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
     if cuda_compiler() != compiler:
         pytest.skip(f"{compiler} is not installed")
     network = frontend.load("toy")
-    built = build.build(network, toy[1].searched, targets.named_target("cuda+pim"))
+    built = build.build(network, toy[1].searched, targets.target_by_name("cuda+pim"))
     assert (built.kernels.compiler, built.kernels.flaw) == (compiler, "")
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     searched = toy[1].searched
     network = frontend.load("toy")
-    built = build.build(network, searched, targets.named_target("llvm+pim"))
+    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
     times = kernel_times(built, network.example_inputs(), number=1, repeat=1)
     launches = sum(e.launched for e in searched.evaluation.timeline.events if e.resource == "gpu")
     assert sum(time.calls for time in times) == launches == toy[1].report.gpu_part.kernels
@@ -629,7 +633,7 @@ def test_a_quantised_network_is_compiled():
         [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert pimflow.compile(model).verification.verified
+    assert pimflow.compile(model).verification.is_verified
 
 
 def test_a_boolean_input_runs(tmp_path):

@@ -52,6 +52,6 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
 @pytest.mark.long
 def test_layers_on_pim_stay_there(tmp_path):
     made = pimflow.compile("toy", select={"measure": 1}, conventions="none")
-    assert made.verification.verified and made.verification.regions
+    assert made.verification.is_verified and made.verification.regions
     assert made.report.primitives.network_time is None
     assert "network_time" not in made.report.to_json()["primitives"]

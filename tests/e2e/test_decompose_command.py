@@ -11,7 +11,7 @@ from pimflow import frontend
 from pimflow.api import report_text
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal
@@ -45,7 +45,7 @@ def test_what_is_built_is_the_decomposed_network(compiled):
 
 def test_the_difference_is_that_of_the_two_references(compiled):
     network = frontend.load("toy")
-    change = decomposed_network.decompose(network, Request.parse("tucker:0.5,first=keep"))
+    change = decomposed_network.decompose(network, DecompositionRequest.parse("tucker:0.5,first=keep"))
     inputs = network.example_inputs()
     (x,), (y,) = network.reference(inputs), change.network.reference(inputs)
     expected = np.abs(x - y).max() / np.abs(x).max()
@@ -57,7 +57,7 @@ def test_at_full_rank_the_network_is_the_original():
     network = frontend.load("toy")
     inputs = network.example_inputs()
     for method in ("tucker", "tt"):
-        change = decomposed_network.decompose(network, Request.parse(f"{method}:1,fc=decompose"))
+        change = decomposed_network.decompose(network, DecompositionRequest.parse(f"{method}:1,fc=decompose"))
         assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
         outputs = change.network.reference(inputs)
         assert change.summary(inputs, outputs).max_relative_difference < 1e-4
@@ -74,7 +74,7 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     taken = [layer.name for layer in part.layers]
     assert taken and part.kept and sorted([*taken, *part.kept]) == sorted(LAYERS)
     assert part.max_relative_difference > 0 and set(part.alone_ns) == set(LAYERS)
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     names = {region.name for region in compiled.report.regions}
     assert names.issuperset([*part.kept, *(f"{name}.lconv" for name in taken)])
     for other in (None, "tucker:0.5"):
@@ -220,5 +220,5 @@ def test_a_file_that_does_not_fit_the_network(text, message, capsys, tmp_path):
 def test_nothing_to_decompose():
     network = frontend.load("toy")
     with pytest.raises(UsageError, match=r"'toy': nothing to decompose.* 1 fully connected"):
-        depthwise = decomposed_network.decompose(network, Request.parse("tucker:0.5")).network
-        decomposed_network.decompose(depthwise, Request.parse("tucker:0.5"))
+        depthwise = decomposed_network.decompose(network, DecompositionRequest.parse("tucker:0.5")).network
+        decomposed_network.decompose(depthwise, DecompositionRequest.parse("tucker:0.5"))

@@ -29,9 +29,9 @@ def test_what_onnx_runtime_computes(seed, dtype):
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     inputs = zoo.example_arrays(zoo.input_types(model), seed=7)
     network, target = frontend.load(model), system(dtype=dtype)
-    found = search(extract_regions(network.module, "drawn", views=target.views), target)
+    found = search(extract_regions(network.module, "drawn", views=target.uses_views), target)
     planned = on_pim(found) if draw.random() < 0.5 else found
-    results = build(network, planned, targets.named_target("llvm+pim")).infer(inputs)
+    results = build(network, planned, targets.target_by_name("llvm+pim")).infer(inputs)
     for result, expected in zip(results, session.run(None, inputs), strict=True):
         assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
         assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype]

@@ -13,9 +13,9 @@ from pimflow.core.output_error import relative_error
 from pimflow.core.plan import Plan
 from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.layer_errors import layer_errors
-from pimflow.decomposition.network import decompose, mixed
+from pimflow.decomposition.network import combine_alternatives, decompose
 from pimflow.decomposition.onnx_chains import with_chains
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
@@ -36,7 +36,7 @@ def data() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def changes():
-    return decompose(frontend.load("glyphs"), Request.parse(RANKS)).alternatives()
+    return decompose(frontend.load("glyphs"), DecompositionRequest.parse(RANKS)).alternatives()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_an_error_is_that_of_the_outputs_with_one_layer_decomposed(changes, samp
     """As TVM's own pipeline computes them, where ONNX Runtime measured."""
     original = outputs(changes[0].original, samples)
     for layer, rule in (("conv4", 2),):
-        alone = mixed(changes, {layer: rule})
+        alone = combine_alternatives(changes, {layer: rule})
         assert errors[layer][rule] == pytest.approx(
             relative_error(outputs(alone.network, samples), original), rel=1e-3
         )

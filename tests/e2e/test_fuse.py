@@ -81,12 +81,14 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
                 choices.append(Choice(region=left[0], mode=chosen.rewrite.mode, **share))
             del left[: len(choices[-1].regions)]
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        tiled += len(found.tiled())
-        applied = phases.apply_plan(network.module, found.splits(), found.programs(), tiled=found.tiled())
+        tiled += len(found.group_tilings())
+        applied = phases.apply_plan(
+            network.module, found.splits(), found.programs(), tilings=found.group_tilings()
+        )
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(g.fusible for g in kernel_groups(applied)) + len(found.tiled()) == launches
-        built = build.build(network, found, targets.named_target("llvm+pim"))
+        assert sum(g.fusible for g in kernel_groups(applied)) + len(found.group_tilings()) == launches
+        built = build.build(network, found, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert tiled > 2
 
@@ -96,7 +98,7 @@ def test_tensors_inside_take_no_memory():
     pools = []
     for fuse in (False, True):
         _, found = search.search_network(network, alone, fuse=fuse)
-        built = build.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.target_by_name("llvm+pim"))
         pools.append(built.memory.pool_bytes)
     assert pools[1] < pools[0]
 
@@ -107,14 +109,14 @@ def test_the_memory_of_groups(capsys):
     alone = system(pim_channels=0)
     plans = []
     searched = pimflow.search("toy", alone, fuse=True)
-    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, searched.tiled())
+    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, searched.group_tilings())
     phases.build(applied, "llvm+pim", alone, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0
     apart = json.loads(capsys.readouterr().out)
     assert main([*command, "--fuse"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["fused"] == [list(covers) for covers in searched.tiled()] != apart["fused"] == []
+    assert told["fused"] == [list(covers) for covers in searched.group_tilings()] != apart["fused"] == []
     assert told["pool_bytes"] == plans[0].pool_bytes < apart["pool_bytes"]
     assert main(["memory", "buffers.csv", "--fuse", "--quiet"]) == 2
     assert "--fuse: buffers.csv is a table of buffers, not a network" in capsys.readouterr().err

@@ -13,12 +13,12 @@ from pimflow import frontend
 from pimflow.cli.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
-from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.network import decompose
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 
 OPTIONS = {"decompose": "tucker:0.5", "fuse_activations": True}
 RUN = ("widen.conv.lconv", "down.conv.fconv")
@@ -38,9 +38,9 @@ def searched():
 def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
     """Outputs and every PIM region are verified by `compile` itself."""
     assert searched.graph.runs == (RUN,)
-    assert searched.doing[RUN[0]] is searched.doing[RUN[1]]
+    assert searched.candidate_by_region[RUN[0]] is searched.candidate_by_region[RUN[1]]
     compiled = pimflow.compile("toy", plan=searched.plan, **OPTIONS, conventions="none")
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     (row,) = (r for r in compiled.report.regions if r.name == RUN[1])
     assert row.covers == RUN and row.mode == "GPU"
     assert row.latency_ns == 0.0, "its time is that of the run, at the first region"
@@ -55,7 +55,7 @@ def test_the_plan_file_keeps_runs(searched, tmp_path):
 
 
 def test_a_run_moves_what_is_outside_of_it(searched):
-    maker = Candidates(searched.graph, searched.system)
+    maker = CandidateGenerator(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
     tiling = searched.tiled()[RUN]
     found = maker.tilings.kernel(RUN, tiling)
@@ -73,15 +73,15 @@ def test_without_pim_runs_are_fused_too():
     alone = system(pim_channels=0)
     together = pimflow.search("toy", alone, **OPTIONS)
     apart = pimflow.search("toy", alone, decompose="tucker:0.5")
-    assert tuple(together.tiled()) == (RUN,)
+    assert tuple(together.group_tilings()) == (RUN,)
     assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
 
 
 @pytest.mark.long
 def test_same_values_and_less_memory(capsys):
-    network = decompose(frontend.load("toy"), Request.parse("tucker:0.5")).network
+    network = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.5")).network
     plans, results = [], []
-    for each in (network, replace(network, module=fused_module(network.module))):
+    for each in (network, replace(network, module=fuse_runs(network.module))):
         machine = relax.VirtualMachine(
             phases.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
         )

@@ -35,7 +35,7 @@ def run():
     """Verifies a compiled network."""
     network, on = frontend.load("toy"), system()
     _, searched = pimflow.search_network(network, on, None)
-    built = build.build(network, searched, targets.named_target("llvm+pim"))
+    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
     inputs = network.example_inputs()
     expected = network.reference(inputs)
     return lambda: verify(network, built, on, inputs, expected)
@@ -71,7 +71,7 @@ def test_verification_ends_at_any_instant_and_is_right_afterwards(run):
 @pytest.mark.parametrize("stop", SIGNALS)
 def test_an_interrupt_waits_while_cpp_code_runs(stop):
     seen = []
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts():
         signal.raise_signal(stop)
         seen.append("held")
     assert seen == ["held"]
@@ -80,8 +80,8 @@ def test_an_interrupt_waits_while_cpp_code_runs(stop):
 @pytest.mark.parametrize("stop", SIGNALS)
 def test_a_callback_ends_the_call(stop):
     seen = []
-    with pytest.raises(KeyboardInterrupt), interrupts.held() as hold:
-        callback = tvm_ffi.convert(hold.releasing(seen.append))
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts() as hold:
+        callback = tvm_ffi.convert(hold.allow_interrupts(seen.append))
         callback("runs")
         signal.raise_signal(stop)
         callback("does not run")
@@ -90,7 +90,7 @@ def test_a_callback_ends_the_call(stop):
 
 
 def test_an_error_gives_way_to_an_interrupt():
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts():
         signal.raise_signal(signal.SIGINT)
         raise RuntimeError("what TVM makes of it")
 
@@ -100,7 +100,7 @@ def test_handlers_of_others_stay():
         raise ValueError("theirs")
 
     signal.signal(signal.SIGTERM, other)
-    with interrupts.held():
+    with interrupts.defer_interrupts():
         assert signal.getsignal(signal.SIGTERM) is other
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is other
@@ -111,8 +111,8 @@ def test_another_thread_takes_no_signals():
     seen = []
 
     def work() -> None:
-        with interrupts.held() as hold:
-            seen.append(hold.releasing(lambda: signal.getsignal(signal.SIGINT))())
+        with interrupts.defer_interrupts() as hold:
+            seen.append(hold.allow_interrupts(lambda: signal.getsignal(signal.SIGINT))())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -132,7 +132,7 @@ def test_a_pass_that_is_interrupted_says_so():
 
 def test_what_is_done_is_not_interrupted():
     try:
-        interrupts.ignore()
+        interrupts.ignore_signals()
         for each in SIGNALS:
             signal.raise_signal(each)
     finally:

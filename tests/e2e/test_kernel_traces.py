@@ -14,7 +14,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel
 from pimflow.hardware import system
 from pimflow.host.files import file_sha256
-from pimflow.placement import Candidates
+from pimflow.placement import CandidateGenerator
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import kernel_name
 from pimflow.simulators.accel_sim.launch import Launch
@@ -127,9 +127,11 @@ def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched,
 def test_they_are_the_kernels_that_the_search_asks_for(searched):
     """The rows of a split, as candidates are charged for them."""
     region = searched.graph.region("down.conv")
-    maker = Candidates(searched.graph, SYSTEM)
+    maker = CandidateGenerator(searched.graph, SYSTEM)
     (task,) = [t for t in maker.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label]
-    cost = maker.costs.kernel(convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels)
+    cost = maker.costs.kernel_cost(
+        convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels
+    )
     assert task.execution_ns == cost.execution_ns > 0
 
 

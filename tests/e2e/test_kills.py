@@ -138,8 +138,8 @@ def test_an_interrupt_is_130_and_one_line_whatever_a_library_makes_of_it(tmp_pat
 @pytest.mark.parametrize("stop", SIGNALS)
 def test_signals_are_remembered_and_handlers_come_back(stop):
     before = [signal.getsignal(each) for each in SIGNALS]
-    with interrupts.command() as running:
-        with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with interrupts.command_interrupts() as running:
+        with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts():
             signal.raise_signal(stop)
         assert running.interrupted
     assert [signal.getsignal(each) for each in SIGNALS] == before
@@ -149,7 +149,7 @@ def test_what_is_ignored_stays_ignored(monkeypatch):
     """As in ``nohup pimflow …``."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupts.command() as running:
+        with interrupts.command_interrupts() as running:
             signal.raise_signal(signal.SIGINT)
         assert not running.interrupted and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -174,7 +174,7 @@ def test_the_reference_tells_nobody(tmp_path):
 
 def test_the_next_run_removes_what_a_killed_one_left(tmp_path, monkeypatch):
     """But not what another run is writing, nor what it has just made."""
-    monkeypatch.setattr(directories, "_YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr(directories, "_MIN_STALE_SECONDS", 0.0)
     left = tmp_path / ".out.new.0123456789ab"
     (left / "programs").mkdir(parents=True)
     beside = tmp_path / ".other.new.0123456789ab"
@@ -184,7 +184,7 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path, monkeypatch):
         with directories.new_directory(tmp_path / "out", MARKED) as second:
             assert first.exists()
             (second / "mark").touch()
-        monkeypatch.setattr(directories, "_YOUNG_SECONDS", 60.0)
+        monkeypatch.setattr(directories, "_MIN_STALE_SECONDS", 60.0)
         left.mkdir()
         (first / "mark").touch()
     with directories.new_directory(tmp_path / "out", MARKED) as third:

@@ -15,7 +15,7 @@ from pimflow.compiler import build, phases
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import search
-from pimflow.placement.best_plan import tried
+from pimflow.placement.best_plan import with_candidates
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.memory.keep_views import JOIN, PART
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -26,10 +26,10 @@ SYSTEMS = ({}, {"dtype": "fp32"}, {"pim": "aim-gddr6"}, {"padding": "symmetric"}
 
 def called(network, planned) -> list[str]:
     """Kernels that the executable for a CPU calls, which stands in for the GPU; PIM's regions are none."""
-    target = targets.named_target("llvm+pim")
+    target = targets.target_by_name("llvm+pim")
     with target:
-        lowered = tvm.transform.Sequential(phases.scheduled_phases(target, planned.system))(
-            build.planned(network.module, planned)
+        lowered = tvm.transform.Sequential(phases.scheduling_phases(target, planned.system))(
+            build.apply_search_result(network.module, planned)
         )
     names = []
     for binding in main_bindings(lowered):
@@ -54,14 +54,16 @@ def charged(planned) -> list[str]:
 def alone(found):
     """The network on the GPU with all channels."""
     channels = found.system.gpu.memory_channels
-    return tried(found, tuple(found.maker.on_gpu(region, channels)[0] for region in found.graph.regions))
+    return with_candidates(
+        found, tuple(found.maker.on_gpu(region, channels)[0] for region in found.graph.regions)
+    )
 
 
 def on_pim(found):
     """The network on PIM, as far as PIM can compute it."""
     every = (found.table.candidates[region.name] for region in found.graph.regions)
     modes = ({c.rewrite.mode: c for c in reversed(of) if len(c.covers) == 1} for of in every)
-    return tried(found, tuple(each.get("PIM", each["GPU"]) for each in modes))
+    return with_candidates(found, tuple(each.get("PIM", each["GPU"]) for each in modes))
 
 
 def any_plan(found, draw: random.Random):
@@ -74,12 +76,12 @@ def any_plan(found, draw: random.Random):
         on_pim = [c for c in every if c.rewrite.mode != "GPU"]
         chosen.append(draw.choice(on_pim if on_pim and draw.random() < 0.5 else every))
         done.update(chosen[-1].covers)
-    return tried(found, tuple(chosen))
+    return with_candidates(found, tuple(chosen))
 
 
 def same_launches(model, draw: random.Random, plans: int = 2, **changes) -> None:
     network, target = frontend.load(model), system(**changes)
-    graph = extract_regions(network.module, "drawn", views=target.views)
+    graph = extract_regions(network.module, "drawn", views=target.uses_views)
     found = search(graph, target)
     for planned in (alone(found), found, on_pim(found), *(any_plan(found, draw) for _ in range(plans))):
         names, labels = called(network, planned), charged(planned)

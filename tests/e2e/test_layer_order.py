@@ -72,7 +72,7 @@ def test_a_plan_says_its_order(wide):
         target_system=SYSTEM,
         conventions="none",
     )
-    assert again.plan.choices == compiled.plan.choices and again.verification.verified
+    assert again.plan.choices == compiled.plan.choices and again.verification.is_verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
     assert [getattr(again.report.order, key) for key in keys] == [
         getattr(compiled.report.order, key) for key in keys
@@ -93,7 +93,7 @@ def test_randomly_wired(seed):
         randomly_wired(20, seed), reorder=True, target_system=SYSTEM, conventions="none"
     )
     order = compiled.report.order
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
     assert order.reordered == (order.pool_bytes < order.pool_given_bytes)
     assert bool(order.kept_because) != order.reordered
@@ -106,7 +106,7 @@ def test_the_relax_pipeline_reorders_too(wide):
     network = frontend.load(wide_branches())
 
     def pool_bytes(**options) -> list[int]:
-        with targets.named_target("llvm+pim"):
+        with targets.target_by_name("llvm+pim"):
             lowered = pimflow.relax_pipeline(target_system=SYSTEM, **options)(network.module)
         found = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
         return [int(size) for size in found]
@@ -169,4 +169,4 @@ def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     run = searched.graph.runs[0]
     assert run in [choice.covers for choice in searched.plan.choices]
     again = pimflow.search(wide_branches(), plan=searched.plan, target_system=SYSTEM, **options)
-    assert again.graph == searched.graph and run in again.tiled()
+    assert again.graph == searched.graph and run in again.group_tilings()

@@ -12,13 +12,13 @@ import pimflow
 from pimflow.api import prepare
 from pimflow.api.memory import plan_memory
 from pimflow.api.options import NetworkOptions
-from pimflow.api.search import Question
+from pimflow.api.search import SearchRequest
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Profiling
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 
 SYSTEM = system(channel_sharing="partitioned")  # pools do not depend on it
 PROFILING = Profiling()
@@ -53,8 +53,8 @@ def promised(of, **options) -> int:
 
 
 def kept(of, **keywords):
-    asked_for = Question.of(SYSTEM, profiling=PROFILING, **keywords)
-    return asked_for.placed(asked_for.prepared(prepare.load(of, asked_for.options)))
+    asked_for = SearchRequest.from_arguments(SYSTEM, profiling=PROFILING, **keywords)
+    return asked_for.place_network(asked_for.prepare_network(prepare.load(of, asked_for.options)))
 
 
 @pytest.mark.long
@@ -98,7 +98,9 @@ def test_every_run_of_whole_regions_is_a_candidate():
     """Also on large maps behind a pooling, whose fastest tilings cannot be placed."""
     options = NetworkOptions(batch=4, decompose="tucker:0.1", fuse_activations=True)
     graph = prepare.prepare(prepare.load("vgg-16", options), options, SYSTEM).regions
-    found = fused_groups.several(Candidates(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels)
+    found = fused_groups.group_candidates(
+        CandidateGenerator(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels
+    )
     assert len(graph.runs) == 13 and {each.covers for each in found} == set(graph.runs)
 
 

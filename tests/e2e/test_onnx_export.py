@@ -14,7 +14,7 @@ from pimflow.api import decompose as onnx_export
 from pimflow.api import prepare
 from pimflow.cli.main import main
 from pimflow.decomposition.network import decompose
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UnsupportedOpError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.frontend.onnx_roles import ROLES_KEY
@@ -114,7 +114,7 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
     model, path = MODELS[name](), tmp_path / "out.onnx"
     found = pimflow.export_decomposed(model, request_text, path)
     network = frontend.load(model)
-    change = decompose(network, Request.parse(request_text))
+    change = decompose(network, DecompositionRequest.parse(request_text))
     draw = np.random.default_rng(1)
     inputs = {n: draw.standard_normal(dims).astype(dtype) for n, (dims, dtype) in network.inputs.items()}
     back = frontend.load(path)

@@ -96,12 +96,12 @@ def test_what_onnx_runtime_computes(names):
         # How channels are shared changes no value; searches of networks side by side take long if they are.
         system = hardware.system(dtype=dtype, channel_sharing="partitioned")
         compiled = pimflow.compile(model, target_system=system, conventions="none")
-        built, searched = compiled.builds[-1], compiled.searched
+        built, searched = compiled.builds[-1], compiled.search_result
         results = infer(built.module, inputs, built.device)
         for name, result, expected in zip(owners, results, wanted, strict=True):
             assert (name, result.shape, result.dtype) == (name, expected.shape, expected.dtype)
             assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype], name
-        if all(map(searched.maker.refusal, searched.graph.regions)):
+        if all(map(searched.generator.unsupported_reason, searched.graph.regions)):
             break
 
 
@@ -151,7 +151,7 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     plain = np.maximum(np.einsum("oi,nihw->nohw", filters[:, :, 0, 0].astype(np.float64), inputs["x"]), 0)
     for result, expected in ((y, plain), (z, plain.mean(axis=(2, 3), keepdims=True))):
         assert relative_error(result, expected) <= max(OUTPUT_BOUND[dtype], ml_dtypes.finfo(store).eps)
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
 
 
 def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
@@ -226,7 +226,7 @@ def test_casts_that_round(kind, cast, dtype):
     bounds = (2.0 ** (-6 if kind == TensorProto.BFLOAT16 else -9), OUTPUT_BOUND["fp16"])
     for result, expected, bound in zip(infer(built.module, inputs, built.device), wanted, bounds):
         assert relative_error(result, expected.astype(np.float64)) <= bound
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
 
 
 # ---- what is no number ----
@@ -271,7 +271,7 @@ def test_what_is_not_a_number_stays_so():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
     network = frontend.load(model)
     _, searched = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
-    built = build.build(network, searched, targets.named_target("llvm+pim"))
+    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
     got = infer(built.module, {"x": NOT_FINITE}, built.device)
     for kind, expected, found in zip(OF_NAN, network.reference({"x": NOT_FINITE}), got):
         np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=kind)

@@ -19,11 +19,11 @@ import numpy as np
 import onnx
 import pytest
 import tvm_ffi
-from decoders import Decoder
+from decoders import DecoderModel
 
 from pimflow import memory, zoo
 from pimflow.api import compile_steps, prepare
-from pimflow.api.compile_steps import Made
+from pimflow.api.compile_steps import BuildSet
 from pimflow.api.conventions import ConventionGain, ConventionSearch
 from pimflow.cli import parser
 from pimflow.cli.main import main
@@ -36,7 +36,7 @@ from pimflow.core.plan import Choice
 from pimflow.decomposition import choice, skips
 from pimflow.frontend.reference import Reference
 from pimflow.hardware.reader import SPECS
-from pimflow.pim_backend.runtime.cuda_binary import Kernels
+from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
 CHAINS = {"--decompose": "tucker:0.25"}
 FRONT = {"--pareto": "2"}
@@ -190,8 +190,8 @@ def files(tmp_path_factory):
     name = proto.graph.input[0].name
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "samples.npz", **{name: np.ones((2, *shape[1:]), np.float32)})
-    onnx.save(Decoder(kv_heads=2).model(), folder / "decoder.onnx")
-    onnx.save(_swapped(Decoder(kv_heads=2).model()), folder / "swapped.onnx")
+    onnx.save(DecoderModel(kv_heads=2).model(), folder / "decoder.onnx")
+    onnx.save(_swapped(DecoderModel(kv_heads=2).model()), folder / "swapped.onnx")
     preset = SPECS / "system" / "pimflow.toml"
     (folder / "system.toml").write_text(preset.read_text().replace("value = 16", "value = 12"))
     (folder / "simulator").write_text(SIMULATOR)
@@ -309,13 +309,13 @@ def told(monkeypatch):
         fake = {
             "memory": memory.plan(()),
             "copies": (),
-            "kernels": Kernels(),
+            "kernels": CudaKernels(),
             "runs_here": False,
             "calls": (),
             "states": PackedStates(),
         }
         builds = tuple(SimpleNamespace(target=name, weight_bytes=0, **fake) for name in targets)
-        return Made(builds=builds, c_part=None)
+        return BuildSet(builds=builds, c_part=None)
 
     def verified(job, *_):
         check = OutputCheck(relative_error=0.0, bound=job.tolerance or 1e-3)

@@ -97,7 +97,7 @@ def test_fusion_and_the_choice_of_forms_are_one_search():
     own, modes = pimflow.system(), "gpu,pim"
     pays = "tucker:0.25,where=pays"
     together = pimflow.search("toy", own, decompose=pays, fuse=True, modes=modes)
-    assert together.tiled() and any(region.role for region in together.graph.regions)
+    assert together.group_tilings() and any(region.role for region in together.graph.regions)
     for alone in ({"decompose": pays}, {"fuse": True}, {"decompose": "tucker:0.25", "fuse": True}):
         found = pimflow.search("toy", own, modes=modes, **alone)
         assert together.evaluation.latency_ns < found.evaluation.latency_ns

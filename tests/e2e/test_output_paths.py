@@ -72,9 +72,9 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
 def test_every_command_that_writes_is_here():
     """And takes `--force`."""
     from pimflow.cli.parser import COMMANDS as KNOWN
-    from pimflow.cli.parser import name_of, parser_of
+    from pimflow.cli.parser import build_parser, command_name
 
-    flags = {name_of(command): set(parser_of(command).flags) for command in KNOWN}
+    flags = {command_name(command): set(build_parser(command).flags) for command in KNOWN}
     writing = {(name, flag) for name, own in flags.items() for flag in own & {"-o", "--plot", "--perfetto"}}
     assert {(argv[0], argv[-1]) for argv, _ in COMMANDS.values()} == writing
     assert {name for name, _ in writing} == {name for name, own in flags.items() if "--force" in own}

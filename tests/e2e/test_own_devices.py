@@ -70,7 +70,7 @@ def on_pim(target_system, out=None):
     compiled = pimflow.compile(
         two_layers(), out, target_system=target_system, plan=all_on_pim(), conventions="none"
     )
-    assert compiled.verification.verified and len(compiled.programs) == 2
+    assert compiled.verification.is_verified and len(compiled.programs) == 2
     return compiled
 
 
@@ -94,7 +94,7 @@ def test_the_example_of_the_page_compiles(example):
     programs = [PimProgram.load(path) for path in (directory / "programs").iterdir()]
     assert report["verified"] and report["pim"] == "mydev" and programs
     assert {(program.pim, program.gangs, program.banks) for program in programs} == {("mydev", 8, 16)}
-    assert artifact.device(directory) == spec
+    assert artifact.load_device(directory) == spec
 
 
 def test_its_directory_needs_no_file_of_the_device(example, capsys, tmp_path):
@@ -239,4 +239,4 @@ def test_every_preset_survives_being_stored():
     for path in sorted((SPECS / "pim").glob("*.toml")):
         spec = PimSpec.load(path.stem)
         again = PimSpec.from_json(spec.to_json())
-        assert again == spec and again.digest == spec.digest and again.uncatalogued_digest == ""
+        assert again == spec and again.digest == spec.digest and again.custom_digest == ""

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import pimflow
-from pimflow.api.front import FrontPoint, undominated
-from pimflow.api.search import Question
+from pimflow.api.front import ParetoPoint, pareto_front
+from pimflow.api.search import SearchRequest
 from pimflow.cli.main import main
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
@@ -101,8 +101,8 @@ def test_plans_keep_to_the_bounds():
 
 def test_a_decomposed_network_has_a_front():
     points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
-    question = Question.of(None, plan=points[-1].plan, decompose="tucker:0.25").checked()
-    _, searched = question.answered(pimflow.api.prepare.load("toy", question.options))
+    question = SearchRequest.from_arguments(None, plan=points[-1].plan, decompose="tucker:0.25").validate()
+    _, searched = question.find_plan(pimflow.api.prepare.load("toy", question.options))
     assert searched.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
 
 
@@ -112,17 +112,17 @@ def test_a_front_has_layers_that_suit_each_figure():
     request = "tucker:0.1:0.5,where=pays"
     points = pimflow.pareto("toy", points=4, decompose=request)
     for number, objective in enumerate(("latency", "energy", "memory")):
-        question = Question.of(None, decompose=request, objective=objective).checked()
-        prepared = question.prepared(pimflow.api.prepare.load("toy", question.options))
-        searched, choice = question.placed(prepared)
+        question = SearchRequest.from_arguments(None, decompose=request, objective=objective).validate()
+        prepared = question.prepare_network(pimflow.api.prepare.load("toy", question.options))
+        searched, choice = question.place_network(prepared)
         evaluation = searched.evaluation
         best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
         assert min(point.figures[number] for point in points) <= best * (1 + 1e-9)
     layers = {frozenset(name for each in p.plan.choices for name in each.regions) for p in points}
     assert len(layers) > 1
     for point in points:
-        question = Question.of(None, plan=point.plan, decompose=request).checked()
-        _, searched = question.answered(pimflow.api.prepare.load("toy", question.options))
+        question = SearchRequest.from_arguments(None, plan=point.plan, decompose=request).validate()
+        _, searched = question.find_plan(pimflow.api.prepare.load("toy", question.options))
         assert searched.evaluation.latency_ns == pytest.approx(point.latency_ns)
 
 
@@ -148,9 +148,9 @@ def test_what_has_no_effect_is_refused(options, says, capsys):
 
 def test_the_undominated():
     def point(*figures):
-        return FrontPoint(
+        return ParetoPoint(
             **dict(zip(("latency_ns", "energy_pj", "memory_bytes"), figures)), weight_bytes=0, plan="x"
         )
 
     points = [point(2, 2, 2), point(1, 3, 2), point(2, 2, 3), point(1, 3, 2), point(3, 1, 1)]
-    assert [each.figures for each in undominated(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]
+    assert [each.figures for each in pareto_front(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from branching import randomly_wired, wide_branches
-from drawn_plans import drawn
+from drawn_plans import random_plan
 from length import long_but
 
 from pimflow import frontend, memory
@@ -13,10 +13,10 @@ from pimflow.compiler import build, phases
 from pimflow.core.stages import Pipeline
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Candidates, Goal, profile
-from pimflow.placement.best_plan import as_searched
+from pimflow.placement import CandidateGenerator, Goal, profile
+from pimflow.placement.best_plan import to_search_result
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.relay_passes.memory.buffers import buffers
 
@@ -29,10 +29,10 @@ BLOCK = Pipeline(
 
 def pool_bytes(network, searched, target):
     """Of what is built, by the planner: it shares nothing with the row."""
-    on = targets.named_target(target)
-    applied = build.planned(network.module, searched)
+    on = targets.target_by_name(target)
+    applied = build.apply_search_result(network.module, searched)
     lowered = buffers(phases.allocate(applied, on, searched.system))
-    plan = memory.in_one_pool(memory.plan(lowered.liveness().lifetimes))
+    plan = memory.merge_pools(memory.plan(lowered.liveness().lifetimes))
     assert searched.channel_sets() or {pool.memory for pool in plan.pools} == {"gpu"}
     return plan.pool_bytes
 
@@ -55,20 +55,20 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     name, (target, dtype, fuse) = case
     network, on = NETWORKS[name](), system(dtype=dtype)
     graph = prepare.regions(network, on, fuse=fuse)
-    maker = Candidates(graph, on)
+    maker = CandidateGenerator(graph, on)
     table = profile(graph, maker)
     if name == "toy":
         staged = pipelines.make(maker, BLOCK)
         table.candidates[BLOCK.regions[0]] += (staged,)
     plans = PlanSearch(graph, table, on, Goal())
-    alone, draw = gpu_alone(maker, Goal()), random.Random(0)
+    alone, draw = gpu_only_plan(maker, Goal()), random.Random(0)
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
     for _ in range(4):
-        chosen = drawn(maker, table, draw)
-        solution = unsearched(chosen, alone.evaluation)
-        searched = as_searched(maker, table, solution, alone.evaluation, plans, None)
-        row, pool = plans.memory.of(chosen), pool_bytes(network, searched, target)
+        chosen = random_plan(maker, table, draw)
+        solution = to_solution(chosen, alone.evaluation)
+        searched = to_search_result(maker, table, solution, alone.evaluation, plans, None)
+        row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, searched, target)
         spread = max(len(set(searched.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]
         exact += pool == row

@@ -14,7 +14,7 @@ from tvm import relay
 import pimflow
 from pimflow import frontend
 from pimflow.api import prepare
-from pimflow.api.options import NetworkOptions, asked
+from pimflow.api.options import NetworkOptions, merge_keywords
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -23,7 +23,7 @@ SYSTEM = system()
 
 
 def relaxed(mod, target, **options):
-    with targets.named_target(target):
+    with targets.target_by_name(target):
         pimflow.relax_pipeline(SYSTEM, **options)(mod)
 
 
@@ -176,7 +176,7 @@ def test_variants_reduce_skips_as_a_search_does(mod):
 )
 def test_a_wrong_keyword_is_refused(keywords, error, said):
     with pytest.raises(error, match=said):
-        asked(keywords)
+        merge_keywords(keywords)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_keyword_that_there_is_none_of_is_refused(call):
 
 
 def test_keywords_stand_in_place_of_fields():
-    options, goal = asked(
+    options, goal = merge_keywords(
         {"fuse": False, "objective": "edp"},
         NetworkOptions(fuse=True, reorder=True),
         pimflow.Goal(solver="exhaustive"),

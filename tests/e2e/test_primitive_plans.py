@@ -18,12 +18,12 @@ from pimflow.compiler.verification import verify
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, apply, search
-from pimflow.primitives.launches import usable
+from pimflow.primitives.launches import usable_primitives
 from pimflow.relay_passes.flat import main_bindings
 
 SYSTEM = system(dtype="fp32", splits="grid")
 GOAL = Goal(modes="gpu,pim", primitives=True)
-CUDA = targets.named_target("cuda+pim")
+CUDA = targets.target_by_name("cuda+pim")
 
 
 def block():
@@ -63,7 +63,7 @@ def block():
 def launches_built(applied: tvm.IRModule) -> int:
     """Grids of the kernels that ``main`` calls, as they are scheduled for a GPU."""
     with CUDA:
-        mod = tvm.transform.Sequential(phases.scheduled_phases(CUDA, SYSTEM))(applied)
+        mod = tvm.transform.Sequential(phases.scheduling_phases(CUDA, SYSTEM))(applied)
     count = 0
     for binding in main_bindings(mod):
         value = binding.value
@@ -80,10 +80,10 @@ def check(network, found):
     charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
     readers = found.graph.consumers
     stored = sum(bool(c.output.pending) and len(readers[c.covers[-1]]) > 1 for c in found.candidates)
-    built = launches_built(build.planned(network.module, found))
+    built = launches_built(build.apply_search_result(network.module, found))
     assert built == sum(event.launched for event in charged) + stored
     inputs = network.example_inputs()
-    compiled = build.build(network, found, targets.named_target("llvm+pim"))
+    compiled = build.build(network, found, targets.target_by_name("llvm+pim"))
     verify(network, compiled, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
 
 
@@ -102,7 +102,7 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
     choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
     found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
-    assert found.doing["entry"].output.pending and len(graph.consumers["entry"]) == 2
+    assert found.candidate_by_region["entry"].output.deferred_epilogue and len(graph.consumers["entry"]) == 2
     check(network, found)
 
 
@@ -114,8 +114,8 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     searched = search(graph, SYSTEM, goal=GOAL)
     choices, several = [], 0
     for region, choice in zip(graph.regions, searched.plan.choices, strict=True):
-        names = [primitive.name for primitive in usable(region)]
-        on_pim = not searched.maker.refusal(region) and draw.random() < 0.3
+        names = [primitive.name for primitive in usable_primitives(region)]
+        on_pim = not searched.generator.unsupported_reason(region) and draw.random() < 0.3
         mode, share = ("PIM", 0.0) if on_pim else ("GPU", 1.0)
         name = "" if on_pim or not names else draw.choice(names)
         several += "winograd" in name or "im2row" in name
@@ -145,9 +145,9 @@ def test_workspaces_lie_in_the_pool():
     found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
     plans, stages = [], found.primitives()["first"].stages(graph.region("first").geometry)
     with CUDA:
-        phases.lower(build.planned(network.module, found), CUDA, SYSTEM, plans.append)
-        phases.lower(build.planned(network.module, plain), CUDA, SYSTEM, plans.append)
-    own = found.doing["first"].workspace_bytes
+        phases.lower(build.apply_search_result(network.module, found), CUDA, SYSTEM, plans.append)
+        phases.lower(build.apply_search_result(network.module, plain), CUDA, SYSTEM, plans.append)
+    own = found.candidate_by_region["first"].workspace_bytes
     assert own == sum(4 * int(np.prod(shape)) for shape in stages.values())
     assert plans[0].pool_bytes > own
     assert len(plans[0].offsets_bytes) == len(plans[1].offsets_bytes) + len(stages)
@@ -164,8 +164,8 @@ def test_the_report_says_what_they_save():
         conventions="none",
     )
     part, rows = made.report.primitives, {row.name: row for row in made.report.regions}
-    assert made.verification.verified
-    names = {name: primitive.name for name, primitive in made.searched.primitives().items()}
+    assert made.verification.is_verified
+    names = {name: primitive.name for name, primitive in made.search_result.primitives().items()}
     assert names == {each.layer: each.primitive for each in part.choices} != {}
     assert {name: row.primitive for name, row in rows.items() if row.primitive} == names
     assert part.layers == 5 and part.saved_gpu_only_ns >= 0

@@ -19,7 +19,7 @@ from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import apply, search
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.costs.splits import every
+from pimflow.placement.costs.splits import all_splits
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
@@ -153,7 +153,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
         events = found.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
-        built = build.build(network, found, targets.named_target("llvm+pim"))
+        built = build.build(network, found, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
     known = {"residuals": {"bias", "add"}, "toy": {"bias", "add", "clip"}}
@@ -166,7 +166,7 @@ def candidates(searched, region, draw):
     """Those of the search, and a split along every axis that the region has, wherever, some several times."""
     maker = searched.maker
     found = [c for c in searched.table.candidates[region.name] if len(c.covers) == 1]
-    splits = [] if maker.refusal(region) else every(region.geometry, searched.system.pim)
+    splits = [] if maker.refusal(region) else all_splits(region.geometry, searched.system.pim)
     for axis in AXES:
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):
@@ -184,7 +184,7 @@ def test_grouped_layers_in_stages_give_the_reference(modes):
     regions = tuple(region.name for region in graph.regions[1:4])
     searched = search(graph, target)
     run = Pipeline(regions=regions, modes=modes, cuts=(2, 4))
-    stages = pipelines.make(searched.maker, run)
+    stages = pipelines.make(searched.generator, run)
     choice = Choice(
         region=regions[0], mode="PIPELINE", covers=regions, gpu_share=None, stages=run.cuts, modes=modes,
         schedules=stages.rewrite.schedules,
@@ -193,6 +193,6 @@ def test_grouped_layers_in_stages_give_the_reference(modes):
     choices[1:4] = [choice]
     found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
     inputs = network.example_inputs()
-    built = build.build(network, found, targets.named_target("llvm+pim"))
+    built = build.build(network, found, targets.target_by_name("llvm+pim"))
     assert len(built.programs) == 3 * modes.count("PIM")
     verify(network, built, target, inputs, network.reference(inputs)).require()

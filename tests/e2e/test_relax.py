@@ -58,7 +58,7 @@ def test_wrong_uses_of_the_pipeline(module):
 
 def test_a_module_is_compiled_and_verified_against_tvm(module, tmp_path):
     compiled = pimflow.compile(module, tmp_path / "out", conventions="none")
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     assert pimflow.run(tmp_path / "out")[0].shape == (1, 10)
 
 
@@ -114,7 +114,7 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
     torch.export.save(program, tmp_path / "net.pt2")
     for model in (program, tmp_path / "net.pt2"):
         compiled = pimflow.compile(model, tmp_path / "out", conventions="none")
-        assert compiled.verification.verified
+        assert compiled.verification.is_verified
         names = [choice.region for choice in compiled.plan.choices]
         assert {"features.0", "features.3", "fc"} <= set(names)
 
@@ -198,7 +198,7 @@ def test_a_module_imported_from_torch(program):
     from tvm.relax.frontend.torch import from_exported_program
 
     module = from_exported_program(program)
-    assert pimflow.compile(module, conventions="none").verification.verified
+    assert pimflow.compile(module, conventions="none").verification.is_verified
 
 
 def test_a_missing_program_is_named(tmp_path):

@@ -9,11 +9,11 @@ from skip_networks import hourglass
 import pimflow
 from pimflow import frontend
 from pimflow.api.options import NetworkOptions
-from pimflow.api.prepare import LeastPools, reduced_skips
+from pimflow.api.prepare import MinimumPools, reduce_skips
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 
@@ -29,7 +29,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decomposed():
-    return decomposed_network.decompose(frontend.load(hourglass()), Request.parse("tucker:0.1"))
+    return decomposed_network.decompose(frontend.load(hourglass()), DecompositionRequest.parse("tucker:0.1"))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def test_what_is_found_computes_the_same(decomposed, found):
 
 def test_no_copy_is_left_that_saves_nothing(decomposed, found):
     on = system()
-    pool_bytes = skips.estimated_bytes(found.network, on)
-    assert pool_bytes < skips.estimated_bytes(decomposed.network, on)
+    pool_bytes = skips.estimate_pool_bytes(found.network, on)
+    assert pool_bytes < skips.estimate_pool_bytes(decomposed.network, on)
     assert found.transformation == "split" and found.sites == ("d_fconv",)
     assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
     assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"
@@ -68,11 +68,11 @@ def test_no_copy_is_left_that_saves_nothing(decomposed, found):
 
 
 def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
-    settled = found.settled(lambda network: 100)
+    settled = found.keep_if_smaller(lambda network: 100)
     assert settled.network is found.given and not settled.copies and not settled.sites
     assert "100 to 100 B" in settled.kept_because
     assert settled.flops == settled.flops_given
-    settled = found.settled(lambda network: 100 if network is found.given else 99)
+    settled = found.keep_if_smaller(lambda network: 100 if network is found.given else 99)
     assert settled.changed and (settled.pool_given_bytes, settled.pool_bytes) == (100, 99)
 
 
@@ -111,20 +111,20 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         conventions="none",
     )
     fused, apart = (
-        reduced_skips(
+        reduce_skips(
             decomposed.network,
             decomposed,
             NetworkOptions(optimize_skips="pool", fuse_activations=fuse),
-            LeastPools(system=PARTITIONED),
+            MinimumPools(system=PARTITIONED),
         )
         for fuse in (True, False)
     )
     assert compiled.report.skips == fused.summary() != apart.summary()
-    assert compiled.verification.verified and compiled.report.skips.changed
+    assert compiled.verification.is_verified and compiled.report.skips.changed
     assert apart.pool_bytes > fused.pool_bytes == compiled.builds[-1].memory.pool_bytes
     names = [region.name for region in compiled.report.regions]
     assert "b.lconv.copy" in names
-    roles = {region.name: region.role for region in compiled.searched.graph.regions}
+    roles = {region.name: region.role for region in compiled.search_result.graph.regions}
     assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
 
 
@@ -139,7 +139,7 @@ def test_by_the_paper_every_cheap_copy_is_made(decomposed):
     originals = skips.original_flops(decomposed)
     by_paper = skips.find(decomposed.network, system(), "paper", originals)
     assert not by_paper.folded
-    assert by_paper.copies and all(skip.worthwhile() for skip in by_paper.copies)
+    assert by_paper.copies and all(skip.is_profitable() for skip in by_paper.copies)
     nothing = skips.find(decomposed.network, system(), "paper", dict.fromkeys(originals, 0))
     assert not nothing.copies
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from decoders import Decoder, grouped
+from decoders import DecoderModel, gqa_model
 from length import long_but
 
 from pimflow import compile, frontend, run
@@ -34,7 +34,7 @@ DECODERS = {
 
 
 def decoder(**made) -> onnx.ModelProto:
-    return Decoder(**{"past": CONTEXT - made.get("tokens", 1)} | made).model()
+    return DecoderModel(**{"past": CONTEXT - made.get("tokens", 1)} | made).model()
 
 
 def opened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,7 +57,12 @@ def built(request):
     """A decoder with a context, its plan and its build."""
     network = frontend.load(decoder(**request.param), context=CONTEXT)
     searched = search(extract_regions(network.module), system())
-    return network, searched, build.build(network, searched, targets.named_target("llvm+pim")), request.param
+    return (
+        network,
+        searched,
+        build.build(network, searched, targets.target_by_name("llvm+pim")),
+        request.param,
+    )
 
 
 def test_a_build_is_verified(built):
@@ -73,7 +78,7 @@ def test_one_compilation_serves_every_length(built):
     executor = made.module["default"](made.device)
     for state in network.states:  # bound once, full of what must not matter
         dims, dtype = network.inputs[state.name]
-        full = made.states.packed_input(state.name, np.full(dims, 1e3, dtype))
+        full = made.states.pack_input(state.name, np.full(dims, 1e3, dtype))
         executor["set_input"](state.name, tvm.runtime.tensor(full))
     names = [state.name for state in network.states]
     rng = np.random.default_rng(0)
@@ -84,7 +89,7 @@ def test_one_compilation_serves_every_length(built):
         executor["set_input"]("position", tvm.runtime.tensor(np.array([position])))
         executor["run"]()
         outputs = [executor["get_output"](n).numpy() for n in range(1 + len(names))]
-        caches = [each[:, :, : position + tokens] for each in made.states.unpacked(outputs)[1:]]
+        caches = [each[:, :, : position + tokens] for each in made.states.unpack(outputs)[1:]]
         if position:  # ONNX has no tensors without elements
             whole = frontend.load(decoder(**form | {"past": position}))
             logits, *presents = whole.reference({"input_ids": ids, **past})
@@ -222,13 +227,13 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("length", [CONTEXT, 0], ids=["full length", "growing"])
 def test_the_caches_of_grouped_queries_are_kept(length):
     """What the operator appends by a computed position is written in place, without another input."""
-    model, arrays = grouped(CONTEXT - 1, 1, length=length)
+    model, arrays = gqa_model(CONTEXT - 1, 1, length=length)
     pairs = {"past_key": "present_key", "past_value": "present_value"}
     network = frontend.load(model, context=CONTEXT, states=pairs)
     assert [region.operator for region in extract_regions(network.module).regions].count(APPEND) == 2
     assert "position" not in network.inputs
     searched = search(extract_regions(network.module), system(), goal=Goal(modes="gpu"))
-    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
     inputs = {name: np.zeros(dims, dtype) for name, (dims, dtype) in network.inputs.items()}
     for name, array in arrays.items():
         if name in inputs:

@@ -59,21 +59,21 @@ def test_readers_that_have_gone_stop_nothing(folder):
 
 def test_progress_that_nobody_reads():
     with open(unread(), "w") as pipe:
-        progress = streams.Progress(pipe)
+        progress = streams.LossyStream(pipe)
         for _ in range(3):
             print("planning …" * 10000, file=progress, flush=True)
 
 
 def test_what_a_terminal_cannot_say_is_a_question_mark():
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with contextlib.redirect_stdout(narrow), streams.results():
+    with contextlib.redirect_stdout(narrow), streams.buffer_results():
         print("13.20 → 15.44 us \udcff")
     assert narrow.buffer.getvalue() == b"13.20 ? 15.44 us ?\n"
 
 
 @pytest.mark.parametrize("error", [UsageError("no"), KeyboardInterrupt()])
 def test_of_a_command_that_fails_nothing_is_printed(capsys, error):
-    with pytest.raises(type(error)), streams.results():
+    with pytest.raises(type(error)), streams.buffer_results():
         print("half of it")
         raise error
     assert capsys.readouterr().out == ""
@@ -95,7 +95,7 @@ STEERING = "conv\x1b[2J\x1b]0;title\x07\r\x9b1A\u202egnp"  # clears the screen, 
 
 
 def test_names_do_not_steer_a_terminal(capsys):
-    with streams.results():
+    with streams.buffer_results():
         print(f"{STEERING}\tname\nmore \u200d\u00e9")
     output.warn(STEERING)
     with output.status(quiet=False) as progress:
@@ -113,7 +113,7 @@ def test_names_are_no_markup_of_rich(monkeypatch):
             return True
 
     terminal = Terminal()
-    monkeypatch.setattr(output, "AFTER_SECONDS", -1)
+    monkeypatch.setattr(output, "BAR_DELAY_SECONDS", -1)
     with contextlib.redirect_stderr(terminal):
         with output.bar("[/name][red]timed", quiet=False) as advance:
             advance(0.5)

@@ -18,12 +18,12 @@ from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host.files import file_sha256
-from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn
 
 NEWTON = PimSpec.load("newton-gddr6")
-SIDE = PimSide(pim=NEWTON, channels=4, dtype="fp16", profiler=BuiltIn())
+SIDE = PimTarget(pim=NEWTON, channels=4, dtype="fp16", profiler=BuiltIn())
 # Counts what the Ramulator fork counts; its clock is 7 cycles a line and 1. tests/timing has the rest.
 RAMULATOR = """#!/bin/sh
 for name in GWRITE G_ACT COMP READRES PREA PRE REF; do echo "$name $(grep -c $name "$5")"; done
@@ -279,7 +279,7 @@ def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypa
 def test_progress_is_told_late_and_on_stderr(capsys, tmp_path, monkeypatch):
     arguments = ["trace", "conv:1x24x14x14,96,1x1", "--format", "perfetto", "-o", tmp_path / "out"]
     assert run(capsys, *arguments)[2] == ""
-    monkeypatch.setattr(output, "AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(output, "BAR_DELAY_SECONDS", -1.0)
     assert run(capsys, *arguments)[2] == "pimflow: writing …\n"
     assert run(capsys, *arguments, "--quiet")[2] == ""
 

@@ -277,7 +277,7 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
         interface["digest"] = artifacts._digest(interface)
         (copy / "interface.json").write_text(json.dumps(interface))
         try:
-            artifacts.device(copy) if name == "pim.json" else artifacts.PlacedRegions.load(copy)
+            artifacts.load_device(copy) if name == "pim.json" else artifacts.PlacedRegions.load(copy)
         except ArtifactError as error:
             assert name in str(error)
             refused += 1

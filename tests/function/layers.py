@@ -18,8 +18,8 @@ from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import BankTiling, Schedule, schedules
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import coverage
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.coverage import product_coverage
+from pimflow.simulators.pim.timing import issue_program
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()
@@ -57,7 +57,7 @@ def with_activations(pim: PimSpec) -> PimSpec:
     for level, before, after, latency in (
         ("gang", "G_ACT", "AF", "nRCDAF"),
         ("buffer", "COMP", "AF", "nTREE"),
-        *((("buffer", "AF", each, "nCCDS")) for each in ("READRES", "WRBIAS")),
+        *((("buffer", "AF", command, "nCCDS")) for command in ("READRES", "WRBIAS")),
     ):
         rules.append(Constraint(level=level, before=(before,), after=(after,), latency=latency))
     timing = pim.timing | {"nRCDAF": pim.timing["nRCDR"] + 7}
@@ -68,7 +68,7 @@ def with_activations(pim: PimSpec) -> PimSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class PimLayer:
     """A convolution of data drawn from `seed`, on `channels` channels of `pim`."""
 
     x_shape: tuple[int, int, int, int]
@@ -121,8 +121,8 @@ class Layer:
 
     @property
     def schedules(self) -> list[Schedule]:
-        every = (schedules(self.geometry, self.pim, self.dtype, level) for level in SCHEDULINGS[::-1])
-        return list(dict.fromkeys(itertools.chain.from_iterable(every)))
+        orders = (schedules(self.geometry, self.pim, self.dtype, level) for level in SCHEDULINGS[::-1])
+        return list(dict.fromkeys(itertools.chain.from_iterable(orders)))
 
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
         """Input [n, h, w, c] and filters [oc, kh, kw, c], float32 or int8."""
@@ -132,7 +132,7 @@ class Layer:
             return tuple(rng.integers(-128, 128, shape, np.int8) for shape in shapes)
         return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
 
-    def lowered(self, schedule: Schedule, initial: str = "", activation: str = "") -> PimProgram:
+    def lower(self, schedule: Schedule, initial: str = "", activation: str = "") -> PimProgram:
         return lower(
             self.geometry,
             self.pim,
@@ -158,18 +158,18 @@ def axis(draw: st.DrawFn, largest: int) -> tuple[int, int, int, int, int, int]:
     taps, stride = draw(st.integers(1, 5)), draw(st.sampled_from((1, 1, 2, 3)))
     dilation = draw(st.sampled_from((1, 1, 2, 3)))
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
-    least = max(1, (taps - 1) * dilation + 1 - before - after)
-    return least + draw(st.integers(0, largest)), taps, stride, dilation, before, after
+    smallest = max(1, (taps - 1) * dilation + 1 - before - after)
+    return smallest + draw(st.integers(0, largest)), taps, stride, dilation, before, after
 
 
 @st.composite
-def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
+def layers(draw: st.DrawFn, most_channels: int = 16) -> PimLayer:
     """Kernels of 1..5 taps a side, reductions on both sides of one and two rows, every organisation."""
     height, kh, sh, dh, top, bottom = axis(draw, 12)
     width, kw, sw, dw, left, right = axis(draw, 12)
     around = draw(st.sampled_from((1, 16, 40, 200, 256, 257, 500, 512, 513, 700, 1024, 1100, 1500)))
     c = max(1, -(-around // (kh * kw)) - draw(st.integers(0, 1)))
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(draw(st.integers(1, 2)), height, width, c),
         oc=draw(st.sampled_from((1, 5, 15, 16, 17, 31, 33, 48, 70))),
         window=Window(
@@ -190,22 +190,22 @@ def layers(draw: st.DrawFn, most_channels: int = 16) -> Layer:
     return replace(layer, pixel_begin=begin, pixel_end=end)
 
 
-def in_small_buffers(layer: Layer, buffer_columns: int) -> PimProgram:
+def small_buffer_program(layer: PimLayer, buffer_columns: int) -> PimProgram:
     """`layer` on one channel with global buffers of `buffer_columns` columns, written piece by piece.
 
     Two buffers take turns at the pixels; the rows are those of the program that the lowering makes.
     """
-    whole = replace(layer, channels=1).lowered(layer.schedules[0])
-    tiling = BankTiling.of(layer.geometry, layer.pim, layer.dtype)
+    full_program = replace(layer, channels=1).lower(layer.schedules[0])
+    tiling = BankTiling.from_geometry(layer.geometry, layer.pim, layer.dtype)
     nodes: list[Node] = []
     for tile in range(tiling.tiles):
-        for pixel in range(whole.pixel_begin, whole.pixel_end):
-            buffer = pixel % min(2, whole.buffers)
+        for pixel in range(full_program.pixel_begin, full_program.pixel_end):
+            buffer = pixel % min(2, full_program.buffers)
             for chunk in range(tiling.chunks):
                 row = Affine(layer.row_begin + tile * tiling.chunks + chunk)
-                nodes += [GAct(gang=gang, row=row) for gang in range(whole.gangs)]
+                nodes += [GAct(gang=gang, row=row) for gang in range(full_program.gangs)]
                 for column in range(0, tiling.columns, buffer_columns):
-                    k = (chunk * tiling.columns + column) * whole.elements_per_column
+                    k = (chunk * tiling.columns + column) * full_program.elements_per_column
                     count = min(buffer_columns, tiling.columns - column)
                     if k >= layer.reduction:
                         continue
@@ -214,7 +214,7 @@ def in_small_buffers(layer: Layer, buffer_columns: int) -> PimProgram:
                     )
                     nodes.append(Comp(buffer=buffer, row=row, column=Affine(column), count=count))
             nodes.append(Readres(buffer=buffer, pixel=Affine(pixel), channel=Affine(tile * layer.pim.banks)))
-    return replace(whole, channels=(tuple(nodes),), buffer_columns=buffer_columns)
+    return replace(full_program, channels=(tuple(nodes),), buffer_columns=buffer_columns)
 
 
 def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
@@ -227,14 +227,14 @@ def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
             continue
         fields = {name: getattr(node, name) for name in node.__slots__}
         affines = {name: v for name, v in fields.items() if isinstance(v, Affine)}
-        out.append(replace(node, **{name: Affine(v.at(counters)) for name, v in affines.items()}))
+        out.append(replace(node, **{name: Affine(v.value(counters)) for name, v in affines.items()}))
     return out
 
 
-def require_legal_and_exact(program: PimProgram, layer: Layer) -> None:
+def require_legal_and_exact(program: PimProgram, layer: PimLayer) -> None:
     """No rule is broken on any channel, each product is computed once, and the file says the same program."""
     for channel in range(layer.channels):
-        stream = issued(program, layer.pim, channel)
+        stream = issue_program(program, layer.pim, channel)
         assert violations(stream, layer.pim, program, channel) == [], program.schedule
-    assert coverage(program).exact, program.schedule
+    assert product_coverage(program).exact, program.schedule
     assert PimProgram.from_json(program.to_json()) == program

@@ -39,7 +39,7 @@ class Window:
         ]
 
 
-def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+def storage_values(values: np.ndarray, dtype: str) -> np.ndarray:
     """`values` as the memory holds them, in double precision."""
     with np.errstate(over="ignore"):
         return values.astype(STORAGE[dtype]).astype(np.float64)
@@ -58,7 +58,7 @@ def convolve(x: np.ndarray, w: np.ndarray, window: Window, dtype: str) -> tuple[
     two ndarrays, [pixels, oc]
         Pixels row-major over (n, oh, ow).
     """
-    x64, w64 = stored(x, dtype), stored(w, dtype)
+    x64, w64 = storage_values(x, dtype), storage_values(w, dtype)
     filters = w64.reshape(len(w64), -1, w64.shape[-1])
     results = []
     for operand, weights in ((x64, filters), (abs(x64), abs(filters))):
@@ -84,7 +84,7 @@ def bound(result: np.ndarray, magnitude: np.ndarray, reduction: int, dtype: str)
     return error + half_ulp
 
 
-def in_hardware_order(
+def sum_in_hardware_order(
     x: np.ndarray, w: np.ndarray, window: Window, dtype: str, lanes: int, back: int = 0
 ) -> np.ndarray:
     """The convolution in fp32 as the device sums it: bit for bit; in int32 for int8.
@@ -100,9 +100,9 @@ def in_hardware_order(
     """
     word = np.int32 if dtype == "int8" else np.float32
     with np.errstate(over="ignore", invalid="ignore"):
-        vectors = np.concatenate(window.taps(stored(x, dtype)), axis=-1).astype(word)
+        vectors = np.concatenate(window.taps(storage_values(x, dtype)), axis=-1).astype(word)
         vectors = _columns(vectors.reshape(-1, vectors.shape[-1]), lanes)
-        filters = _columns(stored(w, dtype).reshape(len(w), -1).astype(word), lanes)
+        filters = _columns(storage_values(w, dtype).reshape(len(w), -1).astype(word), lanes)
         latch = np.zeros((vectors.shape[0], len(w)), word)
         order = range(vectors.shape[1])
         rows = [order[begin : begin + back] for begin in order[::back]][::-1] if back else [order]

@@ -12,7 +12,7 @@ from pimflow.compiler import build
 from pimflow.core.plan import Choice
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 
 SYSTEMS = {dtype: system(dtype=dtype) for dtype in ("fp16", "fp32")}
 ON_PIM = ("left", "right")
@@ -28,17 +28,17 @@ def model(kind: str) -> onnx.ModelProto:
     """
     draw = np.random.default_rng(0)
 
-    def drawn(*dims):
+    def normal(*dims):
         return draw.standard_normal(dims).astype(np.float32) / np.sqrt(np.prod(dims[1:]), dtype=np.float32)
 
-    left = drawn(CHANNELS, CHANNELS, 1, 1)
+    left = normal(CHANNELS, CHANNELS, 1, 1)
     weights = {
-        "first.w": drawn(CHANNELS, 16, 3, 3),
+        "first.w": normal(CHANNELS, 16, 3, 3),
         "first.b": draw.standard_normal(CHANNELS).astype(np.float32),
         "left.w": left,
         "left.b": draw.standard_normal(CHANNELS).astype(np.float32),
-        "right.w": left + np.float32(CANCELLED[kind]) * drawn(CHANNELS, CHANNELS, 1, 1),
-        "last.w": drawn(32, CHANNELS, 3, 3),
+        "right.w": left + np.float32(CANCELLED[kind]) * normal(CHANNELS, CHANNELS, 1, 1),
+        "last.w": normal(32, CHANNELS, 3, 3),
     }
     weights["right.b"] = weights["left.b"]
     same = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
@@ -62,30 +62,30 @@ def model(kind: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def with_weight(given: onnx.ModelProto, name: str, change) -> onnx.ModelProto:
+def with_weight(original: onnx.ModelProto, name: str, change) -> onnx.ModelProto:
     """A copy in which `change` was made to the array of a weight."""
-    made = onnx.ModelProto()
-    made.CopyFrom(given)
-    tensor = next(t for t in made.graph.initializer if t.name == name)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(original)
+    tensor = next(t for t in changed.graph.initializer if t.name == name)
     array = numpy_helper.to_array(tensor).copy()
     change(array)
     tensor.CopyFrom(numpy_helper.from_array(array, name))
-    return made
+    return changed
 
 
-def planned(network: frontend.Network, dtype: str = "fp16") -> Searched:
+def plan_on_pim(network: frontend.Network, dtype: str = "fp16") -> SearchResult:
     """`ON_PIM` on PIM and everything else on the GPU."""
-    on = SYSTEMS[dtype]
-    _, searched = search.search_network(network, on)
+    target = SYSTEMS[dtype]
+    _, search_result = search.search_network(network, target)
     choices = tuple(
         Choice(region=region.name, mode="PIM", gpu_share=0.0)
         if region.name in ON_PIM
         else Choice(region=region.name, mode="GPU", gpu_share=1.0)
-        for region in searched.graph.regions
+        for region in search_result.graph.regions
     )
-    return search.search_network(network, on, replace(searched.plan, choices=choices))[1]
+    return search.search_network(network, target, replace(search_result.plan, choices=choices))[1]
 
 
-def built(network: frontend.Network, dtype: str = "fp16") -> build.Build:
+def build_on_stand_in(network: frontend.Network, dtype: str = "fp16") -> build.Build:
     """As `planned`, with a CPU in place of the GPU."""
-    return build.build(network, planned(network, dtype), targets.named_target("llvm+pim"))
+    return build.build(network, plan_on_pim(network, dtype), targets.target_by_name("llvm+pim"))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, Layer, flat, layers, require_legal_and_exact, with_activations, with_latches
+from layers import NEWTON, PimLayer, flat, layers, require_legal_and_exact, with_activations, with_latches
 from length import examples
-from reference import bound, convolve, stored
+from reference import bound, convolve, storage_values
 
 from pimflow.compiler.verification import check_region
 from pimflow.core.commands import Af, Affine, Comp, GAct, Node, Readres
@@ -16,8 +16,8 @@ from pimflow.core.program import ACTIVATIONS, PimProgram
 from pimflow.errors import SpecError, TraceError, UnsupportedOpError, UsageError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.exports import aim_isr
-from pimflow.simulators.pim.coverage import coverage
-from pimflow.simulators.pim.expansion import command_counts, pim_refusal
+from pimflow.simulators.pim.coverage import product_coverage
+from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
 from pimflow.simulators.pim.functional import execute
 from pimflow.simulators.pim.timing import check_device, time_program
 
@@ -26,7 +26,7 @@ MOST = {"relu": None, "relu6": 6}
 
 
 @st.composite
-def activated(draw) -> tuple[Layer, str, str]:
+def activation_cases(draw) -> tuple[PimLayer, str, str]:
     """A layer on a device with an activation unit, what its latches start from, and what is applied."""
     layer = draw(layers(most_channels=6))
     if draw(st.booleans()):
@@ -37,7 +37,7 @@ def activated(draw) -> tuple[Layer, str, str]:
     return layer, draw(st.sampled_from(("", "bias", "add"))), draw(st.sampled_from(ACTIVATIONS[1:]))
 
 
-def start_of(layer: Layer, initial: str) -> np.ndarray | None:
+def start_of(layer: PimLayer, initial: str) -> np.ndarray | None:
     if not initial:
         return None
     g, rng = layer.geometry, np.random.default_rng(layer.seed + 1)
@@ -47,44 +47,46 @@ def start_of(layer: Layer, initial: str) -> np.ndarray | None:
     return 4 * rng.standard_normal(shape, np.float32)
 
 
-def sums(layer: Layer, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def sums(layer: PimLayer, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """What a layer is without an activation, and what each sum may be off by if it is rounded once."""
     x, w = layer.operands()
-    held = np.zeros(1) if start is None else start.astype(np.float64)
+    start_values = np.zeros(1) if start is None else start.astype(np.float64)
     if start is not None and layer.dtype != "int8":
-        held = stored(start, layer.dtype)
-    added = np.broadcast_to(held.reshape(-1, held.shape[-1]), (layer.geometry.pixels, layer.oc))[layer.pixels]
+        start_values = storage_values(start, layer.dtype)
+    added = np.broadcast_to(
+        start_values.reshape(-1, start_values.shape[-1]), (layer.geometry.pixels, layer.oc)
+    )[layer.pixels]
     exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
     limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
     return exact + added, limit
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(activated())
+@given(activation_cases())
 def test_sums_are_activated(case):
     """In every order: no rectifier brings a result further from the exact one than its sum is."""
     layer, initial, activation = case
     x, w = layer.operands()
     start = start_of(layer, initial)
     exact, limit = sums(layer, start)
-    wanted = np.clip(exact, 0, MOST[activation])
+    expected = np.clip(exact, 0, MOST[activation])
     for schedule in layer.schedules:
         if schedule.resumed:
             continue  # rounded more than once: tested below
         program = layer.lowered(schedule, initial, activation)
         result = execute(program, layer.image(program, w), x, initial=start)
-        assert (abs(result - wanted) <= limit).all(), str(schedule)
+        assert (abs(result - expected) <= limit).all(), str(schedule)
         plain = layer.lowered(schedule, initial)
         bare = execute(plain, layer.image(plain, w), x, initial=start)
         assert np.array_equal(result, np.clip(bare, 0, MOST[activation])), str(schedule)
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(activated(), st.data())
+@given(activation_cases(), st.data())
 def test_programs_are_legal_and_exact_and_come_back(case, data):
     layer, initial, activation = case
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
-        program, plain = (layer.lowered(schedule, initial, each) for each in (activation, ""))
+        program, plain = (layer.lowered(schedule, initial, applied) for applied in (activation, ""))
         program.validate()
         require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
@@ -100,7 +102,7 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
 @given(st.integers(1, 3), st.integers(1025, 4200), st.integers(1, 6), st.sampled_from(("", "bias", "add")))
 def test_a_sum_that_is_resumed_is_activated_once(accumulators, elements, channels, initial):
     """When it is complete: partial sums below zero stay what they are."""
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(1, 1, 2, elements),
         oc=16 * accumulators + 40,
         pim=replace(AIM, accumulators=accumulators),
@@ -110,29 +112,29 @@ def test_a_sum_that_is_resumed_is_activated_once(accumulators, elements, channel
     schedule = next(order for order in layer.schedules if order.resumed)
     x, w = layer.operands()
     start = start_of(layer, initial)
-    program, plain = (layer.lowered(schedule, initial, each) for each in ("relu6", ""))
-    assert coverage(program).exact
-    result, bare = (execute(each, layer.image(each, w), x, initial=start) for each in (program, plain))
+    program, plain = (layer.lower(schedule, initial, item) for item in ("relu6", ""))
+    assert product_coverage(program).exact
+    result, bare = (execute(item, layer.image(item, w), x, initial=start) for item in (program, plain))
     assert np.array_equal(result, np.clip(bare, 0, 6))
 
 
 def test_what_is_rectified_at_the_edges():
     """A sum just below zero, zero itself, six, just above it, an infinity and NaN."""
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(1, 1, 7, 1), oc=1, pim=with_activations(NEWTON), row_begin=2, dtype="fp32", channels=1
     )
     values = np.array([-1e-30, 0.0, 6.0, np.nextafter(np.float32(6), np.float32(7)), np.inf, -np.inf, np.nan])
     x, w = values.reshape(1, 1, 7, 1).astype(np.float32), np.ones((1, 1, 1, 1), np.float32)
-    for activation, wanted in (
+    for activation, expected in (
         ("relu", [0, 0, 6, values[3], np.inf, 0, np.nan]),
         ("relu6", [0, 0, 6, 6, 6, 0, np.nan]),
     ):
-        program = layer.lowered(layer.schedules[0], activation=activation)
+        program = layer.lower(layer.schedules[0], activation=activation)
         result = execute(program, layer.image(program, w), x)
-        assert np.array_equal(result[:, 0], np.array(wanted, np.float32), equal_nan=True)
+        assert np.array_equal(result[:, 0], np.array(expected, np.float32), equal_nan=True)
 
 
-LAYER = Layer(
+LAYER = PimLayer(
     x_shape=(1, 2, 3, 40), oc=20, pim=with_activations(with_latches(NEWTON)), channels=2, row_begin=2
 )
 
@@ -141,46 +143,48 @@ def first(nodes: list[Node], kind: type) -> int:
     return next(i for i, node in enumerate(nodes) if isinstance(node, kind))
 
 
-def dropped(nodes: list[Node]) -> list[Node]:
-    at = first(nodes, Af)
-    return [*nodes[:at], *nodes[at + 1 :]]
+def drop(nodes: list[Node]) -> list[Node]:
+    index = first(nodes, Af)
+    return [*nodes[:index], *nodes[index + 1 :]]
 
 
 def early(nodes: list[Node]) -> list[Node]:
     """An AF before the last COMPs of its sum: the table's row is not even open."""
-    at = first(nodes, Af)
-    comp = max(i for i in range(at) if isinstance(nodes[i], Comp) and nodes[i].buffer == nodes[at].buffer)
-    rest = [*nodes[:at], *nodes[at + 1 :]]
-    return [*rest[:comp], nodes[at], *rest[comp:]]
+    index = first(nodes, Af)
+    comp = max(
+        i for i in range(index) if isinstance(nodes[i], Comp) and nodes[i].buffer == nodes[index].buffer
+    )
+    rest = [*nodes[:index], *nodes[index + 1 :]]
+    return [*rest[:comp], nodes[index], *rest[comp:]]
 
 
 def late(nodes: list[Node]) -> list[Node]:
     """An AF behind the READRES that it is for."""
-    at = first(nodes, Af)
-    read = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.buffer == nodes[at].buffer)
-    return [*nodes[:at], *nodes[at + 1 : read + 1], nodes[at], *nodes[read + 1 :]]
+    index = first(nodes, Af)
+    read = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.buffer == nodes[index].buffer)
+    return [*nodes[:index], *nodes[index + 1 : read + 1], nodes[index], *nodes[read + 1 :]]
 
 
-def of_another_latch(nodes: list[Node]) -> list[Node]:
-    at = first(nodes, Af)
-    return [*nodes[:at], replace(nodes[at], buffer=nodes[at].buffer ^ 1), *nodes[at + 1 :]]
+def use_other_latch(nodes: list[Node]) -> list[Node]:
+    index = first(nodes, Af)
+    return [*nodes[:index], replace(nodes[index], buffer=nodes[index].buffer ^ 1), *nodes[index + 1 :]]
 
 
 def with_weights_open(nodes: list[Node]) -> list[Node]:
     """Its G_ACTs open the row of weights again: an AF finds no table."""
-    at = first(nodes, Af)
+    index = first(nodes, Af)
     row = nodes[first(nodes, Comp)].row
-    return [replace(n, row=row) if i < at and isinstance(n, GAct) else n for i, n in enumerate(nodes)]
+    return [replace(n, row=row) if i < index and isinstance(n, GAct) else n for i, n in enumerate(nodes)]
 
 
-@pytest.mark.parametrize("change", [dropped, early, late, of_another_latch, with_weights_open])
+@pytest.mark.parametrize("change", [drop, early, late, use_other_latch, with_weights_open])
 @pytest.mark.parametrize("activation", ACTIVATIONS[1:])
 def test_values_and_coverage_find_what_goes_wrong(activation, change):
     x, w = LAYER.operands()
-    right = LAYER.lowered(LAYER.schedules[0], activation=activation)
+    right = LAYER.lower(LAYER.schedules[0], activation=activation)
     wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
-    assert coverage(right).exact and not coverage(wrong).exact
-    assert "sums are wrongly activated" in str(coverage(wrong))
+    assert product_coverage(right).exact and not product_coverage(wrong).exact
+    assert "sums are wrongly activated" in str(product_coverage(wrong))
     results = [execute(program, LAYER.image(program, w), x) for program in (right, wrong)]
     assert not np.array_equal(*results)
     checks = [check_region(right, w.reshape(LAYER.oc, -1), x, y).matches for y in results]
@@ -188,17 +192,17 @@ def test_values_and_coverage_find_what_goes_wrong(activation, change):
 
 
 def test_twice_is_as_once_by_value_but_not_what_the_program_says():
-    right = LAYER.lowered(LAYER.schedules[0], activation="relu")
+    right = LAYER.lower(LAYER.schedules[0], activation="relu")
     streams = [flat(nodes) for nodes in right.channels]
-    again = [[*n[: first(n, Af)], n[first(n, Af)], *n[first(n, Af) :]] for n in streams]
-    assert not coverage(replace(right, channels=tuple(map(tuple, again)))).exact
+    twice = [[*n[: first(n, Af)], n[first(n, Af)], *n[first(n, Af) :]] for n in streams]
+    assert not product_coverage(replace(right, channels=tuple(map(tuple, twice)))).exact
 
 
 def test_what_is_activated_is_none_of_a_program_without():
     """Nor is one that applies another function."""
     x, w = LAYER.operands()
     x *= 4
-    relu, relu6 = (LAYER.lowered(LAYER.schedules[0], activation=each) for each in ACTIVATIONS[1:])
+    relu, relu6 = (LAYER.lower(LAYER.schedules[0], activation=name) for name in ACTIVATIONS[1:])
     for activation in ("", "relu6"):
         with pytest.raises(ValueError, match=r"row 0\.\.0 of GAct is not in"):
             replace(relu, activation=activation).validate()
@@ -218,7 +222,7 @@ def test_what_is_activated_is_none_of_a_program_without():
     ],
 )
 def test_programs_that_cannot_be(changes, message):
-    program = replace(LAYER.lowered(LAYER.schedules[0], activation="relu"), **changes)
+    program = replace(LAYER.lower(LAYER.schedules[0], activation="relu"), **changes)
     with pytest.raises(TraceError, match=message):
         PimProgram.from_json(program.to_json())
 
@@ -226,13 +230,13 @@ def test_programs_that_cannot_be(changes, message):
 def test_devices_without():
     plain = replace(LAYER, pim=NEWTON)
     with pytest.raises(UnsupportedOpError, match="newton-gddr6 has no AF, which would apply 'relu'"):
-        plain.lowered(plain.schedules[0], activation="relu")
-    program = LAYER.lowered(LAYER.schedules[0], activation="relu")
+        plain.lower(plain.schedules[0], activation="relu")
+    program = LAYER.lower(LAYER.schedules[0], activation="relu")
     with pytest.raises(SpecError, match="applies 'relu'; pim 'newton-gddr6' has no AF"):
         check_device(program, NEWTON)
-    assert "no command that applies an activation" in pim_refusal(program)
+    assert "no command that applies an activation" in pim_unsupported_reason(program)
     # A sum of lanes is not what an AF would see.
-    assert not replace(AIM, result_lanes=16).activates
+    assert not replace(AIM, result_lanes=16).can_activate
 
 
 @pytest.mark.parametrize(
@@ -250,13 +254,13 @@ def test_files_that_say_too_little(changes, fault):
 
 def test_a_table_is_open_between_the_products_of_sums():
     """By hand: two tiles on one channel of AiM, a sum in each of two registers, all of one pixel."""
-    layer = Layer(x_shape=(1, 1, 1, 32), oc=32, pim=AIM, row_begin=AIM.row_base)
+    layer = PimLayer(x_shape=(1, 1, 1, 32), oc=32, pim=AIM, row_begin=AIM.row_base)
     order = next(s for s in layer.schedules if s.accumulators == 2 and s.pixel_groups == 1)
-    program, plain = (layer.lowered(order, activation=each) for each in ("relu", ""))
+    program, plain = (layer.lower(order, activation=item) for item in ("relu", ""))
     names = [command.name for command in program.commands(0)]
     rows = "GWRITE G_ACT COMP COMP G_ACT COMP COMP"
     assert " ".join(names) == f"{rows} G_ACT AF AF READRES READRES"
-    clock = {each: time_program(each, AIM).cycles for each in (program, plain)}
+    clock = {item: time_program(item, AIM).cycles for item in (program, plain)}
     # From the last COMP: precharge after 12 clocks, 32 more to the activation, 86 to an AF and 2 to the next,
     # 33 to the first READRES; without, the READRES comes 34 clocks after that COMP.
     assert clock[program] - clock[plain] == 12 + 32 + 86 + 2 + 33 - 34
@@ -265,9 +269,9 @@ def test_a_table_is_open_between_the_products_of_sums():
 
 
 def test_an_aim_trace_has_instructions_for_it():
-    layer = Layer(x_shape=(1, 1, 4, 40), oc=64, pim=AIM, channels=2, row_begin=AIM.row_base)
+    layer = PimLayer(x_shape=(1, 1, 4, 40), oc=64, pim=AIM, channels=2, row_begin=AIM.row_base)
     order = layer.schedules[0]
-    program = layer.lowered(order, "bias", "relu6")
+    program = layer.lower(order, "bias", "relu6")
     text = b"".join(chunk for chunk, _ in aim_isr.export(program)).decode()
     lines = text.splitlines()
     assert lines[:2] == ["W CFR 0 1", "W CFR 2 1"]
@@ -277,21 +281,21 @@ def test_an_aim_trace_has_instructions_for_it():
 
 
 def test_an_aim_trace_counts_as_its_program(tmp_path):
-    layer = Layer(x_shape=(1, 1, 2, 2100), oc=160, pim=AIM, channels=2, row_begin=AIM.row_base)
+    layer = PimLayer(x_shape=(1, 1, 2, 2100), oc=160, pim=AIM, channels=2, row_begin=AIM.row_base)
     order = next(order for order in layer.schedules if order.resumed)
-    program = layer.lowered(order, activation="relu")
+    program = layer.lower(order, activation="relu")
     path = tmp_path / "layer.aim"
     path.write_bytes(b"".join(chunk for chunk, _ in aim_isr.export(program)))
-    found, counts = aim_isr.counts(path), command_counts(program)
-    assert {name: found[name] for name in ("AF", "READRES", "COMP", "WRBIAS")} == {
+    trace_counts, counts = aim_isr.counts(path), command_counts(program)
+    assert {name: trace_counts[name] for name in ("AF", "READRES", "COMP", "WRBIAS")} == {
         name: counts[name] for name in ("AF", "READRES", "COMP", "WRBIAS")
     }
-    opcodes = [each.opcode for each in aim_isr.read(path)]
+    opcodes = [instruction.opcode for instruction in aim_isr.read(path)]
     assert opcodes.count("RD_MAC") > 0 and opcodes.count("RD_AF") > 0
 
 
 def test_what_has_no_table_of_its_own_is_refused():
-    program = LAYER.lowered(LAYER.schedules[0], activation="relu")
+    program = LAYER.lower(LAYER.schedules[0], activation="relu")
     moved = tuple(
         tuple(replace(n, row=Affine(5)) if isinstance(n, Af) else n for n in flat(nodes))
         for nodes in program.channels

@@ -7,9 +7,9 @@ import pytest
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, UNEVEN, Layer, flat, with_latches
+from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, with_latches
 from length import examples
-from reference import bound, convolve, stored
+from reference import bound, convolve, storage_values
 
 from pimflow.compiler.verification import check_region
 from pimflow.core.commands import Comp, Gwrite
@@ -19,23 +19,23 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import with_identity
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 
 AIM = PimSpec.load("aim-gddr6")
 
 
 @st.composite
-def adding(draw, most_channels: int = 6) -> Layer:
+def adding(draw, most_channels: int = 6) -> PimLayer:
     """A product that adds a tensor, of one chunk or of several, on every organisation."""
     oc = draw(st.sampled_from((1, 5, 16, 17, 33, 48, 70)))
     around = draw(st.sampled_from((1, 16, 40, 256, 257, 500, 512, 513, 1024, 1100)))
     pim = draw(st.sampled_from((NEWTON, NEWTON, UNEVEN, SHORT, with_latches(NEWTON), AIM)))
     if pim is not AIM:
         pim = replace(pim, global_buffers=draw(st.integers(1, 4)))
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(
             draw(st.integers(1, 2)),
             draw(st.integers(1, 4)),
@@ -54,24 +54,27 @@ def adding(draw, most_channels: int = 6) -> Layer:
     return replace(layer, pixel_begin=begin, pixel_end=draw(st.integers(begin + 1, layer.geometry.pixels)))
 
 
-def operands(layer: Layer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def operands(layer: PimLayer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The layer's own input and filters, and what is added."""
     x, w = layer.operands()
-    own = layer.x_shape[3] - layer.oc
-    return x[..., :own].copy(), w[..., :own].copy(), x[..., own:].copy()
+    own_channels = layer.x_shape[3] - layer.oc
+    return x[..., :own_channels].copy(), w[..., :own_channels].copy(), x[..., own_channels:].copy()
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(adding(), st.booleans())
 def test_the_product_adds_the_tensor(layer, also_bias):
     x, w, added = operands(layer)
-    initial = "bias" if also_bias and layer.pim.writes_latches else ""
+    initial = "bias" if also_bias and layer.pim.can_write_latches else ""
     start = np.arange(layer.oc).astype(np.int32 if layer.dtype == "int8" else np.float32) / 8
     start = start.astype(np.int32) if layer.dtype == "int8" else start
-    held = start.astype(np.float64) if layer.dtype == "int8" else stored(start, layer.dtype)
+    start_values = start.astype(np.float64) if layer.dtype == "int8" else storage_values(start, layer.dtype)
     exact, magnitude = convolve(x, w, layer.window, layer.dtype)
-    for more in (stored(added, layer.dtype).reshape(exact.shape), held if initial else np.zeros(1)):
-        exact, magnitude = exact + more, magnitude + abs(more)
+    for term in (
+        storage_values(added, layer.dtype).reshape(exact.shape),
+        start_values if initial else np.zeros(1),
+    ):
+        exact, magnitude = exact + term, magnitude + abs(term)
     exact, magnitude = exact[layer.pixels], magnitude[layer.pixels]
     for schedule in layer.schedules:
         program, begins = layer.lowered(schedule, initial), start if initial else None
@@ -93,13 +96,13 @@ def test_programs_are_legal_and_exact_and_come_back(layer, data):
         program, dense = layer.lowered(schedule), alone.lowered(schedule)
         assert PimProgram.from_json(program.to_json()) == program
         for channel in range(layer.channels):
-            stream = issued(program, layer.pim, channel)
+            stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        found = coverage(program)
-        assert found.exact, str(schedule)
+        coverage_report = product_coverage(program)
+        assert coverage_report.exact, str(schedule)
         # Products with the identity count too.
         pixels = program.pixel_end - program.pixel_begin
-        assert found.products == pixels * layer.oc * layer.x_shape[3]
+        assert coverage_report.products == pixels * layer.oc * layer.x_shape[3]
         assert program.rows == dense.rows and command_counts(program) == command_counts(dense)
         assert time_program(program, layer.pim).cycles == time_program(dense, layer.pim).cycles
 
@@ -112,29 +115,29 @@ def test_a_mutant_is_found(layer, data):
     program = layer.lowered(schedule)
     channel = data.draw(st.sampled_from([i for i, nodes in enumerate(program.channels) if nodes]))
     stream = flat(program.channels[channel])
-    at = data.draw(st.sampled_from([i for i, n in enumerate(stream) if isinstance(n, Comp | Gwrite)]))
+    index = data.draw(st.sampled_from([i for i, n in enumerate(stream) if isinstance(n, Comp | Gwrite)]))
     streams = list(program.channels)
-    streams[channel] = (*stream[:at], *stream[at + 1 :])
+    streams[channel] = (*stream[:index], *stream[index + 1 :])
     mutant = replace(program, channels=tuple(streams))
-    assert not coverage(mutant).exact
+    assert not product_coverage(mutant).exact
 
 
-LAYER = Layer(x_shape=(1, 2, 3, 60), oc=20, added_channels=20, channels=2)
+LAYER = PimLayer(x_shape=(1, 2, 3, 60), oc=20, added_channels=20, channels=2)
 
 
 def test_the_weights_are_those_of_the_layer_and_the_identity():
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     _, w, _ = operands(LAYER)
     assert (with_identity(w.reshape(20, -1)) == np.hstack([w.reshape(20, -1), np.eye(20)])).all()
-    image, whole = LAYER.image(program, w), with_identity(w.reshape(20, -1))
+    image, weights = LAYER.image(program, w), with_identity(w.reshape(20, -1))
     dense = replace(program, added_channels=0)
-    assert (image.pages == LAYER.image(dense, whole).pages).all()
+    assert (image.pages == LAYER.image(dense, weights).pages).all()
     slots = program.columns_per_row // 4
     assert np.count_nonzero(image.pages) == slots * (w.size + 20)
 
 
 def test_the_check_of_a_region_finds_what_is_not_added():
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
     y = execute(program, LAYER.image(program, w), x, added=added)
     filters = w.reshape(20, -1)
@@ -147,14 +150,16 @@ def test_the_check_of_a_region_finds_what_is_not_added():
 
 def test_a_module_joins_both_tensors():
     """The result may go where an operand was."""
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
     expected = execute(program, LAYER.image(program, w), x, added=added)
     module = codegen._create_module()
     codegen.add_region(module, "layer", program, LAYER.image(program, w))
     seen = []
     y = added.copy()
-    with codegen.observed(lambda symbol, operands, y: seen.append([np.array(each) for each in operands])):
+    with codegen.observe_regions(
+        lambda symbol, operands, y: seen.append([np.array(operand) for operand in operands])
+    ):
         module["layer"](*map(tvm_ffi.from_dlpack, (x, y, y)))
     assert (y.reshape(-1, 20) == expected).all()
     ((given_x, start, given_added),) = seen
@@ -166,7 +171,7 @@ def test_a_module_joins_both_tensors():
 
 
 def test_a_program_says_what_it_adds():
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     assert '"added_channels": 20' in program.to_json()
     assert "added_channels" not in replace(program, added_channels=0).to_json()
     x, w, added = operands(LAYER)
@@ -186,7 +191,7 @@ def test_a_program_says_what_it_adds():
     ids=str,
 )
 def test_only_a_product_adds_as_many_channels_as_it_gives(changes):
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     added = {"added_channels": changes.get("added_channels", 20)}
     geometry = {name: value for name, value in changes.items() if name != "added_channels"}
     wrong = replace(program, geometry=replace(program.geometry, **geometry), **added)
@@ -196,7 +201,7 @@ def test_only_a_product_adds_as_many_channels_as_it_gives(changes):
 
 def test_a_value_that_is_no_number_spreads_over_its_pixel():
     """Zero times infinity is NaN: docs/pim.md says so."""
-    program = LAYER.lowered(LAYER.schedules[0])
+    program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
     added[0, 1, 1, 3] = np.inf
     y = execute(program, LAYER.image(program, w), x, added=added)

@@ -17,12 +17,12 @@ from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.rolling import compact
+from pimflow.pim_backend.programs.rolling import roll_loops
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import coverage, stored
+from pimflow.simulators.pim.coverage import product_coverage, store_coverage
 from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.streams import distinct_channels
-from pimflow.simulators.pim.timing import check_device, issued, time_program
+from pimflow.simulators.pim.timing import check_device, issue_program, time_program
 
 ROUNDING = 2.0**-11  # of fp16
 
@@ -62,7 +62,7 @@ def cases(draw) -> dict:
     for _ in "kv":
         channels = draw(st.integers(1, 6))
         spread = draw(st.sampled_from([s for s in range(1, channels + 1) if channels % s == 0]))
-        if pim.one_host and shape["batch"] * kv_heads % (channels // spread):
+        if pim.has_single_host and shape["batch"] * kv_heads % (channels // spread):
             spread = channels
         places.append({"channels": channels, "spread": spread, "row_begin": draw(st.integers(0, 3))})
         if pim.lane_elements and draw(st.booleans()):
@@ -73,37 +73,37 @@ def cases(draw) -> dict:
 def layouts(case: dict) -> tuple[KeyLayout, ValueLayout]:
     pim = DEVICES[case["device"]]
     attention = Attention(**case["shape"], queries=1, scale=1.0)
-    made = {"attention": attention, "pim": pim, "dtype": "fp16"}
+    fields = {"attention": attention, "pim": pim, "dtype": "fp16"}
     keys, values = case["places"]
-    return KeyLayout(**made, **keys), ValueLayout(**made, **values)
+    return KeyLayout(**fields, **keys), ValueLayout(**fields, **values)
 
 
-def judged(program: PimProgram, pim: PimSpec) -> PimProgram:
+def check_program(program: PimProgram, pim: PimSpec) -> PimProgram:
     """`program`, which is of that device, and of whose commands none comes too soon."""
     program.validate()
     check_device(program, pim)
     for channel in distinct_channels(program, pim):
-        assert violations(issued(program, pim, channel), pim, program, channel) == []
+        assert violations(issue_program(program, pim, channel), pim, program, channel) == []
     return program
 
 
-def filled(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
+def fill_cache(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
     """An image that holds `values` [tokens, matrices, elements], appended in several runs."""
-    image = layout.image()
+    image = layout.empty_image()
     append = append_keys if isinstance(layout, KeyLayout) else append_values
     for begin, end in itertools.pairwise(cuts):
-        program = judged(append(layout, begin, end - begin), layout.pim)
-        assert stored(program).exact
+        program = check_program(append(layout, begin, end - begin), layout.pim)
+        assert store_coverage(program).exact
         PimDevice(program, image).run(values[begin:end].reshape(-1, 1, 1, values.shape[-1]))
     return image
 
 
-def run(step: programs.Step, image, pim: PimSpec, x: np.ndarray) -> np.ndarray:
+def run(step: programs.AttentionProduct, image, pim: PimSpec, x: np.ndarray) -> np.ndarray:
     for program in step.programs:
-        assert coverage(judged(program, pim)).exact
-    found = [PimDevice(p, image).run(o) for p, o in zip(step.programs, step.operands(x), strict=True)]
-    assert not any(np.isnan(each).any() for each in found)
-    return step.result(found)
+        assert product_coverage(check_program(program, pim)).exact
+    results = [PimDevice(p, image).run(o) for p, o in zip(step.programs, step.operands(x), strict=True)]
+    assert not any(np.isnan(result).any() for result in results)
+    return step.result(results)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -114,23 +114,23 @@ def test_appended_tokens_then_products_are_those_of_the_whole(case, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     cuts = sorted({0, a.keys, *data.draw(st.lists(st.integers(0, a.keys), max_size=3))})
     order = data.draw(st.sampled_from(programs.ORDERS))
-    accumulate = programs.may_accumulate(values) and data.draw(st.booleans())
+    accumulate = programs.can_accumulate(values) and data.draw(st.booleans())
 
-    def drawn(*shape: int) -> np.ndarray:
+    def random_tensor(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(np.float16).astype(np.float32)
 
     matrices = a.batch * a.kv_heads
-    k, v = drawn(a.keys, matrices, a.head_size), drawn(a.keys, matrices, a.value_size)
-    image_k, image_v = filled(keys, k, cuts), filled(values, v, cuts)
+    k, v = random_tensor(a.keys, matrices, a.head_size), random_tensor(a.keys, matrices, a.value_size)
+    image_k, image_v = fill_cache(keys, k, cuts), fill_cache(values, v, cuts)
     for tokens in {a.keys, data.draw(st.integers(1, a.keys))}:
-        for layout, image, held, step in (
+        for layout, image, cache, step in (
             (keys, image_k, k, programs.scores(keys, tokens, order)),
             (values, image_v, v, programs.mix(values, tokens, order, accumulate)),
         ):
-            mine = held[:tokens].reshape(tokens, a.batch, a.kv_heads, -1).repeat(a.group, axis=2)
-            whole = mine.transpose(1, 2, 0, 3)  # [batch, heads, tokens, elements]
-            weights = whole.swapaxes(2, 3) if layout is keys else whole
-            x = drawn(a.batch, a.heads, weights.shape[2])
+            by_head = cache[:tokens].reshape(tokens, a.batch, a.kv_heads, -1).repeat(a.group, axis=2)
+            heads_first = by_head.transpose(1, 2, 0, 3)  # [batch, heads, tokens, elements]
+            weights = heads_first.swapaxes(2, 3) if layout is keys else heads_first
+            x = random_tensor(a.batch, a.heads, weights.shape[2])
             result = run(step, image, layout.pim, x)
             expected = np.einsum("bhk,bhkn->bhn", x, weights)
             bound = np.einsum("bhk,bhkn->bhn", abs(x), abs(weights)) + 1e-3
@@ -150,9 +150,9 @@ def test_a_cache_that_is_too_long_says_what_a_token_takes(name):
     a = example(pim, keys=1 << 24)
     token_bytes = 8 * 128 * pim.column_bytes // pim.elements_per_column(pim.dtypes[0])
     for layout, kind in ((KeyLayout, "keys"), (ValueLayout, "values")):
-        what = f"{token_bytes} bytes a token for its {kind} alone, on 2 channels: "
-        with pytest.raises(InfeasibleError, match=what) as caught:
-            layout(attention=a, pim=pim, dtype=pim.dtypes[0], channels=2, spread=2).fits()
+        message = f"{token_bytes} bytes a token for its {kind} alone, on 2 channels: "
+        with pytest.raises(InfeasibleError, match=message) as caught:
+            layout(attention=a, pim=pim, dtype=pim.dtypes[0], channels=2, spread=2).check_fit()
         assert caught.value.demand == token_bytes * a.keys > caught.value.bound
 
 
@@ -160,11 +160,11 @@ def test_what_no_cache_lies_in_is_refused():
     newton = PimSpec.load("newton-gddr6")
     mute = replace(newton, constraints=tuple(r for r in newton.constraints if "WRITE" not in r.after))
     aim = PimSpec.load("aim-gddr6")
-    made = {"dtype": "fp16", "channels": 4, "spread": 1}
+    fields = {"dtype": "fp16", "channels": 4, "spread": 1}
     with pytest.raises(UnsupportedOpError, match="no rules for WRITE"):
-        programs.scores(KeyLayout(attention=example(mute), pim=mute, **made), 16)
+        programs.scores(KeyLayout(attention=example(mute), pim=mute, **fields), 16)
     with pytest.raises(UnsupportedOpError, match="not dealt evenly"):
-        KeyLayout(attention=example(aim, heads=3, kv_heads=3), pim=aim, **made).fits()
+        KeyLayout(attention=example(aim, heads=3, kv_heads=3), pim=aim, **fields).check_fit()
 
 
 @pytest.mark.parametrize("name", spec_names("pim"))
@@ -193,11 +193,11 @@ def test_heads_of_a_group_share_the_open_row(name):
     assert opened[0] == opened[1]
 
 
-def moved(nodes, change):
+def change_first_comp(nodes, change):
     """`nodes` with the first COMP in place of which `change` gives another."""
     for index, node in enumerate(nodes):
-        if isinstance(node, Comp) and (other := change(node)) is not None:
-            return (*nodes[:index], other, *nodes[index + 1 :])
+        if isinstance(node, Comp) and (changed := change(node)) is not None:
+            return (*nodes[:index], changed, *nodes[index + 1 :])
     raise AssertionError("no COMP to change")
 
 
@@ -213,8 +213,8 @@ def test_products_with_another_heads_matrix_are_foreign():
     )
     assert layout.slots == 4
     (program,) = programs.scores(layout, 80).programs
-    flat = tuple(unrolled(program.channels[0]))
-    assert coverage(replace(program, channels=(flat,))).exact
+    flat = tuple(unroll(program.channels[0]))
+    assert product_coverage(replace(program, channels=(flat,))).exact
 
     def other_slot(comp):
         return replace(comp, column=Affine(1)) if comp.column.base == 0 else None
@@ -223,22 +223,22 @@ def test_products_with_another_heads_matrix_are_foreign():
         return replace(comp, row=Affine(comp.row.base + 1))
 
     for change in (other_slot, other_row):
-        found = coverage(replace(program, channels=(moved(flat, change),)))
-        assert found.missing and found.foreign, change
+        coverage_report = product_coverage(replace(program, channels=(change_first_comp(flat, change),)))
+        assert coverage_report.missing and coverage_report.foreign, change
     # Two query heads of a KV head read the same columns; coverage is wrong if they had different KV heads.
     shared = replace(layout, attention=replace(layout.attention, heads=8))
     (program,) = programs.scores(shared, 80).programs
-    assert coverage(program).exact and not coverage(replace(program, matrices=8)).exact
+    assert product_coverage(program).exact and not product_coverage(replace(program, matrices=8)).exact
 
 
-def unrolled(nodes, counters=()):
+def unroll(nodes, counters=()):
     for node in nodes:
         if isinstance(node, Loop):
             for index in range(node.extent):
-                yield from unrolled(node.body, (*counters, index))
+                yield from unroll(node.body, (*counters, index))
         else:
             values = {name: getattr(node, name) for name in type(node).__slots__}
-            fixed = {n: Affine(v.at(counters)) if isinstance(v, Affine) else v for n, v in values.items()}
+            fixed = {n: Affine(v.value(counters)) if isinstance(v, Affine) else v for n, v in values.items()}
             yield type(node)(**fixed)
 
 
@@ -254,8 +254,8 @@ def test_compact_changes_nothing(runs, rising):
             row = Affine(step * turn if rising else step)
             comp = Comp(buffer=kind, row=row, column=Affine(turn % 2), count=1)
             nodes += [GAct(gang=kind, row=row), comp][: 1 + (step > 0)]
-    short = compact(nodes)
-    assert list(unrolled(short)) == nodes
+    short = roll_loops(nodes)
+    assert list(unroll(short)) == nodes
     assert len(short) <= len(nodes)
 
 
@@ -263,5 +263,5 @@ def test_compact_finds_a_long_loop():
     rows = [
         node for row in range(500) for node in (GAct(gang=0, row=Affine(row)), GAct(gang=1, row=Affine(row)))
     ]
-    (loop,) = compact(rows)
+    (loop,) = roll_loops(rows)
     assert loop.extent == 500 and len(loop.body) == 2

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import cases, layouts, unrolled
+from test_attention_programs import cases, layouts, unroll
 
 from pimflow.core.attention import Attention
 from pimflow.hardware import PimSpec
 from pimflow.host import native
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
-from pimflow.pim_backend.programs.cache_places import every_place, places
+from pimflow.pim_backend.programs.cache_places import all_places_program, place_count
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
-from pimflow.simulators.pim.coverage import stored
+from pimflow.simulators.pim.coverage import store_coverage
 from pimflow.simulators.pim.functional import PimDevice
 
 
@@ -27,20 +27,20 @@ from pimflow.simulators.pim.functional import PimDevice
 @given(cases(), st.data())
 def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, data):
     for layout in layouts(case):
-        program = every_place(layout)
+        program = all_places_program(layout)
         program.validate()
-        assert stored(program).exact
-        whole = PackedCache(attention=layout.attention, groups=(layout,))
-        dims = whole.cache_shape
+        assert store_coverage(program).exact
+        packed_cache = PackedCache(attention=layout.attention, groups=(layout,))
+        dims = packed_cache.cache_shape
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
         cache = rng.standard_normal(dims).astype(np.float16).astype(np.float32)
-        state = whole.packed(cache)
-        np.testing.assert_array_equal(whole.unpacked(state), cache)
-        tokens = np.zeros((places(layout), layout.matrices, dims[3]), np.float32)
+        state = packed_cache.pack(cache)
+        np.testing.assert_array_equal(packed_cache.unpack(state), cache)
+        tokens = np.zeros((place_count(layout), layout.matrices, dims[3]), np.float32)
         tokens[: dims[2]] = cache.reshape(layout.matrices, *dims[2:]).swapaxes(0, 1)
-        image = layout.image()
+        image = layout.empty_image()
         PimDevice(program, image).run(tokens.reshape(-1, 1, 1, dims[3]))
-        np.testing.assert_array_equal(image.lanes.reshape(whole.shape), state.view(np.uint16))
+        np.testing.assert_array_equal(image.lane_bits.reshape(packed_cache.shape), state.view(np.uint16))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -53,13 +53,13 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
     for layout in layouts(case):
         position = data.draw(st.integers(0, layout.attention.keys - 1))
         positions = np.full(layout.attention.batch, position, np.int64)
-        arrays = (*every_place(layout).packed(), positions)
-        made = choose(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
+        arrays = (*all_places_program(layout).program_words(), positions)
+        streams = choose(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
-        one = append(layout, position)
-        plain = replace(one, channels=tuple(tuple(unrolled(nodes)) for nodes in one.channels))
-        for found, wanted in zip(made, plain.packed(), strict=True):
-            np.testing.assert_array_equal(np.from_dlpack(found), wanted)
+        program = append(layout, position)
+        plain = replace(program, channels=tuple(tuple(unroll(nodes)) for nodes in program.channels))
+        for actual, expected in zip(streams, plain.program_words(), strict=True):
+            np.testing.assert_array_equal(np.from_dlpack(actual), expected)
 
 
 def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
@@ -78,11 +78,13 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         "keys vector-stationary, spread 2; values vector-stationary, spread 1; 4 parts"
     )
     pim = PimSpec.load("newton-gddr6")
-    made = CachedAttention.of(attention, schedule, pim, "fp16", channels=2, region="layer", row_begin=3)
-    text = made.to_json()
-    assert CachedAttention.from_json(text) is made
-    rows = [(group.keys.row_begin, group.values.row_begin) for group in made.groups]
-    for cache in (made.keys, made.values):
+    cached = CachedAttention.from_schedule(
+        attention, schedule, pim, "fp16", channels=2, region="layer", row_begin=3
+    )
+    text = cached.to_json()
+    assert CachedAttention.from_json(text) is cached
+    rows = [(group.keys.row_begin, group.values.row_begin) for group in cached.groups]
+    for cache in (cached.keys, cached.values):
         table = json.loads(json.dumps(cache.to_table()))
         assert PackedCache.from_table(table, pim) == cache
         with pytest.raises(ValueError, match="a cache is packed as"):
@@ -93,12 +95,12 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         for read in (-1, 30, 1 << 63, 1.0, None):
             with pytest.raises(ValueError, match="read where it has no places"):
                 PackedCache.from_table(table | {"attention": table["attention"] | {"read": read}}, pim)
-        for other in ({"attention": table["attention"] | {"kv_heads": 1000}}, {"lanes": 101}):
+        for fields in ({"attention": table["attention"] | {"kv_heads": 1000}}, {"lanes": 101}):
             with pytest.raises(ValueError, match="not dealt evenly"):
-                PackedCache.from_table(table | other, pim)
+                PackedCache.from_table(table | fields, pim)
         with pytest.raises(ValueError, match="groups of a packed cache"):
             PackedCache.from_table(table | {"groups": table["groups"] * 2}, pim)
-    del made, cache
-    again = CachedAttention.from_json(text)  # in another process
-    assert [(group.keys.row_begin, group.values.row_begin) for group in again.groups] == rows
-    assert again.to_json() == text
+    del cached, cache
+    reread = CachedAttention.from_json(text)  # in another process
+    assert [(group.keys.row_begin, group.values.row_begin) for group in reread.groups] == rows
+    assert reread.to_json() == text

@@ -6,26 +6,26 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, Layer, flat, in_small_buffers, layers
+from layers import NEWTON, SHORT, PimLayer, flat, layers, small_buffer_program
 from length import examples
 from reference import Window, convolve
 
 from pimflow.cli.main import main
-from pimflow.compiler.verification import inexact
+from pimflow.compiler.verification import inexact_products
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim import coverage as coverage_module
-from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.functional import execute
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # Rows of several buffers, reductions of several rows, and tiles that are not full.
 LAYERS = {
-    "pointwise": Layer(x_shape=(1, 5, 6, 120), oc=40, channels=2),
-    "padded": Layer(x_shape=(1, 5, 5, 20), oc=48, window=SAME, channels=3, row_begin=9),
-    "three rows": Layer(x_shape=(1, 1, 1, 1344), oc=64, channels=2),
-    "small buffers": Layer(x_shape=(1, 4, 4, 100), oc=33, pim=SHORT, dtype="int8"),
+    "pointwise": PimLayer(x_shape=(1, 5, 6, 120), oc=40, channels=2),
+    "padded": PimLayer(x_shape=(1, 5, 5, 20), oc=48, window=SAME, channels=3, row_begin=9),
+    "three rows": PimLayer(x_shape=(1, 1, 1, 1344), oc=64, channels=2),
+    "small buffers": PimLayer(x_shape=(1, 4, 4, 100), oc=33, pim=SHORT, dtype="int8"),
 }
 CASES = [
     pytest.param(layer, schedule, id=f"{name}, {schedule}")
@@ -49,21 +49,23 @@ def first(stream: list, kind: type, number: int = 0) -> int:
 @settings(max_examples=examples(40))
 def test_every_lowered_program_is_exact(layer, data):
     program = layer.lowered(data.draw(st.sampled_from(layer.schedules)))
-    found = coverage(program)
+    coverage_report = product_coverage(program)
     outputs = (program.pixel_end - program.pixel_begin) * layer.oc
-    assert found.exact and found.products == outputs * layer.reduction
+    assert coverage_report.exact and coverage_report.products == outputs * layer.reduction
 
 
 @pytest.mark.parametrize("columns", (1, 4, 8))
 def test_buffers_that_are_written_piece_by_piece(columns):
-    assert coverage(in_small_buffers(Layer(x_shape=(1, 3, 3, 300), oc=20, pim=SHORT), columns)).exact
+    assert product_coverage(
+        small_buffer_program(PimLayer(x_shape=(1, 3, 3, 300), oc=20, pim=SHORT), columns)
+    ).exact
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_loops_are_what_they_expand_to(layer, schedule):
     program = layer.lowered(schedule)
     expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
-    assert coverage(expanded) == coverage(program)
+    assert product_coverage(expanded) == product_coverage(program)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
@@ -72,14 +74,19 @@ def test_a_deleted_command_is_missed(layer, schedule):
     stream = flat(program.channels[0])
     for kind in (Gwrite, GAct, Comp, Readres):
         index = first(stream, kind)
-        found = coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
-        assert found.missing > 0, kind
+        coverage_report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
+        assert coverage_report.missing > 0, kind
     comp = stream[first(stream, Comp)]
     lanes = min(program.tile_banks, layer.oc)
     products = lanes * min(comp.count * program.elements_per_column, layer.reduction)
     index = first(stream, Comp)
-    found = coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
-    assert (found.missing, found.repeated, found.foreign, found.unread) == (products, 0, 0, 0)
+    coverage_report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
+    assert (
+        coverage_report.missing,
+        coverage_report.repeated,
+        coverage_report.foreign,
+        coverage_report.unread,
+    ) == (products, 0, 0, 0)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
@@ -88,11 +95,15 @@ def test_a_doubled_command_is_counted(layer, schedule):
     stream = flat(program.channels[0])
     for kind in (Comp, Readres):
         index = first(stream, kind)
-        found = coverage(with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]]))
-        assert found.repeated > 0 and (found.missing > 0) == (kind is Readres), kind
+        coverage_report = product_coverage(
+            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
+        )
+        assert coverage_report.repeated > 0 and (coverage_report.missing > 0) == (kind is Readres), kind
     for kind in (Gwrite, GAct):  # they write the same values again
         index = first(stream, kind)
-        assert coverage(with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])).exact
+        assert product_coverage(
+            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
+        ).exact
 
 
 SHIFTS = {
@@ -114,8 +125,10 @@ def test_a_shifted_command_is_not_exact(layer, schedule, name):
     program = layer.lowered(schedule)
     stream = flat(program.channels[0])
     index = first(stream, kind)
-    found = coverage(with_stream(program, 0, [*stream[:index], shift(stream[index]), *stream[index + 1 :]]))
-    assert not found.exact and found.missing > 0
+    coverage_report = product_coverage(
+        with_stream(program, 0, [*stream[:index], shift(stream[index]), *stream[index + 1 :]])
+    )
+    assert not coverage_report.exact and coverage_report.missing > 0
 
 
 @given(st.sampled_from([case.values for case in CASES]), st.data())
@@ -130,9 +143,9 @@ def test_what_computes_wrong_values_is_not_exact(case, data):
     index = data.draw(st.integers(0, len(stream) - 1))
     node = stream[index]
     fields = [name for name in node.__slots__ if name not in ("count", "columns", "pixels")]
-    field, by = data.draw(st.sampled_from(fields)), data.draw(st.sampled_from((-2, -1, 1, 2)))
+    field, offset = data.draw(st.sampled_from(fields)), data.draw(st.sampled_from((-2, -1, 1, 2)))
     value = getattr(node, field)
-    moved = Affine(value.base + by) if isinstance(value, Affine) else value + by
+    moved = Affine(value.base + offset) if isinstance(value, Affine) else value + offset
     edit = data.draw(st.sampled_from(("delete", "double", "move", "swap")))
     rest = stream[index + 1 :]
     mutant = {
@@ -150,22 +163,22 @@ def test_what_computes_wrong_values_is_not_exact(case, data):
         return
     exact, _ = convolve(x, w, layer.window, layer.dtype)
     if not (got == exact[layer.pixels]).all():
-        assert not coverage(wrong).exact
+        assert not product_coverage(wrong).exact
 
 
 def test_what_nobody_could_follow_is_not_counted(monkeypatch):
-    program = PLAIN.lowered(PLAIN.schedules[0])
-    monkeypatch.setattr(coverage_module, "FOLLOWED_RUNS", 3)
-    assert coverage(program) is None
+    program = PLAIN.lower(PLAIN.schedules[0])
+    monkeypatch.setattr(coverage_module, "MAX_RUNS", 3)
+    assert product_coverage(program) is None
     endless = replace(program, channels=((Loop(extent=1 << 30, body=program.channels[0]),),))
     monkeypatch.undo()
-    assert coverage(endless) is None
+    assert product_coverage(endless) is None
 
 
 def test_a_program_may_be_for_another_order_and_place():
     """Nothing of our lowering is asked for: one pixel after the other, weights where they like."""
-    layer = Layer(x_shape=(1, 2, 2, 32), oc=32, pim=NEWTON)
-    program = layer.lowered(layer.schedules[0])
+    layer = PimLayer(x_shape=(1, 2, 2, 32), oc=32, pim=NEWTON)
+    program = layer.lower(layer.schedules[0])
     nodes = []
     for pixel in (3, 0, 2, 1):
         for tile in (1, 0):
@@ -177,23 +190,23 @@ def test_a_program_may_be_for_another_order_and_place():
                 place = Affine(32 * (column == 1) // program.elements_per_column * program.buffer_columns)
                 nodes.append(Comp(buffer=0, row=row, column=place, count=1))
             nodes.append(Readres(buffer=0, pixel=Affine(pixel), channel=Affine(tile * program.tile_banks)))
-    other = replace(program, channels=(tuple(nodes),), rows=2, columns_per_row=4 * program.buffer_columns)
-    other.validate()
-    assert coverage(other).exact
+    reordered = replace(program, channels=(tuple(nodes),), rows=2, columns_per_row=4 * program.buffer_columns)
+    reordered.validate()
+    assert product_coverage(reordered).exact
 
 
 @pytest.mark.parametrize("exact", (True, False))
 def test_simulate_says_it(capsys, tmp_path, exact):
-    program = PLAIN.lowered(PLAIN.schedules[0])
+    program = PLAIN.lower(PLAIN.schedules[0])
     stream = flat(program.channels[0])
     index = first(stream, Readres)
     del stream[index : index + (not exact)]
     path = tmp_path / "layer.pimprog"
     path.write_text(with_stream(program, 0, stream).to_json(), encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["timing_violations"] == 0
-    products = found["products"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["timing_violations"] == 0
+    products = report["products"]
     assert products["products"] == program.geometry.macs and (products["missing"] == 0) == exact
     assert main(["simulate", str(path)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
@@ -201,9 +214,9 @@ def test_simulate_says_it(capsys, tmp_path, exact):
 
 
 def test_verification_names_the_region():
-    program = PLAIN.lowered(PLAIN.schedules[0])
+    program = PLAIN.lower(PLAIN.schedules[0])
     stream = flat(program.channels[0])
     short = with_stream(program, 0, stream[: first(stream, Readres)])
-    assert inexact([program]) == {}
-    (said,) = inexact([short]).values()
-    assert said == str(coverage(short)) and "missing" in said
+    assert inexact_products([program]) == {}
+    (said,) = inexact_products([short]).values()
+    assert said == str(product_coverage(short)) and "missing" in said

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import Layer
+from layers import PimLayer
 from length import examples, long_but
 from reference import Window, bound, convolve
 
@@ -15,7 +15,7 @@ from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 NAMES = spec_names("pim")
 
@@ -30,14 +30,14 @@ DTYPES = ("fp16", "bf16", "int8")
 
 
 @st.composite
-def small_layers(draw: st.DrawFn, pim: PimSpec) -> Layer:
+def small_layers(draw: st.DrawFn, pim: PimSpec) -> PimLayer:
     """Reductions shorter and longer than a buffer and a row, tiles and pixels that do not divide evenly."""
     dtype = draw(st.sampled_from(pim.dtypes))
     kernel = draw(st.sampled_from(((1, 1), (1, 1), (3, 3), (2, 1))))
     buffer = pim.buffer_columns * pim.elements_per_column(dtype)
     row = pim.elements_per_row(dtype)
     reduction = draw(st.sampled_from((1, buffer // 3, buffer, buffer + 1, 3 * buffer, row + 1, 2 * row)))
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(
             1,
             draw(st.integers(2, 4)),
@@ -67,7 +67,7 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
     for schedule in layer.schedules:
         program = layer.lowered(schedule)
         for channel in range(layer.channels):
-            stream = issued(program, layer.pim, channel)
+            stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
         assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
         assert PimProgram.from_json(program.to_json()) == program

@@ -90,7 +90,7 @@ def test_the_callers_arithmetic_does_not_matter(variant, bits_set):
     x, w = layer.operands()
     x[:, ::2] *= np.float32(2.0**-80)
     w[::2] *= np.float32(2.0**-60)
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     device = PimDevice(program, layer.image(program, w))
     expected = device.run(x, 1, variant)
     assert ((expected != 0) & (abs(expected) < np.finfo(np.float32).tiny)).any()

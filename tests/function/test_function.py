@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, UNEVEN, Layer, flat, in_small_buffers, layers
+from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, layers, small_buffer_program
 from length import examples
-from reference import STORAGE, Window, bound, convolve, in_hardware_order
+from reference import STORAGE, Window, bound, convolve, sum_in_hardware_order
 
 from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
-POINTWISE = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
+POINTWISE = PimLayer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
 # Pads shift the window to the upper left of the map, and the strides differ.
-UNALIKE = Layer(
+UNALIKE = PimLayer(
     x_shape=(2, 6, 5, 7),
     oc=20,
     window=Window(kernel=(3, 2), stride=(1, 2), dilation=(2, 1), padding=(3, 1, 0, 2)),
     channels=5,
 )
-LONG = Layer(x_shape=(1, 3, 4, 70), oc=33, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=4)
+LONG = PimLayer(x_shape=(1, 3, 4, 70), oc=33, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=4)
 
 
-def run(layer: Layer, schedule, x, w, **options) -> np.ndarray:
-    program = layer.lowered(schedule)
+def run(layer: PimLayer, schedule, x, w, **options) -> np.ndarray:
+    program = layer.lower(schedule)
     return execute(program, layer.image(program, w), x, **options)
 
 
@@ -59,10 +59,10 @@ def test_computes_the_convolution(layer):
         assert (abs(result - exact) <= limit).all(), str(schedule)
 
 
-def in_hardware_orders(layer: Layer, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+def sums_in_hardware_orders(layer: PimLayer, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
     """What the device may say: which way it goes over several rows is the schedule's choice, sum by sum."""
     return [
-        in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes, back)[layer.pixels]
+        sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes, back)[layer.pixels]
         for back in {0, layer.chunk_columns}
     ]
 
@@ -71,10 +71,12 @@ def in_hardware_orders(layer: Layer, x: np.ndarray, w: np.ndarray) -> list[np.nd
 @given(layers())
 def test_sums_in_the_order_of_the_adder_tree(layer):
     x, w = layer.operands()
-    ways = in_hardware_orders(layer, x, w)
+    possible_sums = sums_in_hardware_orders(layer, x, w)
     for schedule in layer.schedules:
         result = bits(run(layer, schedule, x, w))
-        assert np.logical_or.reduce([result == bits(way) for way in ways]).all(), str(schedule)
+        assert np.logical_or.reduce([result == bits(possible_sum) for possible_sum in possible_sums]).all(), (
+            str(schedule)
+        )
 
 
 @pytest.mark.parametrize("pim", [NEWTON, UNEVEN], ids=["newton", "uneven"])
@@ -83,9 +85,9 @@ def test_order_matters(pim, dtype):
     """The comparison above would notice sums in another order."""
     layer = replace(LONG, dtype=dtype, pim=pim)
     x, w = layer.operands()
-    expected = in_hardware_order(x, w, layer.window, "fp32", layer.lanes)
+    expected = sum_in_hardware_order(x, w, layer.window, "fp32", layer.lanes)
     for lanes in (2 * layer.lanes, 1):
-        assert (in_hardware_order(x, w, layer.window, "fp32", lanes) != expected).any()
+        assert (sum_in_hardware_order(x, w, layer.window, "fp32", lanes) != expected).any()
 
 
 @settings(max_examples=examples(40))
@@ -103,12 +105,12 @@ def test_loops_mean_what_they_expand_to(layer):
 @given(layers(), st.sampled_from((1, 3, 4, 8)))
 def test_buffers_smaller_than_a_row(layer, buffer_columns):
     """The very bits of the program whose buffers hold a row."""
-    whole = replace(layer.pim, buffer_columns=layer.pim.columns_per_row)
-    layer = replace(layer, pim=whole, pixel_end=min(layer.geometry.pixels, layer.pixel_begin + 9))
+    full_buffers = replace(layer.pim, buffer_columns=layer.pim.columns_per_row)
+    layer = replace(layer, pim=full_buffers, pixel_end=min(layer.geometry.pixels, layer.pixel_begin + 9))
     x, w = layer.operands()
-    program = in_small_buffers(layer, buffer_columns)
-    expected = in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
-    image = layer.image(replace(program, buffer_columns=whole.buffer_columns), w)  # where the rows lie
+    program = small_buffer_program(layer, buffer_columns)
+    expected = sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
+    image = layer.image(replace(program, buffer_columns=full_buffers.buffer_columns), w)  # where the rows lie
     assert (bits(execute(program, image, x)) == bits(expected)).all()
 
 
@@ -125,7 +127,7 @@ def test_largest_integers():
 def test_integers_are_not_made_of_floats():
     layer = replace(POINTWISE, dtype="int8")
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     with pytest.raises(UsageError, match="input of int8, got float32"):
         execute(program, layer.image(program, w), x.astype(np.float32))
     with pytest.raises(UsageError, match="weights of int8, got float64"):
@@ -176,13 +178,14 @@ def test_special_values(layer, dtype, seed, kinds):
     for operand in (x, w):
         some = rng.random(operand.shape) < rng.choice((0.002, 0.05, 0.9))
         operand[some] = rng.choice(chosen, some.sum())
-    ways = in_hardware_orders(layer, x, w)
+    possible_sums = sums_in_hardware_orders(layer, x, w)
     for schedule in layer.schedules[::2]:
         result = run(layer, schedule, x, w)
         # Zeros have a sign, too.
         same = [
-            np.isnan(way) & np.isnan(result) | (way == result) & (np.signbit(way) == np.signbit(result))
-            for way in ways
+            np.isnan(possible_sum) & np.isnan(result)
+            | (possible_sum == result) & (np.signbit(possible_sum) == np.signbit(result))
+            for possible_sum in possible_sums
         ]
         assert np.logical_or.reduce(same).all(), str(schedule)
 
@@ -194,7 +197,7 @@ def test_every_half_and_every_tie_is_rounded_like_numpy():
     around = [np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
     values = np.concatenate([halves, ties, *around, SPECIAL])
     values = np.concatenate([values, -values])
-    layer = Layer(x_shape=(1, 1, len(values), 1), oc=1)
+    layer = PimLayer(x_shape=(1, 1, len(values), 1), oc=1)
     result = run(layer, layer.schedules[0], values.reshape(layer.x_shape), np.ones((1, 1, 1, 1), np.float32))
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(result[:, 0], values.astype(np.float16))
@@ -206,7 +209,7 @@ def test_products_are_rounded_once(seed):
     """One tap and one channel: the result is fp16(x * w), subnormal, infinite or NaN as numpy has it."""
     rng = np.random.default_rng(seed)
     x, w = (rng.integers(0, 1 << 16, n, np.uint16).view(np.float16).astype(np.float32) for n in (200, 17))
-    layer = Layer(x_shape=(1, 1, len(x), 1), oc=len(w), channels=2)
+    layer = PimLayer(x_shape=(1, 1, len(x), 1), oc=len(w), channels=2)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.outer(x, w).astype(np.float16)
     for schedule in layer.schedules:
@@ -282,14 +285,14 @@ def test_rows_without_weights_are_zero(layer):
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_tiles_that_share_a_row(buffers):
     """Four tiles a row, and enough of them for loops: a row is opened every fourth tile."""
-    layer = Layer(x_shape=(1, 3, 3, 50), oc=427, pim=replace(SHORT, global_buffers=buffers))
+    layer = PimLayer(x_shape=(1, 3, 3, 50), oc=427, pim=replace(SHORT, global_buffers=buffers))
     assert any(schedule.staggered for schedule in layer.schedules) == (buffers > 1)
     x, w = layer.operands()
-    expected = bits(in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes))
+    expected = bits(sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes))
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         assert (bits(execute(program, layer.image(program, w), x)) == expected).all(), str(schedule)
-        assert violations(issued(program, layer.pim, 0), layer.pim, program, 0) == []
+        assert violations(issue_program(program, layer.pim, 0), layer.pim, program, 0) == []
 
 
 def test_programs_do_not_grow_with_the_map():
@@ -300,8 +303,8 @@ def test_programs_do_not_grow_with_the_map():
             replace(layer, x_shape=(1, factor * height, factor * width, c)) for factor in (10, 100)
         )
         for schedule in large.schedules:
-            words, of_huge = (len(one.lowered(schedule).packed()[0]) for one in (large, huge))
-            assert of_huge < 1.5 * words, str(schedule)
+            words, huge_words = (len(scaled.lower(schedule).program_words()[0]) for scaled in (large, huge))
+            assert huge_words < 1.5 * words, str(schedule)
 
 
 # ---- legality and sanity of what is handed over ----
@@ -313,22 +316,22 @@ def test_issued_streams_are_legal(layer):
     for schedule in layer.schedules:
         program = layer.lowered(schedule)
         for channel in {0, layer.channels // 2, layer.channels - 1}:
-            assert violations(issued(program, layer.pim, channel), layer.pim, program, channel) == []
+            assert violations(issue_program(program, layer.pim, channel), layer.pim, program, channel) == []
 
 
 def test_refreshed_streams_are_legal():
     """Long enough for refreshes to close rows under the program."""
     layer = replace(POINTWISE, x_shape=(1, 12, 12, 120), channels=1)
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
-        stream = issued(program, NEWTON, 0)
+        program = layer.lower(schedule)
+        stream = issue_program(program, NEWTON, 0)
         assert stream["clock"][-1] > 2 * NEWTON.timing["nREFI"]
         assert violations(stream, NEWTON, program, 0) == []
 
 
 def test_wrong_shapes_are_refused():
     x, w = POINTWISE.operands()
-    program = POINTWISE.lowered(POINTWISE.schedules[0])
+    program = POINTWISE.lower(POINTWISE.schedules[0])
     image = POINTWISE.image(program, w)
     with pytest.raises(UsageError, match=r"takes an input of shape \(1, 5, 6, 120\)"):
         execute(program, image, x[:, :4])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import Layer, axis, flat
+from layers import PimLayer, axis, flat
 from length import examples, long_but
 from reference import Window, bound, convolve
 
@@ -20,18 +20,18 @@ from pimflow.errors import TraceError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, groups_together, schedules
-from pimflow.simulators.pim.bound import least_work_ns, lower_bound
+from pimflow.pim_backend.programs.schedule import Schedule, groups_per_matrix, schedules
+from pimflow.simulators.pim.bound import lower_bound, min_work_ns
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 
 NAMES = spec_names("pim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped(Layer):
+class GroupedLayer(PimLayer):
     """A convolution in `groups` groups."""
 
     groups: int = 1
@@ -48,12 +48,12 @@ class Grouped(Layer):
         x, w = super().operands()
         return x, w[..., : self.x_shape[3] // self.groups]
 
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+    def reference_sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Group by group, by the formula of a dense layer: the pixels of the program."""
         x, w = self.operands()
         parts = zip(np.split(x, self.groups, axis=3), np.split(w, self.groups))
-        found = [convolve(*each, self.window, self.dtype) for each in parts]
-        exact, magnitude = (np.concatenate(each, axis=1)[self.pixels] for each in zip(*found))
+        group_sums = [convolve(*pair, self.window, self.dtype) for pair in parts]
+        exact, magnitude = (np.concatenate(pair, axis=1)[self.pixels] for pair in zip(*group_sums))
         return exact, magnitude
 
     @property
@@ -64,20 +64,20 @@ class Grouped(Layer):
 
 
 @st.composite
-def grouped(draw: st.DrawFn, pim: PimSpec) -> Grouped:
+def layers_in_groups(draw: st.DrawFn, pim: PimSpec) -> GroupedLayer:
     """Depthwise with and without a multiplier, and groups of several channels, tiles full and not full."""
     height, kh, sh, dh, top, bottom = axis(draw, 4)
     width, kw, sw, dw, left, right = axis(draw, 4)
     groups = draw(st.sampled_from((2, 3, 7, 8, 12, 16, 24, 32)))
     channels, outputs = draw(st.sampled_from(((1, 1), (1, 1), (1, 2), (1, 20), (2, 3), (9, 1), (20, 4))))
-    layer = Grouped(
+    layer = GroupedLayer(
         x_shape=(draw(st.integers(1, 2)), height, width, groups * channels),
         oc=groups * outputs,
         groups=groups,
         window=Window(
             kernel=(kh, kw), stride=(sh, sw), dilation=(dh, dw), padding=(top, left, bottom, right)
         ),
-        dtype=draw(st.sampled_from([each for each in ("fp16", "bf16", "int8") if each in pim.dtypes])),
+        dtype=draw(st.sampled_from([dtype for dtype in ("fp16", "bf16", "int8") if dtype in pim.dtypes])),
         pim=pim,
         channels=draw(st.integers(1, 5)),
         row_begin=draw(st.sampled_from((0, 0, 777))),
@@ -91,79 +91,85 @@ def grouped(draw: st.DrawFn, pim: PimSpec) -> Grouped:
 @settings(max_examples=examples(20), deadline=None)
 @given(st.data())
 def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
-    layer = data.draw(grouped(PimSpec.load(name)))
+    layer = data.draw(layers_in_groups(PimSpec.load(name)))
     x, w = layer.operands()
     exact, magnitude = layer.expected()
     limit = bound(exact, magnitude, layer.reduction, layer.dtype)
     g, pixels = layer.geometry, layer.geometry.pixels - layer.pixel_begin
-    least_ns = least_work_ns(g, layer.pim, layer.dtype, layer.channels, pixels)
-    least = lower_bound(g, layer.pim, layer.dtype, layer.channels, pixels).cycles
+    least_ns = min_work_ns(g, layer.pim, layer.dtype, layer.channels, pixels)
+    bound_cycles = lower_bound(g, layer.pim, layer.dtype, layer.channels, pixels).cycles
     for schedule in layer.schedules:
         program = layer.lowered(schedule)
         for channel in range(layer.channels):
-            stream = issued(program, layer.pim, channel)
+            stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
         assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
-        found = coverage(program)
-        assert found.exact and found.products == layer.products, f"{schedule}: {found}"
+        coverage_report = product_coverage(program)
+        assert coverage_report.exact and coverage_report.products == layer.products, (
+            f"{schedule}: {coverage_report}"
+        )
         assert PimProgram.from_json(program.to_json()) == program
         timing = time_program(program, layer.pim)
-        assert timing.cycles >= least and timing.time_ns >= least_ns
+        assert timing.cycles >= bound_cycles and timing.time_ns >= least_ns
         assert Schedule.parse(str(schedule)) == schedule
 
 
-DEPTHWISE = Grouped(
+DEPTHWISE = GroupedLayer(
     x_shape=(1, 9, 8, 48), oc=48, groups=48, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=3
 )
 
 
-def changed(program: PimProgram, channel: int, stream: list) -> PimProgram:
+def replace_stream(program: PimProgram, channel: int, stream: list) -> PimProgram:
     channels = list(program.channels)
     channels[channel] = tuple(stream)
     return replace(program, channels=tuple(channels))
 
 
 def test_real_products_count_and_zeros_do_not():
-    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     outputs = 9 * 8 * 48
-    assert program.matrices == 3 and coverage(program).products == outputs * 9
+    assert program.matrices == 3 and product_coverage(program).products == outputs * 9
     stream = flat(program.channels[0])
     for index in [i for i, node in enumerate(stream) if isinstance(node, Readres)][::5]:
-        found = coverage(changed(program, 0, stream[:index] + stream[index + 1 :]))
-        assert not found.exact and found.missing >= 16 * 9
+        coverage_report = product_coverage(replace_stream(program, 0, stream[:index] + stream[index + 1 :]))
+        assert not coverage_report.exact and coverage_report.missing >= 16 * 9
     # 16 outputs that are read once are 16 times 9 products of the layer, though 16 times 144 are formed.
     last = max(i for i, node in enumerate(stream) if isinstance(node, Readres))
-    assert coverage(changed(program, 0, stream[:last])).missing == 16 * 9
+    assert product_coverage(replace_stream(program, 0, stream[:last])).missing == 16 * 9
 
 
 def test_what_belongs_to_another_matrix_is_foreign():
-    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     pixels = DEPTHWISE.geometry.pixels
     stream = flat(program.channels[0])
-    at = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
-    moved = Affine((stream[at].pixel.base + pixels) % (3 * pixels))
-    found = coverage(changed(program, 0, [*stream[:at], replace(stream[at], pixel=moved), *stream[at + 1 :]]))
-    assert found.foreign >= 9 * 16 and not found.exact
+    index = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
+    moved = Affine((stream[index].pixel.base + pixels) % (3 * pixels))
+    coverage_report = product_coverage(
+        replace_stream(
+            program, 0, [*stream[:index], replace(stream[index], pixel=moved), *stream[index + 1 :]]
+        )
+    )
+    assert coverage_report.foreign >= 9 * 16 and not coverage_report.exact
 
 
 def test_a_pixel_beyond_the_matrices_is_refused():
-    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     stream = flat(program.channels[0])
-    at = next(i for i, node in enumerate(stream) if isinstance(node, Readres))
-    beyond = replace(stream[at], pixel=Affine(3 * DEPTHWISE.geometry.pixels))
+    index = next(i for i, node in enumerate(stream) if isinstance(node, Readres))
+    beyond = replace(stream[index], pixel=Affine(3 * DEPTHWISE.geometry.pixels))
     with pytest.raises(ValueError, match=r"matrix 3\.\.3 of Readres is not in \[0, 3\)"):
-        changed(program, 0, [*stream[:at], beyond, *stream[at + 1 :]]).validate()
-    part = replace(DEPTHWISE, pixel_begin=16).lowered(DEPTHWISE.schedules[0])
-    early = replace(stream[at], pixel=Affine(DEPTHWISE.geometry.pixels + 15))
+        replace_stream(program, 0, [*stream[:index], beyond, *stream[index + 1 :]]).validate()
+    part = replace(DEPTHWISE, pixel_begin=16).lower(DEPTHWISE.schedules[0])
+    early = replace(stream[index], pixel=Affine(DEPTHWISE.geometry.pixels + 15))
     with pytest.raises(ValueError, match=r"pixel of its matrix 15\.\.15 of Readres"):
-        changed(part, 0, [*flat(part.channels[0]), early]).validate()
+        replace_stream(part, 0, [*flat(part.channels[0]), early]).validate()
     wrong = program.to_json().replace('"matrices": 3', '"matrices": 5')
     with pytest.raises(TraceError, match="5 matrices do not go together with 48 groups"):
         PimProgram.from_json(wrong)
 
 
 def test_weights_lie_on_the_diagonal_and_the_rest_is_zero():
-    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     _, w = DEPTHWISE.operands()
     image = memory_image(program, w.reshape(48, -1))
     slots = Schedule.parse(program.schedule).pixels
@@ -178,30 +184,30 @@ def test_sums_start_from_a_bias_of_their_channels():
     layer = replace(DEPTHWISE, pim=aim, channels=4)
     x, w = layer.operands()
     bias = np.random.default_rng(1).standard_normal(48, np.float32)
-    exact, magnitude = layer.expected()
+    exact, magnitude = layer.reference_sums()
     for initial, start in (("bias", bias), ("add", np.broadcast_to(bias, (1, 9, 8, 48)).copy())):
-        program = layer.lowered(layer.schedules[0], initial)
-        assert coverage(program).exact
-        found = execute(program, layer.image(program, w), x, initial=start)
+        program = layer.lower(layer.schedules[0], initial)
+        assert product_coverage(program).exact
+        result = execute(program, layer.image(program, w), x, initial=start)
         begins = bias.astype(np.float16).astype(np.float64)
         limit = bound(exact + begins, magnitude + abs(begins), 10, "fp16")
-        assert (abs(found - exact - begins) <= limit).all(), initial
+        assert (abs(result - exact - begins) <= limit).all(), initial
 
 
 def test_how_many_groups_are_worth_trying():
     newton = PimSpec.load("newton-gddr6")
 
-    def tried(channels: int, taps: int, multiplier: int = 1) -> list[int]:
+    def group_counts(channels: int, taps: int, multiplier: int = 1) -> list[int]:
         g = ConvGeometry(
             n=1, h=7, w=7, c=channels, oc=multiplier * channels, kh=taps, kw=taps, groups=channels
         )
-        return groups_together(g, newton, "fp16")
+        return groups_per_matrix(g, newton, "fp16")
 
-    assert tried(96, 3) == [16]
-    assert tried(72, 3) == [12]
-    assert tried(120, 5) == [15, 12]
-    assert tried(32, 3, multiplier=4) == [4]
-    assert tried(32, 3, multiplier=20)[0] == 1
+    assert group_counts(96, 3) == [16]
+    assert group_counts(72, 3) == [12]
+    assert group_counts(120, 5) == [15, 12]
+    assert group_counts(32, 3, multiplier=4) == [4]
+    assert group_counts(32, 3, multiplier=20)[0] == 1
 
 
 def test_the_papers_compilers_have_no_order_for_it():

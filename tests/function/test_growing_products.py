@@ -11,44 +11,46 @@ import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import DEVICES, ROUNDING, cases, judged, layouts, unrolled
+from test_attention_programs import DEVICES, ROUNDING, cases, check_program, layouts, unroll
 
 from pimflow.core.attention import SCORES, VALUES, Attention
-from pimflow.core.commands import Comp, Gwrite, Readres, decoded
+from pimflow.core.commands import Comp, Gwrite, Readres, decode
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule, ProductSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.growing import GrowingProduct
+from pimflow.pim_backend.programs.growing import DynamicProduct
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.timing import time_program
 
 
 def lengths(places: int, *periods: int):
     """Numbers of tokens: any, and those to either side of a boundary."""
-    near = {n * period + by for period in periods for n in range(places // period + 1) for by in (0, 1)}
+    near = {
+        n * period + offset for period in periods for n in range(places // period + 1) for offset in (0, 1)
+    }
     return st.integers(1, places) | st.sampled_from(sorted({n for n in near if 1 <= n <= places} | {places}))
 
 
-def streams(growing: GrowingProduct, tokens: int) -> list[list]:
+def streams(growing: DynamicProduct, tokens: int) -> list[list]:
     """The commands of each channel that an executable issues for so many tokens."""
     words, offsets = growing.commands(tokens)
-    return [decoded(words[begin:end].tolist()) for begin, end in itertools.pairwise(offsets)]
+    return [decode(words[begin:end].tolist()) for begin, end in itertools.pairwise(offsets)]
 
 
-def renumbered(layout: ValueLayout, program: PimProgram, chunk: int, whole: PimProgram) -> list[list]:
+def renumber(layout: ValueLayout, program: PimProgram, chunk: int, full_program: PimProgram) -> list[list]:
     """Commands of a program for chunks from `chunk` on, as one for all chunks numbers the same vectors."""
-    M, all_of = program.matrices, whole.matrices
+    M, all_of = program.matrices, full_program.matrices
     before = chunk * layout.spread * layout.matrices
 
-    def moved(node):
+    def renumber_node(node):
         if not isinstance(node, (Gwrite, Readres)):
             return node
         member, pixel = divmod(node.pixel.base, M)
         return replace(node, pixel=node.pixel._replace(base=member * all_of + before + pixel))
 
-    return [[moved(node) for node in unrolled(nodes)] for nodes in program.channels]
+    return [[renumber_node(node) for node in unroll(nodes)] for nodes in program.channels]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -57,7 +59,7 @@ def test_commands_are_those_of_programs_for_just_so_many_tokens(case, data):
     keys, values = layouts(case)
     places = keys.attention.keys
     order = data.draw(st.sampled_from(programs.ORDERS))
-    accumulate = programs.may_accumulate(values) and data.draw(st.booleans())
+    accumulate = programs.can_accumulate(values) and data.draw(st.booleans())
     by_tile = keys.banks * keys.spread
     by_column = values.elements * values.spread
     tokens = data.draw(
@@ -65,24 +67,24 @@ def test_commands_are_those_of_programs_for_just_so_many_tokens(case, data):
     )
     plain = ProductSchedule(order=order, spread=1, accumulate=accumulate)
 
-    growing = GrowingProduct.of(keys, plain, places)
+    growing = DynamicProduct.from_layout(keys, plain, places)
     (fixed,) = programs.scores(keys, tokens, order).programs
     issued = streams(growing, tokens)
-    assert issued == [list(unrolled(nodes)) for nodes in fixed.channels]
+    assert issued == [list(unroll(nodes)) for nodes in fixed.channels]
     cut = replace(growing.program, channels=tuple(map(tuple, issued)))
-    assert time_program(judged(cut, keys.pim), keys.pim).cycles == time_program(fixed, keys.pim).cycles
+    assert time_program(check_program(cut, keys.pim), keys.pim).cycles == time_program(fixed, keys.pim).cycles
 
-    growing = GrowingProduct.of(values, plain, places)
+    growing = DynamicProduct.from_layout(values, plain, places)
     full = 0 if accumulate else values.columns(tokens) // values.buffer_columns
-    wanted: list[list] = [[] for _ in range(values.channels)]
+    expected: list[list] = [[] for _ in range(values.channels)]
     programs_of = programs.mix(values, tokens, order, accumulate).programs
     for program, chunk in zip(programs_of, [0, full] if full else [full], strict=False):
-        for channel, nodes in enumerate(renumbered(values, program, chunk, growing.program)):
-            wanted[channel] += nodes
+        for channel, nodes in enumerate(renumber(values, program, chunk, growing.program)):
+            expected[channel] += nodes
     issued = streams(growing, tokens)
-    assert issued == wanted
+    assert issued == expected
     cut = replace(growing.program, channels=tuple(map(tuple, issued)))
-    cycles = time_program(judged(cut, values.pim), values.pim).cycles
+    cycles = time_program(check_program(cut, values.pim), values.pim).cycles
     apart = sum(time_program(program, values.pim).cycles for program in programs_of)
     timing = values.pim.timing
     # Costs count an incomplete chunk as a program of its own: they may differ by about one change of rows and
@@ -96,14 +98,16 @@ def attention_of(case: dict) -> CachedAttention | None:
     pim, shape = DEVICES[case["device"]], case["shape"]
     keys, values = case["places"]
     channels = keys["channels"]
-    if pim.one_host and shape["batch"] * shape["kv_heads"] % (channels // keys["spread"]):
+    if pim.has_single_host and shape["batch"] * shape["kv_heads"] % (channels // keys["spread"]):
         return None
-    own = {
+    schedules = {
         name: ProductSchedule(order="vector", spread=keys["spread"], lanes=part.get("lanes", 1))
         for name, part in (("keys", keys), ("values", values))
     }
     a = Attention(**shape, queries=1, scale=1.0, positioned=True)
-    return CachedAttention.of(a, CacheSchedule(**own), pim, "fp16", channels=channels, region="r")
+    return CachedAttention.from_schedule(
+        a, CacheSchedule(**schedules), pim, "fp16", channels=channels, region="r"
+    )
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -119,40 +123,41 @@ def test_what_runs_over_the_tokens_so_far_is_numpy_over_them(case, data):
     for product in (SCORES, VALUES):
         codegen.add_cache_product(module, product, cached, product)
 
-    def drawn(*dims: int) -> np.ndarray:
+    def random_tensor(*dims: int) -> np.ndarray:
         return rng.standard_normal(dims).astype(np.float16).astype(np.float32)
 
-    k, v = drawn(*a.key_shape), drawn(*a.value_shape)
-    layout_k, layout_v = cached.keys.first, cached.values.first
+    k, v = random_tensor(*a.key_shape), random_tensor(*a.value_shape)
+    layout_k, layout_v = cached.keys.first_layout, cached.values.first_layout
     near = (layout_k.banks * layout_k.spread, layout_v.elements * layout_v.spread * layout_v.buffer_columns)
     for tokens in sorted(data.draw(st.lists(lengths(a.keys, *near), min_size=1, max_size=3))):
-        held = [np.where(np.arange(a.keys)[:, None] < tokens - 1, each, 0) for each in (k, v)]
+        caches = [np.where(np.arange(a.keys)[:, None] < tokens - 1, tensor, 0) for tensor in (k, v)]
         state = [
-            tvm.runtime.tensor(cache.packed(each)) for cache, each in zip((cached.keys, cached.values), held)
+            tvm.runtime.tensor(cache.pack(tensor))
+            for cache, tensor in zip((cached.keys, cached.values), caches)
         ]
-        new = [np.ascontiguousarray(each[:, :, tokens - 1]) for each in (k, v)]
+        new = [np.ascontiguousarray(tensor[:, :, tokens - 1]) for tensor in (k, v)]
         # Requests of a batch may be at other positions; the furthest decides.
         position = np.minimum(tokens - 1, np.arange(a.batch)[::-1] + tokens - a.batch).clip(0)
         position[0] = tokens - 1
         for request in range(a.batch):
-            for each, cache in zip(new, (k, v)):
-                each[request] = cache[request, :, position[request]]
-        q, scores = drawn(*a.query_shape), np.empty(a.score_shape, np.float32)
+            for tensor, cache in zip(new, (k, v)):
+                tensor[request] = cache[request, :, position[request]]
+        q, scores = random_tensor(*a.query_shape), np.empty(a.score_shape, np.float32)
         module.get_function(SCORES)(
             *map(tvm_ffi.from_dlpack, (q, position.astype(np.int64))),
             *state,
             *map(tvm_ffi.from_dlpack, (*new, scores)),
         )
-        seen = [cache.unpacked(each.numpy()) for cache, each in zip((cached.keys, cached.values), state)]
+        seen = [cache.unpack(tensor.numpy()) for cache, tensor in zip((cached.keys, cached.values), state)]
         for request in range(a.batch):
             np.testing.assert_array_equal(seen[0][request, :, position[request]], new[0][request])
             np.testing.assert_array_equal(seen[1][request, :, position[request]], new[1][request])
-        by_head = [np.repeat(each[:, :, :tokens], a.group, axis=1) for each in seen]
+        by_head = [np.repeat(tensor[:, :, :tokens], a.group, axis=1) for tensor in seen]
         expected = np.einsum("bhqd,bhtd->bhqt", q, by_head[0])
         bound = np.einsum("bhqd,bhtd->bhqt", abs(q), abs(by_head[0])) + 1e-3
         assert (abs(scores[..., :tokens] - expected) <= 2 * ROUNDING * bound).all()
         assert not scores[..., tokens:].any()
-        weights = drawn(*a.score_shape)
+        weights = random_tensor(*a.score_shape)
         weights[..., tokens:] = 0
         sums = np.empty((a.batch, a.heads, cached.terms, a.value_size), np.float32)
         module.get_function(VALUES)(
@@ -172,7 +177,7 @@ def test_few_tokens_take_few_commands():
     plain = ProductSchedule(order="vector", spread=2)
     for kind in (KeyLayout, ValueLayout):
         layout = plain.layout(kind, a, pim, "fp16", 4)
-        growing = GrowingProduct.of(layout, plain, 400)
+        growing = DynamicProduct.from_layout(layout, plain, 400)
         comps = [
             sum(node.count for nodes in streams(growing, tokens) for node in nodes if isinstance(node, Comp))
             for tokens in (40, 200, 400)

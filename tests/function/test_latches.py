@@ -7,9 +7,9 @@ import pytest
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, Layer, flat, layers, require_legal_and_exact, with_latches
+from layers import NEWTON, PimLayer, flat, layers, require_legal_and_exact, with_latches
 from length import examples
-from reference import Window, bound, convolve, stored
+from reference import Window, bound, convolve, storage_values
 
 from pimflow.compiler.verification import check_region
 from pimflow.core.commands import Affine, Comp, Node, Readres, Wrbias
@@ -19,17 +19,17 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import coverage
-from pimflow.simulators.pim.expansion import command_counts, pim_refusal
+from pimflow.simulators.pim.coverage import product_coverage
+from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.streams import timed_streams
-from pimflow.simulators.pim.timing import check_device, issued, time_program
+from pimflow.simulators.pim.streams import timing_streams
+from pimflow.simulators.pim.timing import check_device, issue_program, time_program
 
 AIM = PimSpec.load("aim-gddr6")
 
 
 @st.composite
-def started(draw) -> tuple[Layer, str]:
+def latch_cases(draw) -> tuple[PimLayer, str]:
     """A layer on a device that can write latches, and what they start from."""
     layer = draw(layers(most_channels=6))
     if draw(st.booleans()):
@@ -39,7 +39,7 @@ def started(draw) -> tuple[Layer, str]:
     return layer, draw(st.sampled_from(("bias", "add")))
 
 
-def start_of(layer: Layer, initial: str) -> np.ndarray:
+def start_of(layer: PimLayer, initial: str) -> np.ndarray:
     g, rng = layer.geometry, np.random.default_rng(layer.seed + 1)
     shape = (g.oc,) if initial == "bias" else (g.n, g.oh, g.ow, g.oc)
     if layer.dtype == "int8":
@@ -48,13 +48,15 @@ def start_of(layer: Layer, initial: str) -> np.ndarray:
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(started())
+@given(latch_cases())
 def test_sums_start_from_the_values(case):
     layer, initial = case
     x, w = layer.operands()
     start = start_of(layer, initial)
-    held = start.astype(np.float64) if layer.dtype == "int8" else stored(start, layer.dtype)
-    added = np.broadcast_to(held.reshape(-1, layer.oc), (layer.geometry.pixels, layer.oc))[layer.pixels]
+    start_values = start.astype(np.float64) if layer.dtype == "int8" else storage_values(start, layer.dtype)
+    added = np.broadcast_to(start_values.reshape(-1, layer.oc), (layer.geometry.pixels, layer.oc))[
+        layer.pixels
+    ]
     exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
     limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
     for schedule in layer.schedules:
@@ -64,7 +66,7 @@ def test_sums_start_from_the_values(case):
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(started(), st.data())
+@given(latch_cases(), st.data())
 def test_programs_are_legal_and_exact_and_come_back(case, data):
     layer, initial = case
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
@@ -80,10 +82,10 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
 
 
 @st.composite
-def resumable(draw) -> tuple[Layer, str]:
+def resumable(draw) -> tuple[PimLayer, str]:
     """A layer of several chunks, of more tiles than a bank of AiM has accumulators."""
     accumulators = draw(st.integers(1, 3))
-    layer = Layer(
+    layer = PimLayer(
         x_shape=(1, 1, draw(st.integers(1, 4)), draw(st.integers(1025, 4200))),
         oc=16 * accumulators + draw(st.integers(1, 100)),
         pim=replace(AIM, accumulators=accumulators),
@@ -102,64 +104,66 @@ def test_sums_are_read_and_resumed(case, data):
     schedule = data.draw(st.sampled_from([order for order in layer.schedules if order.resumed]))
     program = layer.lowered(schedule, initial)
     assert PimProgram.from_json(program.to_json()) == program
-    assert coverage(program).exact
+    assert product_coverage(program).exact
     for channel in range(layer.channels):
-        assert violations(issued(program, layer.pim, channel), layer.pim, program, channel) == []
+        assert violations(issue_program(program, layer.pim, channel), layer.pim, program, channel) == []
     x, w = layer.operands()
     start = start_of(layer, initial) if initial else None
-    held = np.zeros(1) if start is None else stored(start, layer.dtype)
-    result = np.broadcast_to(held.reshape(-1, held.shape[-1]), (layer.geometry.pixels, layer.oc)).copy()
+    start_values = np.zeros(1) if start is None else storage_values(start, layer.dtype)
+    result = np.broadcast_to(
+        start_values.reshape(-1, start_values.shape[-1]), (layer.geometry.pixels, layer.oc)
+    ).copy()
     magnitude, limit = abs(result), 0.0
     step = layer.chunk_columns * layer.lanes
     for begin in range(0, layer.reduction, step):
         part = slice(begin, begin + step)
-        exact, more = convolve(x[..., part], w[..., part], layer.window, layer.dtype)
-        result, magnitude = result + exact, magnitude + more
+        exact, part_magnitude = convolve(x[..., part], w[..., part], layer.window, layer.dtype)
+        result, magnitude = result + exact, magnitude + part_magnitude
         # The error of a resumed sum may add half a unit to its next rounding.
         limit = limit + 1.01 * bound(result, magnitude, begin + step + 1, layer.dtype)
     got = execute(program, layer.image(program, w), x, initial=start)
     assert (abs(got - result) <= limit).all()
 
 
-LAYER = Layer(x_shape=(1, 2, 3, 40), oc=20, pim=with_latches(NEWTON), channels=2)
+LAYER = PimLayer(x_shape=(1, 2, 3, 40), oc=20, pim=with_latches(NEWTON), channels=2)
 
 
-def changed(initial: str, change) -> PimProgram:
-    program = LAYER.lowered(LAYER.schedules[0], initial)
+def change_streams(initial: str, change) -> PimProgram:
+    program = LAYER.lower(LAYER.schedules[0], initial)
     return replace(program, channels=tuple(tuple(change(flat(nodes))) for nodes in program.channels))
 
 
-def dropped(nodes: list[Node]) -> list[Node]:
-    at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
-    return [*nodes[:at], *nodes[at + 1 :]]
+def drop(nodes: list[Node]) -> list[Node]:
+    index = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+    return [*nodes[:index], *nodes[index + 1 :]]
 
 
 def late(nodes: list[Node]) -> list[Node]:
     """The first WRBIAS behind the first COMP on its latch, whose products it loses."""
-    at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+    index = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
     comp = next(
-        i for i, node in enumerate(nodes) if isinstance(node, Comp) and node.buffer == nodes[at].buffer
+        i for i, node in enumerate(nodes) if isinstance(node, Comp) and node.buffer == nodes[index].buffer
     )
-    return [*nodes[:at], *nodes[at + 1 : comp + 1], nodes[at], *nodes[comp + 1 :]]
+    return [*nodes[:index], *nodes[index + 1 : comp + 1], nodes[index], *nodes[comp + 1 :]]
 
 
 def early(nodes: list[Node]) -> list[Node]:
     """The WRBIAS behind the first READRES before it, whose result it replaces."""
-    at = next(i for i, node in enumerate(nodes) if isinstance(node, Readres))
+    index = next(i for i, node in enumerate(nodes) if isinstance(node, Readres))
     following = next(
         i
         for i, node in enumerate(nodes)
-        if i > at and isinstance(node, Wrbias) and node.buffer == nodes[at].buffer
+        if i > index and isinstance(node, Wrbias) and node.buffer == nodes[index].buffer
     )
     rest = [node for i, node in enumerate(nodes) if i != following]
-    return [*rest[:at], nodes[following], *rest[at:]]
+    return [*rest[:index], nodes[following], *rest[index:]]
 
 
 def elsewhere(field: str):
     def change(nodes: list[Node]) -> list[Node]:
-        at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
-        value = getattr(nodes[at], field).base
-        return [*nodes[:at], replace(nodes[at], **{field: Affine(value ^ 1)}), *nodes[at + 1 :]]
+        index = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+        value = getattr(nodes[index], field).base
+        return [*nodes[:index], replace(nodes[index], **{field: Affine(value ^ 1)}), *nodes[index + 1 :]]
 
     return change
 
@@ -167,11 +171,11 @@ def elsewhere(field: str):
 @pytest.mark.parametrize(
     ("initial", "change"),
     [
-        ("bias", dropped),
+        ("bias", drop),
         ("bias", late),
         ("bias", early),
         ("bias", elsewhere("channel")),
-        ("add", dropped),
+        ("add", drop),
         ("add", elsewhere("pixel")),
     ],
     ids=["dropped", "late", "early", "channel", "dropped residual", "pixel"],
@@ -179,9 +183,9 @@ def elsewhere(field: str):
 def test_values_and_coverage_find_what_goes_wrong(initial, change):
     x, w = LAYER.operands()
     start = start_of(LAYER, initial)
-    right, wrong = changed(initial, list), changed(initial, change)
-    assert coverage(right).exact and not coverage(wrong).exact
-    assert "start from a wrong value" in str(coverage(wrong))
+    right, wrong = change_streams(initial, list), change_streams(initial, change)
+    assert product_coverage(right).exact and not product_coverage(wrong).exact
+    assert "start from a wrong value" in str(product_coverage(wrong))
     results = [execute(program, LAYER.image(program, w), x, initial=start) for program in (right, wrong)]
     assert not np.array_equal(*results)
 
@@ -194,36 +198,36 @@ def first_resumed(nodes: list[Node]) -> int:
 
 
 def never_resumed(nodes: list[Node]) -> list[Node]:
-    at = first_resumed(nodes)
-    return [*nodes[:at], *nodes[at + 1 :]]
+    index = first_resumed(nodes)
+    return [*nodes[:index], *nodes[index + 1 :]]
 
 
-def begun_again(nodes: list[Node]) -> list[Node]:
-    at = first_resumed(nodes)
-    return [*nodes[:at], replace(nodes[at], resumed=0), *nodes[at + 1 :]]
+def restart_sum(nodes: list[Node]) -> list[Node]:
+    index = first_resumed(nodes)
+    return [*nodes[:index], replace(nodes[index], resumed=0), *nodes[index + 1 :]]
 
 
-def resumed_elsewhere(nodes: list[Node]) -> list[Node]:
-    at = first_resumed(nodes)
-    other = Affine((nodes[at].channel.base + 16) % 64)
-    return [*nodes[:at], replace(nodes[at], channel=other), *nodes[at + 1 :]]
+def resume_elsewhere(nodes: list[Node]) -> list[Node]:
+    index = first_resumed(nodes)
+    channel = Affine((nodes[index].channel.base + 16) % 64)
+    return [*nodes[:index], replace(nodes[index], channel=channel), *nodes[index + 1 :]]
 
 
-def resumed_unread(nodes: list[Node]) -> list[Node]:
+def resume_unread(nodes: list[Node]) -> list[Node]:
     """The READRES of the sum that is resumed first is of nothing."""
-    of = nodes[first_resumed(nodes)]
-    at = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.channel == of.channel)
-    return [*nodes[:at], *nodes[at + 1 :]]
+    resumed = nodes[first_resumed(nodes)]
+    index = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.channel == resumed.channel)
+    return [*nodes[:index], *nodes[index + 1 :]]
 
 
-@pytest.mark.parametrize("change", [never_resumed, begun_again, resumed_elsewhere, resumed_unread])
+@pytest.mark.parametrize("change", [never_resumed, restart_sum, resume_elsewhere, resume_unread])
 def test_sums_that_are_resumed_wrongly_are_found(change):
     x, w = RESUMED.operands()
     order = next(order for order in RESUMED.schedules if order.resumed)
     start = start_of(RESUMED, "bias")
-    right = RESUMED.lowered(order, "bias")
+    right = RESUMED.lower(order, "bias")
     wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
-    assert coverage(right).exact and not coverage(wrong).exact
+    assert product_coverage(right).exact and not product_coverage(wrong).exact
     results = [execute(program, RESUMED.image(program, w), x, initial=start) for program in (right, wrong)]
     assert not np.array_equal(*results, equal_nan=True)
     filters = w.reshape(RESUMED.oc, -1)
@@ -231,11 +235,11 @@ def test_sums_that_are_resumed_wrongly_are_found(change):
     assert checks == [True, False]
 
 
-def test_a_sum_of_the_wrong_filters_is_beyond_the_bound_of_one_that_is_resumed():
+def test_a_sum_of_wrong_filters_exceeds_the_bound_of_a_resumed_one():
     """A single product of 2100 that is missing is found, however often the sum was rounded."""
     x, w = RESUMED.operands()
     order = next(order for order in RESUMED.schedules if order.resumed)
-    program = RESUMED.lowered(order)
+    program = RESUMED.lower(order)
     lacking = w.copy()
     lacking[..., 1500] = 0
     y = execute(program, RESUMED.image(program, lacking), x)
@@ -245,7 +249,7 @@ def test_a_sum_of_the_wrong_filters_is_beyond_the_bound_of_one_that_is_resumed()
 def test_a_sum_that_is_resumed_has_an_aim_register_of_its_own():
     """A WR_BIAS for each channel names the register that an RD_MAC of all of them wrote for it."""
     order = next(o for o in RESUMED.schedules if o.resumed and o.pixel_groups == 1)
-    program = RESUMED.lowered(order)
+    program = RESUMED.lower(order)
     text = b"".join(chunk for chunk, _ in aim_isr.export(program)).decode()
     read: list[int] = []
     resumed = 0
@@ -262,12 +266,12 @@ def test_a_sum_that_is_resumed_has_an_aim_register_of_its_own():
 
 
 def test_a_bias_is_of_any_pixel_but_a_residual_is_not():
-    moved = changed("bias", elsewhere("pixel"))
-    assert coverage(moved).exact
+    moved = change_streams("bias", elsewhere("pixel"))
+    assert product_coverage(moved).exact
 
 
 def test_a_program_says_what_its_latches_start_from():
-    program = LAYER.lowered(LAYER.schedules[0], "bias")
+    program = LAYER.lower(LAYER.schedules[0], "bias")
     with pytest.raises(ValueError, match="does not say what latches start from"):
         replace(program, initial="").validate()
     with pytest.raises(TraceError, match="field 'initial' is 'scale', not one of"):
@@ -275,11 +279,11 @@ def test_a_program_says_what_its_latches_start_from():
     x, w = LAYER.operands()
     with pytest.raises(UsageError, match=r"from values of shape \(20,\), got \(0,\)"):
         execute(program, LAYER.image(program, w), x)
-    assert "initial" not in LAYER.lowered(LAYER.schedules[0]).to_json().partition("\n")[0]
+    assert "initial" not in LAYER.lower(LAYER.schedules[0]).to_json().partition("\n")[0]
 
 
 def test_a_module_without_the_values_is_refused():
-    program = LAYER.lowered(LAYER.schedules[0], "bias")
+    program = LAYER.lower(LAYER.schedules[0], "bias")
     x, w = LAYER.operands()
     module = codegen._create_module()
     codegen.add_region(module, "layer", program, LAYER.image(program, w))
@@ -294,13 +298,13 @@ def test_a_module_without_the_values_is_refused():
 
 def test_devices_without_such_latches_refuse():
     with pytest.raises(UnsupportedOpError, match="the latches of newton-gddr6 always start from zero"):
-        replace(LAYER, pim=NEWTON).lowered(LAYER.schedules[0], "bias")
-    program = LAYER.lowered(LAYER.schedules[0], "bias")
+        replace(LAYER, pim=NEWTON).lower(LAYER.schedules[0], "bias")
+    program = LAYER.lower(LAYER.schedules[0], "bias")
     with pytest.raises(SpecError, match="the latches of pim 'newton-gddr6' start from zero"):
         check_device(replace(program, pim_digest=""), NEWTON)
     with pytest.raises(TraceError, match="the published timing has no WRBIAS"):
         time_program(program, LAYER.pim, "ramulator-pimflow")
-    assert "sets latches" in pim_refusal(program)
+    assert "sets latches" in pim_unsupported_reason(program)
 
 
 def test_a_device_says_when_latches_may_be_written():
@@ -310,14 +314,14 @@ def test_a_device_says_when_latches_may_be_written():
     assert fault == "missing field 'energy.latch_write_pj': per WRBIAS"
     assert not list(with_latches(NEWTON).faults())
     # Lanes are added on the GPU, whose kernel adds the bias too.
-    assert not PimSpec.load("hbm-pim").writes_latches
+    assert not PimSpec.load("hbm-pim").can_write_latches
 
 
 def test_the_aim_trace_of_a_bias(tmp_path):
     """One channel: pixels by tiles; a WR_BIAS before each product that begins a sum."""
-    layer = Layer(x_shape=(1, 1, 2, 32), oc=16, pim=AIM, channels=1)
+    layer = PimLayer(x_shape=(1, 1, 2, 32), oc=16, pim=AIM, channels=1)
     order = next(s for s in layer.schedules if s.accumulators == 1)
-    text = b"".join(chunk for chunk, _ in aim_isr.export(layer.lowered(order, "bias"))).decode()
+    text = b"".join(chunk for chunk, _ in aim_isr.export(layer.lower(order, "bias"))).decode()
     path = tmp_path / "layer.aim"
     path.write_text(text)
     opcodes = [instruction.opcode for instruction in aim_isr.read(path)]
@@ -329,19 +333,19 @@ def test_the_aim_trace_of_a_bias(tmp_path):
 @pytest.mark.parametrize("initial", ["bias", "add"])
 def test_the_host_writes_each_group_of_latches_apart(initial):
     """16 channels with a tile each, of one pixel: 16 values, which the host writes one after the other."""
-    layer = Layer(x_shape=(1, 1, 1, 32), oc=256, pim=AIM, channels=16)
+    layer = PimLayer(x_shape=(1, 1, 1, 32), oc=256, pim=AIM, channels=16)
     order = next(s for s in layer.schedules if s.accumulators == 1 and s.pixel_groups == 1)
-    cycles = [time_program(layer.lowered(order, start), AIM).cycles for start in ("", initial)]
+    cycles = [time_program(layer.lower(order, start), AIM).cycles for start in ("", initial)]
     # One channel's WRBIAS takes the bus for 2 clocks; 15 others come before the last one's.
     assert cycles[1] >= cycles[0] + 15
 
 
 def test_channels_with_the_same_tile_share_a_bias():
-    layer = Layer(x_shape=(1, 1, 16, 32), oc=16, pim=AIM, channels=16)
+    layer = PimLayer(x_shape=(1, 1, 16, 32), oc=16, pim=AIM, channels=16)
     order = next(s for s in layer.schedules if s.accumulators == 1 and s.pixel_groups == 16)
     groups = {}
     for initial in ("bias", "add"):
-        words = timed_streams(layer.lowered(order, initial), AIM)[0].tolist()
+        words = timing_streams(layer.lower(order, initial), AIM)[0].tolist()
         groups[initial] = words[words.index(6) + 3]  # opcode, size, latch, then the groups before
     assert groups == {"bias": 0, "add": 15}
 
@@ -352,7 +356,7 @@ def test_window():
     layer = replace(LAYER, x_shape=(2, 3, 3, 5), window=window, pixel_begin=4, pixel_end=13)
     x, w = layer.operands()
     start = start_of(layer, "add")
-    program = layer.lowered(layer.schedules[0], "add")
+    program = layer.lower(layer.schedules[0], "add")
     exact, _ = convolve(x, w, window, "fp16")
     result = execute(program, layer.image(program, w), x, initial=start)
     assert np.allclose(result, (exact + start.reshape(exact.shape))[4:13], atol=2e-2)

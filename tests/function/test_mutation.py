@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from layers import Layer, flat
+from layers import PimLayer, flat
 from reference import Window, bound, convolve
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres
@@ -20,18 +20,18 @@ from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim.checker import count_violations
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # More pixels than two rounds of all buffers, or a dropped GWRITE would leave just what it writes; and
 # whole tiles, or a wrong row in some banks would touch no result.
 LAYERS = {
-    "pointwise": Layer(x_shape=(1, 5, 6, 120), oc=48, channels=2),
-    "padded": Layer(x_shape=(1, 5, 5, 20), oc=48, window=SAME, channels=2, row_begin=9),
-    "strided": Layer(x_shape=(2, 9, 9, 20), oc=32, window=replace(SAME, stride=(2, 2)), channels=3),
-    "two rows": Layer(x_shape=(1, 3, 3, 64), oc=48, window=SAME, channels=3),
-    "three rows": Layer(x_shape=(3, 1, 1, 1344), oc=64, channels=2),
-    "fp32": Layer(x_shape=(1, 5, 5, 12), oc=48, window=SAME, channels=2, dtype="fp32"),
+    "pointwise": PimLayer(x_shape=(1, 5, 6, 120), oc=48, channels=2),
+    "padded": PimLayer(x_shape=(1, 5, 5, 20), oc=48, window=SAME, channels=2, row_begin=9),
+    "strided": PimLayer(x_shape=(2, 9, 9, 20), oc=32, window=replace(SAME, stride=(2, 2)), channels=3),
+    "two rows": PimLayer(x_shape=(1, 3, 3, 64), oc=48, window=SAME, channels=3),
+    "three rows": PimLayer(x_shape=(3, 1, 1, 1344), oc=64, channels=2),
+    "fp32": PimLayer(x_shape=(1, 5, 5, 12), oc=48, window=SAME, channels=2, dtype="fp32"),
 }
 CASES = [
     pytest.param(layer, schedule, id=f"{name}, {schedule}", marks=pytest.mark.long if index else ())
@@ -41,13 +41,13 @@ CASES = [
 SAMPLES = 5
 
 
-class Case:
+class MutationCase:
     """A lowered layer, and whether a mutant of it is caught."""
 
-    def __init__(self, layer: Layer, schedule):
+    def __init__(self, layer: PimLayer, schedule):
         self.layer = layer
         self.x, self.w = layer.operands()
-        self.program = layer.lowered(schedule)
+        self.program = layer.lower(schedule)
         self.image = layer.image(self.program, self.w)
         self.exact, magnitude = convolve(self.x, self.w, layer.window, layer.dtype)
         self.limit = bound(self.exact, magnitude, layer.reduction, layer.dtype)
@@ -67,7 +67,7 @@ class Case:
         begins = range(fill.k.base + column * lanes, fill.k.base + (column + run.count) * lanes, lanes)
         return [i for i, begin in enumerate(begins) if vector[begin : begin + self.layer.lanes].any()]
 
-    def of(self, stream: list[Node]) -> PimProgram:
+    def with_stream(self, stream: list[Node]) -> PimProgram:
         """The program with another stream in one channel."""
         channels = list(self.program.channels)
         channels[self.channel] = tuple(stream)
@@ -89,7 +89,7 @@ class Case:
         pim = self.layer.pim
         for device in (pim, replace(pim, timing=pim.timing | {"nREFI": 1 << 30})):
             try:
-                stream = issued(program, device, self.channel)
+                stream = issue_program(program, device, self.channel)
             except TraceError:
                 return True
             if count_violations(stream, device, self.program, self.channel):
@@ -97,15 +97,15 @@ class Case:
         return False
 
 
-_made: dict[str, Case] = {}
+_cases: dict[str, MutationCase] = {}
 
 
 @pytest.fixture
-def case(layer, schedule) -> Case:
+def case(layer, schedule) -> MutationCase:
     key = f"{layer} {schedule}"
-    if key not in _made:
-        _made[key] = Case(layer, schedule)
-    return _made[key]
+    if key not in _cases:
+        _cases[key] = MutationCase(layer, schedule)
+    return _cases[key]
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
@@ -118,47 +118,47 @@ def test_the_program_itself_is_not_caught(case):
 # ---- one command ----
 
 
-def nodes(case: Case, kind: type, where: Callable[[int], object] = lambda index: True) -> list[int]:
+def nodes(case: MutationCase, kind: type, where: Callable[[int], object] = lambda index: True) -> list[int]:
     """Where the stream has such commands: the first, the last and some between."""
-    found = [index for index, node in enumerate(case.stream) if isinstance(node, kind) and where(index)]
-    return sorted({found[i] for i in np.linspace(0, len(found) - 1, SAMPLES).astype(int)})
+    positions = [index for index, node in enumerate(case.stream) if isinstance(node, kind) and where(index)]
+    return sorted({positions[i] for i in np.linspace(0, len(positions) - 1, SAMPLES).astype(int)})
 
 
-def edited(case: Case, kind: type, edit: Callable[[Node], list[Node]]) -> Iterator[list[Node]]:
+def edit_nodes(case: MutationCase, kind: type, edit: Callable[[Node], list[Node]]) -> Iterator[list[Node]]:
     """Streams with one node changed; COMPs of padding alone are left out, for they add nothing."""
     for index in nodes(case, kind, case.living if kind is Comp else lambda index: True):
         yield case.stream[:index] + edit(case.stream[index]) + case.stream[index + 1 :]
 
 
-def moved(affine: Affine, by: int) -> Affine:
-    return Affine(affine.base + by)
+def shift_affine(affine: Affine, offset: int) -> Affine:
+    return Affine(affine.base + offset)
 
 
-def other_buffer(case: Case, node: Node) -> Node:
+def other_buffer(case: MutationCase, node: Node) -> Node:
     return replace(node, buffer=(node.buffer + 1) % case.program.buffers)
 
 
-def dropped(case: Case, kind: type) -> Iterator[list[Node]]:
-    return edited(case, kind, lambda node: [])
+def drop(case: MutationCase, kind: type) -> Iterator[list[Node]]:
+    return edit_nodes(case, kind, lambda node: [])
 
 
-def dropped_comp(case: Case) -> Iterator[list[Node]]:
+def drop_comp(case: MutationCase) -> Iterator[list[Node]]:
     """One column of a run: the first, one inside, the last."""
     for number, index in enumerate(nodes(case, Comp, case.living)):
         run, living = case.stream[index], case.living(index)
         gap = (living[0], living[len(living) // 2], living[-1])[number % 3]
-        rest = replace(run, column=moved(run.column, gap + 1), count=run.count - gap - 1)
+        rest = replace(run, column=shift_affine(run.column, gap + 1), count=run.count - gap - 1)
         parts = [part for part in (replace(run, count=gap), rest) if part.count]
         yield case.stream[:index] + parts + case.stream[index + 1 :]
 
 
-def next_row(case: Case, row: Affine) -> Affine:
+def next_row(case: MutationCase, row: Affine) -> Affine:
     """The row after it, cyclically, or one beyond the region's if that is all it has."""
     begin, rows = case.program.row_begin, case.program.rows
     return Affine(begin + (row.base - begin + 1) % rows if rows > 1 else begin + 1)
 
 
-def changed_row(case: Case) -> Iterator[list[Node]]:
+def change_row(case: MutationCase) -> Iterator[list[Node]]:
     """The row of the activations and of every COMP until the next ones."""
     for start in nodes(case, GAct)[1:]:
         start -= case.stream[start].gang
@@ -172,25 +172,25 @@ def changed_row(case: Case) -> Iterator[list[Node]]:
         yield mutant
 
 
-def shifted_pixel(case: Case, kind: type) -> Iterator[list[Node]]:
+def shift_pixel(case: MutationCase, kind: type) -> Iterator[list[Node]]:
     """The neighbour on the right, or on the left for the last."""
 
     def edit(node: Node) -> list[Node]:
         last = node.pixel.base + getattr(node, "pixels", 1) == case.program.pixel_end
-        return [replace(node, pixel=moved(node.pixel, -1 if last else 1))]
+        return [replace(node, pixel=shift_affine(node.pixel, -1 if last else 1))]
 
-    return edited(case, kind, edit)
+    return edit_nodes(case, kind, edit)
 
 
-def shifted_channel(case: Case, by: int) -> Iterator[list[Node]]:
+def shift_channel(case: MutationCase, offset: int) -> Iterator[list[Node]]:
     def edit(node: Readres) -> list[Node]:
-        beyond = node.channel.base + by >= case.layer.oc
-        return [replace(node, channel=moved(node.channel, -by if beyond else by))]
+        beyond = node.channel.base + offset >= case.layer.oc
+        return [replace(node, channel=shift_affine(node.channel, -offset if beyond else offset))]
 
-    return edited(case, Readres, edit)
+    return edit_nodes(case, Readres, edit)
 
 
-def shifted_column(case: Case) -> Iterator[list[Node]]:
+def shift_column(case: MutationCase) -> Iterator[list[Node]]:
     """A run that leaves out its first column, or its last at the end of a row."""
 
     def matters(index: int) -> bool:
@@ -198,11 +198,15 @@ def shifted_column(case: Case) -> Iterator[list[Node]]:
 
     for index in nodes(case, Comp, matters):
         run = case.stream[index]
-        by = -1 if run.column.base + run.count == case.program.columns_per_row else 1
-        yield [*case.stream[:index], replace(run, column=moved(run.column, by)), *case.stream[index + 1 :]]
+        offset = -1 if run.column.base + run.count == case.program.columns_per_row else 1
+        yield [
+            *case.stream[:index],
+            replace(run, column=shift_affine(run.column, offset)),
+            *case.stream[index + 1 :],
+        ]
 
 
-def early_readres(case: Case) -> Iterator[list[Node]]:
+def early_readres(case: MutationCase) -> Iterator[list[Node]]:
     """A READRES before the last COMPs that it reads."""
     for index in nodes(case, Readres):
         buffer = case.stream[index].buffer
@@ -216,47 +220,53 @@ def early_readres(case: Case) -> Iterator[list[Node]]:
 
 
 VALUES, COMMANDS = "values", "commands"
-MUTATIONS: dict[str, tuple[Callable[[Case], Iterator[list[Node]]], set[str]]] = {
-    "dropped COMP": (dropped_comp, {VALUES, COMMANDS}),
-    "dropped run of COMPs": (lambda c: dropped(c, Comp), {VALUES, COMMANDS}),
-    "dropped READRES": (lambda c: dropped(c, Readres), {VALUES, COMMANDS}),
-    "dropped GWRITE": (lambda c: dropped(c, Gwrite), {VALUES, COMMANDS}),
+MUTATIONS: dict[str, tuple[Callable[[MutationCase], Iterator[list[Node]]], set[str]]] = {
+    "dropped COMP": (drop_comp, {VALUES, COMMANDS}),
+    "dropped run of COMPs": (lambda c: drop(c, Comp), {VALUES, COMMANDS}),
+    "dropped READRES": (lambda c: drop(c, Readres), {VALUES, COMMANDS}),
+    "dropped GWRITE": (lambda c: drop(c, Gwrite), {VALUES, COMMANDS}),
     # If the row is still open, the values are right all the same.
-    "dropped G_ACT": (lambda c: dropped(c, GAct), {COMMANDS}),
-    "G_ACT twice": (lambda c: edited(c, GAct, lambda n: [n, n]), {COMMANDS}),
-    "COMP twice": (lambda c: edited(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
-    "READRES twice": (lambda c: edited(c, Readres, lambda n: [n, n]), {VALUES, COMMANDS}),
+    "dropped G_ACT": (lambda c: drop(c, GAct), {COMMANDS}),
+    "G_ACT twice": (lambda c: edit_nodes(c, GAct, lambda n: [n, n]), {COMMANDS}),
+    "COMP twice": (lambda c: edit_nodes(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
+    "READRES twice": (lambda c: edit_nodes(c, Readres, lambda n: [n, n]), {VALUES, COMMANDS}),
     "READRES too early": (early_readres, {VALUES, COMMANDS}),
-    "changed row": (changed_row, {VALUES, COMMANDS}),
+    "changed row": (change_row, {VALUES, COMMANDS}),
     "changed row of one G_ACT": (
-        lambda c: edited(c, GAct, lambda n: [replace(n, row=next_row(c, n.row))]),
+        lambda c: edit_nodes(c, GAct, lambda n: [replace(n, row=next_row(c, n.row))]),
         {VALUES, COMMANDS},
     ),
     # COMP computes on any open row.
     "changed row of COMPs": (
-        lambda c: edited(c, Comp, lambda n: [replace(n, row=next_row(c, n.row))]),
+        lambda c: edit_nodes(c, Comp, lambda n: [replace(n, row=next_row(c, n.row))]),
         {COMMANDS},
     ),
-    "changed column": (shifted_column, {VALUES, COMMANDS}),
+    "changed column": (shift_column, {VALUES, COMMANDS}),
     "wrong buffer of GWRITE": (
-        lambda c: edited(c, Gwrite, lambda n: [other_buffer(c, n)]),
+        lambda c: edit_nodes(c, Gwrite, lambda n: [other_buffer(c, n)]),
         {VALUES, COMMANDS},
     ),
-    "wrong buffer of COMP": (lambda c: edited(c, Comp, lambda n: [other_buffer(c, n)]), {VALUES, COMMANDS}),
+    "wrong buffer of COMP": (
+        lambda c: edit_nodes(c, Comp, lambda n: [other_buffer(c, n)]),
+        {VALUES, COMMANDS},
+    ),
     "wrong buffer of READRES": (
-        lambda c: edited(c, Readres, lambda n: [other_buffer(c, n)]),
+        lambda c: edit_nodes(c, Readres, lambda n: [other_buffer(c, n)]),
         {VALUES, COMMANDS},
     ),
     # Issued commands do not say what is gathered or read: only values show the fault.
-    "wrong pixel of GWRITE": (lambda c: shifted_pixel(c, Gwrite), {VALUES}),
-    "wrong pixel of READRES": (lambda c: shifted_pixel(c, Readres), {VALUES}),
-    "wrong k by an element": (lambda c: edited(c, Gwrite, lambda n: [replace(n, k=moved(n.k, 1))]), {VALUES}),
-    "wrong k by a column": (
-        lambda c: edited(c, Gwrite, lambda n: [replace(n, k=moved(n.k, c.layer.lanes))]),
+    "wrong pixel of GWRITE": (lambda c: shift_pixel(c, Gwrite), {VALUES}),
+    "wrong pixel of READRES": (lambda c: shift_pixel(c, Readres), {VALUES}),
+    "wrong k by an element": (
+        lambda c: edit_nodes(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, 1))]),
         {VALUES},
     ),
-    "wrong output channel by a tile": (lambda c: shifted_channel(c, 16), {VALUES}),
-    "wrong output channel by one": (lambda c: shifted_channel(c, 1), {VALUES}),
+    "wrong k by a column": (
+        lambda c: edit_nodes(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, c.layer.lanes))]),
+        {VALUES},
+    ),
+    "wrong output channel by a tile": (lambda c: shift_channel(c, 16), {VALUES}),
+    "wrong output channel by one": (lambda c: shift_channel(c, 1), {VALUES}),
 }
 
 
@@ -342,5 +352,5 @@ def test_misplaced_weights_are_caught(case):
                 mutant = table.copy()
                 mutant[channel, row] = page
                 assert case.wrong_values(case.program, replace(case.image, table=mutant))
-    for axis, by in ((0, 1), (1, 1), (2, case.layer.lanes), (2, 1)):
-        assert case.wrong_values(case.program, replace(case.image, pages=np.roll(pages, by, axis)))
+    for axis, offset in ((0, 1), (1, 1), (2, case.layer.lanes), (2, 1)):
+        assert case.wrong_values(case.program, replace(case.image, pages=np.roll(pages, offset, axis)))

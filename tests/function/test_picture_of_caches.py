@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import cases, layouts, unrolled
+from test_attention_programs import cases, layouts, unroll
 
 from pimflow.core.commands import Write
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
@@ -26,23 +26,23 @@ def script():
         sys.modules.pop(name, None)
 
 
-def written(layout, channel, bank):
+def bank_contents(layout, channel, bank):
     """By row and column of a bank, the matrix, and tokens (of keys) or elements (of values) written there."""
-    keys, found = layout.kind == "keys", defaultdict(set)
+    keys, contents = layout.kind == "keys", defaultdict(set)
     per_gang = layout.banks // layout.pim.gangs
     for token in range(layout.attention.keys):
         program = (append_keys if keys else append_values)(layout, token)
-        for node in unrolled(program.channels[channel]):
+        for node in unroll(program.channels[channel]):
             if not isinstance(node, Write):
                 continue
             first = node.gang * per_gang + node.bank
             if first <= bank < first + node.banks:
-                what = token if keys else node.k.base + bank - first
-                if not keys and what >= layout.attention.value_size:
+                position = token if keys else node.k.base + bank - first
+                if not keys and position >= layout.attention.value_size:
                     continue  # zeros
                 for column in range(node.column.base, node.column.base + node.count):
-                    found[node.row.base - layout.first_row, column].add((node.pixel.base, what))
-    return found
+                    contents[node.row.base - layout.first_row, column].add((node.pixel.base, position))
+    return contents
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -52,19 +52,19 @@ def test_marks_are_where_appends_write(script, case, data):
         channel = data.draw(st.integers(0, layout.channels - 1))
         bank = data.draw(st.integers(0, layout.banks - 1))
         shown = {}
-        for mark in script.in_rows(layout, channel, bank):
-            what = int(mark["told"].partition(":")[0].rpartition(" ")[2])
+        for mark in script.row_marks(layout, channel, bank):
+            position = int(mark["told"].partition(":")[0].rpartition(" ")[2])
             for column in range(mark["begin"], mark["end"]):
-                shown[mark["row"], column] = {(int(mark["head"].rpartition(" ")[2]), what)}
-        assert shown == written(layout, channel, bank)
+                shown[mark["row"], column] = {(int(mark["head"].rpartition(" ")[2]), position)}
+        assert shown == bank_contents(layout, channel, bank)
 
 
 def test_the_picture_has_every_bank_and_row(script, monkeypatch):
     """In each channel one head; in each bank one token of 16 neighbours, and an element of the values."""
     attention = script.ATTENTION.part(1, 2)
     monkeypatch.setattr(script, "ATTENTION", type(attention)(**{**vars(attention), "keys": 256}))
-    found = script.chart_of()
-    keys, values = (part["data"]["values"] for part in found["vconcat"][0]["hconcat"])
+    chart = script.caches_chart()
+    keys, values = (part["data"]["values"] for part in chart["vconcat"][0]["hconcat"])
     assert len(keys) == len(values) == 16 * 16
     for mark in keys:
         assert mark["told"] % 16 == mark["bank"] and mark["told"] // 16 % 8 == mark["channel"] % 8
@@ -73,5 +73,5 @@ def test_the_picture_has_every_bank_and_row(script, monkeypatch):
         (0, "KV head 0"),
         (1, "KV head 1"),
     }
-    titles = [part["title"] for row in found["vconcat"] for part in row["hconcat"]]
+    titles = [part["title"] for row in chart["vconcat"] for part in row["hconcat"]]
     assert len(titles) == 6 and {title.partition(",")[0] for title in titles} == set(script.PIMS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import Layer, layers
+from layers import PimLayer, layers
 from length import examples
 from reference import STORAGE, Window
 
@@ -21,8 +21,8 @@ from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim.functional import execute
 
-LAYER = Layer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
-LOWERED = LAYER.lowered(LAYER.schedules[0])
+LAYER = PimLayer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
+LOWERED = LAYER.lower(LAYER.schedules[0])
 ROWS, COLUMNS, PIXELS = 40, 32, 16
 
 
@@ -64,7 +64,7 @@ programs = st.one_of(
     st.lists(st.lists(nodes(0), max_size=5).map(tuple), min_size=1, max_size=3).map(
         lambda streams: replace(LOWERED, rows=ROWS, channels=tuple(streams))
     ),
-    layers().flatmap(lambda layer: st.sampled_from(layer.schedules).map(layer.lowered)),
+    layers().flatmap(lambda layer: st.sampled_from(layer.schedules).map(layer.lower)),
 )
 
 
@@ -72,19 +72,19 @@ programs = st.one_of(
 @given(programs)
 def test_text_round_trips(program):
     text = program.to_json()
-    again = PimProgram.from_json(text)
-    assert again == program
-    assert again.to_json() == text
+    reread = PimProgram.from_json(text)
+    assert reread == program
+    assert reread.to_json() == text
     json.loads(text)
 
 
-def decoded(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = ()) -> list[tuple]:
+def decode_words(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = ()) -> list[tuple]:
     """Commands of encoded words, by the format that ``simulators/src/program.h`` documents."""
     commands: list[tuple] = []
     padded = np.zeros(MAX_DEPTH, np.int64)
     padded[: len(counters)] = counters
 
-    def at(operand: int) -> int:
+    def address(operand: int) -> int:
         return int(node[operand] + node[operand + 1 : operand + 1 + MAX_DEPTH] @ padded)
 
     start, affine = 0, 1 + MAX_DEPTH
@@ -93,14 +93,14 @@ def decoded(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = 
         kind, operand = node[0], node[2]
         if kind == 0:
             for i in range(operand):
-                commands += decoded(node[3:], readres_bursts, (*counters, i))
+                commands += decode_words(node[3:], readres_bursts, (*counters, i))
         elif kind == 1:
             bursts = node[3 + affine] * node[4 + 2 * affine]
             commands.append(("GWRITE", -1, operand, -1, -1, bursts))
         elif kind == 2:
-            commands.append(("G_ACT", operand, -1, at(3), -1, 0))
+            commands.append(("G_ACT", operand, -1, address(3), -1, 0))
         elif kind == 3:
-            row, column = at(3), at(3 + affine)
+            row, column = address(3), address(3 + affine)
             commands += [
                 ("COMP", -1, operand, row, c, 0) for c in range(column, column + node[3 + 2 * affine])
             ]
@@ -114,28 +114,28 @@ def decoded(words: np.ndarray, readres_bursts: int, counters: tuple[int, ...] = 
 @settings(max_examples=examples(60))
 @given(programs)
 def test_words_are_the_commands(program):
-    words, offsets = program.packed()
+    words, offsets = program.program_words()
     assert len(offsets) == len(program.channels) + 1
     assert offsets[-1] == len(words)
     for channel in range(len(program.channels)):
-        found = decoded(words[offsets[channel] : offsets[channel + 1]], program.readres_bursts)
+        commands = decode_words(words[offsets[channel] : offsets[channel + 1]], program.readres_bursts)
         expected = list(program.commands(channel))
-        assert Counter(c[0] for c in found) == Counter(c.name for c in expected)
-        assert found == [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in expected]
+        assert Counter(c[0] for c in commands) == Counter(c.name for c in expected)
+        assert commands == [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in expected]
 
 
 def test_what_was_printed_is_found_while_it_lives():
     program = replace(LOWERED, region="printed")
     text = program.to_json()
-    assert PimProgram.printed("".join(text)) is program and PimProgram.from_json(text) == program
-    assert PimProgram.printed(text.replace("printed", "other")) is None
+    assert PimProgram.from_printed_text("".join(text)) is program and PimProgram.from_json(text) == program
+    assert PimProgram.from_printed_text(text.replace("printed", "other")) is None
     del program
-    assert PimProgram.printed(text) is None
+    assert PimProgram.from_printed_text(text) is None
 
 
 def test_what_was_printed_is_validated():
     program = replace(LOWERED, channels=((GAct(gang=LOWERED.gangs, row=Affine(0)),),))
-    for read in (PimProgram.printed, PimProgram.from_json):
+    for read in (PimProgram.from_printed_text, PimProgram.from_json):
         with pytest.raises(TraceError, match="channel 0: gang"):
             read(program.to_json())
 
@@ -194,20 +194,27 @@ def test_affines_use_only_enclosing_loops(depth, make, what):
 def test_ranges_are_of_all_rounds():
     """A command is out of range if any round of its loops is, at either end."""
 
-    def opened(base: int, *coefficients: int) -> PimProgram:
+    def row_program(base: int, *coefficients: int) -> PimProgram:
         node = GAct(gang=0, row=Affine(base, coefficients))
         for extent in (4, 3)[: len(coefficients)]:
             node = Loop(extent=extent, body=(node,))
         return replace(LOWERED, row_begin=10, rows=8, channels=((node,),))
 
-    for legal in (opened(10), opened(17), opened(10, 2), opened(17, -2), opened(13, 2, -1), opened(10, 2, 1)):
+    for legal in (
+        row_program(10),
+        row_program(17),
+        row_program(10, 2),
+        row_program(17, -2),
+        row_program(13, 2, -1),
+        row_program(10, 2, 1),
+    ):
         legal.validate()
     for program, reach in (
-        (opened(9), "9..9"),
-        (opened(18), "18..18"),
-        (opened(12, 2), "12..18"),
-        (opened(15, -2), "9..15"),
-        (opened(12, 2, -1), "9..16"),
+        (row_program(9), "9..9"),
+        (row_program(18), "18..18"),
+        (row_program(12, 2), "12..18"),
+        (row_program(15, -2), "9..15"),
+        (row_program(12, 2, -1), "9..16"),
     ):
         with pytest.raises(ValueError, match=f"row {reach} of GAct is not in \\[10, 18\\)"):
             program.validate()
@@ -223,7 +230,9 @@ def test_residues_are_those_of_all_rounds(base, loops, modulus):
     affine = Affine(base, tuple(c for c, _ in loops))
     extents = tuple(n for _, n in loops)
     rounds = itertools.product(*map(range, extents))
-    assert residues(affine, extents, modulus) == sum(1 << r for r in {affine.at(i) % modulus for i in rounds})
+    assert residues(affine, extents, modulus) == sum(
+        1 << r for r in {affine.value(i) % modulus for i in rounds}
+    )
 
 
 def test_small_buffers_are_not_overrun():
@@ -290,7 +299,7 @@ def test_other_pixels_are_out_of_range():
                     program.validate()
 
 
-def edited(**fields: object) -> str:
+def edit_text(**fields: object) -> str:
     """The lowered program's text with some fields replaced; `channels` by name, `None` to drop one."""
     table = json.loads(LOWERED.to_json())
     for name, value in fields.items():
@@ -307,61 +316,61 @@ def edited(**fields: object) -> str:
     [
         ("", r"^a\.pimprog:1: Expecting value"),
         ("[]", r"^a\.pimprog:1: not a pimprog/1 file"),
-        (edited(format="pimprog/9"), r"^a\.pimprog:1: not a pimprog/1 file"),
-        (edited(format=None), r"^a\.pimprog:1: not a pimprog/1 file"),
-        (edited(rows=None), "field 'rows' is missing"),
-        (edited(geometry=None), "field 'geometry' is missing"),
-        (edited(geometry=[]), "field of 'geometry'.* is not a table"),
-        (edited(channels=None), "field 'channels' is missing"),
-        (edited(channels=[]), "0 channels; a program has 1 to 4096"),
-        (edited(channels=[[]] * 4097), "4097 channels; a program has 1 to 4096"),
-        (edited(channels=3), "field 'channels' is not a list"),
-        (edited(colour="red"), "field 'colour' is unknown"),
-        (edited(g_colour=1), "field of 'geometry', 'colour' is unknown"),
-        (edited(g_oc=None), "field of 'geometry', 'oc' is missing"),
-        (edited(dtype="fp8"), "'dtype'"),
-        (edited(region=4), "'region'"),
-        (edited(gangs=0), "'gangs'"),
-        (edited(gangs=5), "16 banks are not 5 gangs"),
-        (edited(buffers=2.0), "'buffers'"),
-        (edited(banks=True), "'banks'"),
-        (edited(rows="many"), "'rows'"),
-        (edited(row_begin=-1), "'row_begin'"),
-        (edited(readres_bursts=0), "'readres_bursts'"),
-        (edited(pixel_end=17), r"pixels \[0, 17\) are not in the output"),
-        (edited(pixel_begin=16), r"pixels \[16, 16\) are not in the output"),
-        (edited(g_stride=[0, 1]), "'geometry.stride'"),
-        (edited(g_padding=[0, 0]), "'geometry.padding'"),
-        (edited(g_h=-4), "'geometry.h'"),
-        (edited(g_n=2**40), "'geometry.n'"),
-        (edited(channels=[{}]), "channel 0: {} is not a list of commands"),
-        (edited(channels=[["COMP"]]), "channel 0: 'COMP' is no command"),
-        (edited(channels=[[[["COMP"]]]]), r"channel 0: \[\['COMP'\]\] is no command"),
-        (edited(channels=[[], [["JUMP", 1]]]), r"channel 1: \['JUMP', 1\] is no command"),
-        (edited(channels=[[["LOOP", 0, []]]]), "channel 0: a loop is"),
-        (edited(channels=[[["LOOP", 1]]]), "channel 0: a loop is"),
-        (edited(channels=[[["LOOP", 1, 5]]]), "channel 0: 5 is not a list of commands"),
-        (edited(channels=[[["G_ACT", 0]]]), "channel 0: G_ACT takes gang, row"),
-        (edited(geometry=asdict(LOWERED.geometry) | {"groups": 7}), "do not go together with 7 groups"),
-        (edited(buffer_columns=0), "'buffer_columns'"),
-        (edited(buffer_columns=2**40), "'buffer_columns'"),
-        (edited(result_lanes="1"), "'result_lanes'"),
-        (edited(channels=[[["G_ACT", 0, 3]]]), "channel 0: G_ACT has a bad row: 3"),
-        (edited(channels=[[["G_ACT", "0", [0]]]]), "channel 0: G_ACT has a bad gang: '0'"),
-        (edited(channels=[[["G_ACT", 0, [0, 1]]]]), "channel 0: row of G_ACT uses more loops"),
-        (edited(channels=[[["G_ACT", 4, [0]]]]), r"channel 0: gang 4..4 of GAct is not in \[0, 4\)"),
-        (edited(channels=[[["READRES", 4, [0], [0]]]]), "channel 0: buffer 4..4 of Readres"),
-        (edited(channels=[[["READRES", 0, [16], [0]]]]), "channel 0: pixel 16..16 of Readres"),
-        (edited(channels=[[["READRES", 0, [0], [20]]]]), "channel 0: output channel 20..20 of Readres"),
-        (edited(channels=[[["GWRITE", 0, [15], 2, [0], 1]]]), "channel 0: pixel 15..15 of Gwrite"),
-        (edited(channels=[[["GWRITE", 0, [0], 3, [0], 11]]]), "channel 0: column 32..32 of Gwrite"),
-        (edited(channels=[[["GWRITE", 0, [0], -1, [0], -1]]]), "'pixels'"),
-        (edited(channels=[[["GWRITE", 0, [0], 1, [180], 1]]]), "channel 0: element 180..180 of Gwrite"),
-        (edited(channels=[[["COMP", 0, [0], [30], 3]]]), "channel 0: column 30..30 of Comp"),
-        (edited(channels=[[["COMP", 0, [0], [0], 0]]]), "'count'"),
+        (edit_text(format="pimprog/9"), r"^a\.pimprog:1: not a pimprog/1 file"),
+        (edit_text(format=None), r"^a\.pimprog:1: not a pimprog/1 file"),
+        (edit_text(rows=None), "field 'rows' is missing"),
+        (edit_text(geometry=None), "field 'geometry' is missing"),
+        (edit_text(geometry=[]), "field of 'geometry'.* is not a table"),
+        (edit_text(channels=None), "field 'channels' is missing"),
+        (edit_text(channels=[]), "0 channels; a program has 1 to 4096"),
+        (edit_text(channels=[[]] * 4097), "4097 channels; a program has 1 to 4096"),
+        (edit_text(channels=3), "field 'channels' is not a list"),
+        (edit_text(colour="red"), "field 'colour' is unknown"),
+        (edit_text(g_colour=1), "field of 'geometry', 'colour' is unknown"),
+        (edit_text(g_oc=None), "field of 'geometry', 'oc' is missing"),
+        (edit_text(dtype="fp8"), "'dtype'"),
+        (edit_text(region=4), "'region'"),
+        (edit_text(gangs=0), "'gangs'"),
+        (edit_text(gangs=5), "16 banks are not 5 gangs"),
+        (edit_text(buffers=2.0), "'buffers'"),
+        (edit_text(banks=True), "'banks'"),
+        (edit_text(rows="many"), "'rows'"),
+        (edit_text(row_begin=-1), "'row_begin'"),
+        (edit_text(readres_bursts=0), "'readres_bursts'"),
+        (edit_text(pixel_end=17), r"pixels \[0, 17\) are not in the output"),
+        (edit_text(pixel_begin=16), r"pixels \[16, 16\) are not in the output"),
+        (edit_text(g_stride=[0, 1]), "'geometry.stride'"),
+        (edit_text(g_padding=[0, 0]), "'geometry.padding'"),
+        (edit_text(g_h=-4), "'geometry.h'"),
+        (edit_text(g_n=2**40), "'geometry.n'"),
+        (edit_text(channels=[{}]), "channel 0: {} is not a list of commands"),
+        (edit_text(channels=[["COMP"]]), "channel 0: 'COMP' is no command"),
+        (edit_text(channels=[[[["COMP"]]]]), r"channel 0: \[\['COMP'\]\] is no command"),
+        (edit_text(channels=[[], [["JUMP", 1]]]), r"channel 1: \['JUMP', 1\] is no command"),
+        (edit_text(channels=[[["LOOP", 0, []]]]), "channel 0: a loop is"),
+        (edit_text(channels=[[["LOOP", 1]]]), "channel 0: a loop is"),
+        (edit_text(channels=[[["LOOP", 1, 5]]]), "channel 0: 5 is not a list of commands"),
+        (edit_text(channels=[[["G_ACT", 0]]]), "channel 0: G_ACT takes gang, row"),
+        (edit_text(geometry=asdict(LOWERED.geometry) | {"groups": 7}), "do not go together with 7 groups"),
+        (edit_text(buffer_columns=0), "'buffer_columns'"),
+        (edit_text(buffer_columns=2**40), "'buffer_columns'"),
+        (edit_text(result_lanes="1"), "'result_lanes'"),
+        (edit_text(channels=[[["G_ACT", 0, 3]]]), "channel 0: G_ACT has a bad row: 3"),
+        (edit_text(channels=[[["G_ACT", "0", [0]]]]), "channel 0: G_ACT has a bad gang: '0'"),
+        (edit_text(channels=[[["G_ACT", 0, [0, 1]]]]), "channel 0: row of G_ACT uses more loops"),
+        (edit_text(channels=[[["G_ACT", 4, [0]]]]), r"channel 0: gang 4..4 of GAct is not in \[0, 4\)"),
+        (edit_text(channels=[[["READRES", 4, [0], [0]]]]), "channel 0: buffer 4..4 of Readres"),
+        (edit_text(channels=[[["READRES", 0, [16], [0]]]]), "channel 0: pixel 16..16 of Readres"),
+        (edit_text(channels=[[["READRES", 0, [0], [20]]]]), "channel 0: output channel 20..20 of Readres"),
+        (edit_text(channels=[[["GWRITE", 0, [15], 2, [0], 1]]]), "channel 0: pixel 15..15 of Gwrite"),
+        (edit_text(channels=[[["GWRITE", 0, [0], 3, [0], 11]]]), "channel 0: column 32..32 of Gwrite"),
+        (edit_text(channels=[[["GWRITE", 0, [0], -1, [0], -1]]]), "'pixels'"),
+        (edit_text(channels=[[["GWRITE", 0, [0], 1, [180], 1]]]), "channel 0: element 180..180 of Gwrite"),
+        (edit_text(channels=[[["COMP", 0, [0], [30], 3]]]), "channel 0: column 30..30 of Comp"),
+        (edit_text(channels=[[["COMP", 0, [0], [0], 0]]]), "'count'"),
         ("[" * 10**5, "a.pimprog"),
-        (edited(channels=[[]]).replace("[[]]", "[" * 600 + "]" * 600), "a.pimprog"),
-        (edited(rows=0).replace('"rows": 0', '"rows": 1' + "0" * 5000), "a.pimprog"),
+        (edit_text(channels=[[]]).replace("[[]]", "[" * 600 + "]" * 600), "a.pimprog"),
+        (edit_text(rows=0).replace('"rows": 0', '"rows": 1' + "0" * 5000), "a.pimprog"),
     ],
 )
 def test_malformed_text(text, message):
@@ -412,7 +421,7 @@ OTHERS = (
     "[1, 1]",
 )
 WORDS = st.one_of(st.sampled_from(NUMBERS), st.sampled_from((*OTHERS, '[["LOOP", 2, []]]'))).map(json.loads)
-SCHEDULED = [LAYER.lowered(schedule).to_json() for schedule in LAYER.schedules]
+SCHEDULED = [LAYER.lower(schedule).to_json() for schedule in LAYER.schedules]
 
 
 @settings(max_examples=examples(600))
@@ -455,8 +464,8 @@ def test_words_are_made_once_and_stay_in_their_process():
     """Timing, checker and executor ask for the same words; programs are handed on without them."""
     fresh = replace(LOWERED)
     before = pickle.dumps(fresh)
-    words = fresh.encoded(0)
-    assert words is fresh.encoded(0)
+    words = fresh.channel_words(0)
+    assert words is fresh.channel_words(0)
     assert pickle.dumps(fresh) == before
-    again = pickle.loads(before)
-    assert again == fresh and (again.encoded(0) == words).all()
+    unpickled = pickle.loads(before)
+    assert unpickled == fresh and (unpickled.channel_words(0) == words).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import unrolled
+from test_attention_programs import unroll
 
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
@@ -36,35 +36,35 @@ def devices(draw) -> PimSpec:
 @given(devices(), st.integers(1, 5), st.integers(1, 40), st.integers(1, 600), st.data())
 def test_loops_are_the_commands_that_they_stand_for(pim, pixels, chunks, outputs, data):
     geometry = ConvGeometry(n=pixels, h=1, w=1, c=64 * chunks, oc=outputs)
-    known = [each for each in schedules(geometry, pim, "fp16") if each.accumulators > 1]
-    if not known:
+    orders = [order for order in schedules(geometry, pim, "fp16") if order.accumulators > 1]
+    if not orders:
         return
-    made = {
+    arguments = {
         "region": "r",
         "dtype": "fp16",
         "channels": data.draw(st.integers(1, 4)),
-        "schedule": data.draw(st.sampled_from(known)),
+        "schedule": data.draw(st.sampled_from(orders)),
         "initial": data.draw(st.sampled_from(["", "bias"])),
         "activation": data.draw(st.sampled_from(["", "relu"])),
         "row_begin": 8,
     }
-    rolled = lowering.lower(geometry, pim, **made)
+    rolled = lowering.lower(geometry, pim, **arguments)
     with pytest.MonkeyPatch.context() as patch:
         fields = lowering._fields
         patch.setattr(lowering, "_fields", lambda *args: {**fields(*args), "loops": False})
-        plain = lowering.lower(geometry, pim, **made)
-    for found, wanted in zip(rolled.channels, plain.channels, strict=True):
-        assert list(unrolled(found)) == list(unrolled(wanted))
+        plain = lowering.lower(geometry, pim, **arguments)
+    for actual, expected in zip(rolled.channels, plain.channels, strict=True):
+        assert list(unroll(actual)) == list(unroll(expected))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_vocabulary_is_lowered_as_loops(resumed):
     """A search times thousands of parts of such a layer."""
     geometry = ConvGeometry(n=16, h=1, w=1, c=4096, oc=128256)
-    known = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
+    orders = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
     began = time.process_time()
     program = lowering.lower(
-        geometry, AIM, region="r", dtype="fp16", channels=16, schedule=known[0], to_time=True
+        geometry, AIM, region="r", dtype="fp16", channels=16, schedule=orders[0], timing_only=True
     )
     assert time.process_time() - began < 2
     assert len(program.to_json()) < 1 << 20

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from layers import Layer
+from layers import PimLayer
 from tvm import relax
 
 from pimflow.errors import ArtifactError
@@ -21,7 +21,7 @@ from pimflow.pim_backend.runtime import codegen, network_module, targets
 from pimflow.simulators.pim.functional import execute
 
 
-def called(program, image, x, dtype):
+def call_region(program, image, x, dtype):
     """The region's output for input `x`, both stored as `dtype`."""
     module = native.get("pimflow.runtime.create_module")()
     codegen.add_region(module, "layer", program, image)
@@ -32,12 +32,12 @@ def called(program, image, x, dtype):
 
 
 def test_half_tensors_give_the_same_values():
-    layer = Layer(x_shape=(1, 5, 5, 40), oc=20, channels=3)
+    layer = PimLayer(x_shape=(1, 5, 5, 40), oc=20, channels=3)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
-    full = called(program, image, x.astype(np.float16), np.float32)
-    assert (called(program, image, x, np.float16).astype(np.float32) == full).all()
+    full = call_region(program, image, x.astype(np.float16), np.float32)
+    assert (call_region(program, image, x, np.float16).astype(np.float32) == full).all()
 
 
 def test_results_are_rounded_to_half_like_numpy():
@@ -50,8 +50,8 @@ def test_results_are_rounded_to_half_like_numpy():
     values = np.concatenate([halves, -halves, ties, -ties, np.nextafter(ties, 0), wild])
     values = values[np.isfinite(values)]
     values = np.resize(values, (values.size // 16 + 1) * 16).reshape(1, -1, 1, 16).astype(np.float32)
-    layer = Layer(x_shape=values.shape, oc=16, dtype="fp32", channels=2)
-    program = layer.lowered(layer.schedules[0])
+    layer = PimLayer(x_shape=values.shape, oc=16, dtype="fp32", channels=2)
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, np.eye(16, dtype=np.float32))
     module = native.get("pimflow.runtime.create_module")()
     codegen.add_region(module, "layer", program, image)
@@ -65,9 +65,9 @@ def test_results_are_rounded_to_half_like_numpy():
 @pytest.mark.parametrize("first", [0, 7, 500, 1000])
 def test_the_output_may_overwrite_the_input(first):
     """Where they share no bytes (from 1000 on), the device works on both where they lie."""
-    layer = Layer(x_shape=(1, 5, 5, 40), oc=20, dtype="fp32", channels=3)
+    layer = PimLayer(x_shape=(1, 5, 5, 40), oc=20, dtype="fp32", channels=3)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
     memory = np.zeros(1500, np.float32)
     memory[:1000] = x.reshape(-1)
@@ -79,9 +79,9 @@ def test_the_output_may_overwrite_the_input(first):
 
 
 def test_a_region_takes_two_tensors():
-    layer = Layer(x_shape=(1, 3, 3, 40), oc=20)
+    layer = PimLayer(x_shape=(1, 3, 3, 40), oc=20)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     module = native.get("pimflow.runtime.create_module")()
     codegen.add_region(module, "layer", program, layer.image(program, w))
     for tensors in ((), (tvm_ffi.from_dlpack(x),)):
@@ -91,11 +91,11 @@ def test_a_region_takes_two_tensors():
 
 def test_inferences_side_by_side():
     """Threads share a module, and observers come and go meanwhile: the same values, each seen once or not."""
-    layer = Layer(x_shape=(1, 6, 6, 300), oc=40, channels=4)
+    layer = PimLayer(x_shape=(1, 6, 6, 300), oc=40, channels=4)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
-    expected = called(program, image, x, np.float32)
+    expected = call_region(program, image, x, np.float32)
     module = native.get("pimflow.runtime.create_module")()
     codegen.add_region(module, "layer", program, image)
     results = [np.zeros((40, *expected.shape), np.float32) for _ in range(3)]
@@ -109,7 +109,7 @@ def test_inferences_side_by_side():
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        with codegen.observed(lambda symbol, operands, y: seen.append((y == expected).all())):
+        with codegen.observe_regions(lambda symbol, operands, y: seen.append((y == expected).all())):
             time.sleep(0.001)
     assert all((outputs == expected).all() for outputs in results)
     assert all(seen) and len(seen) <= 120
@@ -123,45 +123,49 @@ def test_a_damaged_interface_takes_no_memory():
         load(bytes(16))
 
 
-def stored(program, image, wider: int = 0) -> bytes:
+def module_bytes(program, image, wider: int = 0) -> bytes:
     """A module of one region, "layer", as `pim_module.cc` writes it; its input has `wider` channels more."""
-    words, offsets = program.packed()
+    words, offsets = program.program_words()
     parts = [struct.pack("<QQQ", 0x39304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
-    own, no_attention = program.geometry.c - program.added_channels, 0
-    parts.append(struct.pack("<QQQQ", own, own + wider, program.added_channels, no_attention))
+    own_channels, no_attention = program.geometry.c - program.added_channels, 0
+    parts.append(
+        struct.pack("<QQQQ", own_channels, own_channels + wider, program.added_channels, no_attention)
+    )
     return b"".join(parts)
 
 
 def test_stored_modules_are_read():
     load = native.get("ffi.Module.load_from_bytes.pim")
-    layer = Layer(x_shape=(1, 3, 3, 40), oc=20, channels=2)
+    layer = PimLayer(x_shape=(1, 3, 3, 40), oc=20, channels=2)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
-    whole = stored(program, image)
+    data = module_bytes(program, image)
     y = np.zeros((layer.geometry.pixels, 20), np.float32)
-    load(whole)["layer"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
-    assert (y == called(program, image, x, np.float32)).all()
+    load(data)["layer"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
+    assert (y == call_region(program, image, x, np.float32)).all()
     wide = np.concatenate([np.full((*x.shape[:-1], 8), 7, x.dtype), x], -1)
-    again = np.zeros_like(y)
-    load(stored(program, image, wider=8))["layer"](tvm_ffi.from_dlpack(wide), tvm_ffi.from_dlpack(again))
-    assert (again == y).all(), "of a wider input it takes the last channels"
-    for size in [*range(8, 200), *range(200, len(whole), 997), len(whole) - 1]:
+    wide_result = np.zeros_like(y)
+    load(module_bytes(program, image, wider=8))["layer"](
+        tvm_ffi.from_dlpack(wide), tvm_ffi.from_dlpack(wide_result)
+    )
+    assert (wide_result == y).all(), "of a wider input it takes the last channels"
+    for size in [*range(8, 200), *range(200, len(data), 997), len(data) - 1]:
         with pytest.raises(RuntimeError, match="truncated pimflow module"):
-            load(whole[:size])
+            load(data[:size])
     with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
-        load(b"PIM07\0\0\0" + whole[8:])
+        load(b"PIM07\0\0\0" + data[8:])
     adding = replace(layer, added_channels=20)
-    program = adding.lowered(layer.schedules[0])
-    own, added = x[..., :20].copy(), x[..., 20:].copy()
+    program = adding.lower(layer.schedules[0])
+    own_input, added = x[..., :20].copy(), x[..., 20:].copy()
     image = layer.image(program, w[..., :20])
-    load(stored(program, image))["layer"](*map(tvm_ffi.from_dlpack, (own, added, y)))
-    assert (y == execute(program, image, own, added=added)).all()
+    load(module_bytes(program, image))["layer"](*map(tvm_ffi.from_dlpack, (own_input, added, y)))
+    assert (y == execute(program, image, own_input, added=added)).all()
 
 
 def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path, monkeypatch):
@@ -177,17 +181,17 @@ def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path, 
     values = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)}
     kinds, results = [], []
     for name in ("anew", "once"):
-        executable = tvm.compile(mod, targets.named_target("llvm+pim"))
+        executable = tvm.compile(mod, targets.target_by_name("llvm+pim"))
         network = network_module.pack(executable, relax_module.inputs(mod), 1)
         with monkeypatch.context() as changed:  # nothing can be run from the temporary folder
             changed.setattr(network_module.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
-            assert network_module.MachineCode.of(network) is None
-        code = network_module.MachineCode.of(network) if name == "once" else None
+            assert network_module.MachineCode.from_network(network) is None
+        code = network_module.MachineCode.from_network(network) if name == "once" else None
         results.append(network_module.infer(network, values)[0])
         network_module.store(network, tmp_path / f"{name}.so", 0, code)
-        kinds.append([each.kind for each in executable.mod.imports])
+        kinds.append([item.kind for item in executable.mod.imports])
         results.append(network_module.infer(network, values)[0])  # it runs on
         results.append(network_module.infer(network_module.load(tmp_path / f"{name}.so"), values)[0])
     assert kinds == [["llvm"], ["library"]]
-    assert all(np.array_equal(each, results[0]) for each in results)
+    assert all(np.array_equal(item, results[0]) for item in results)
     assert (tmp_path / "anew.so").read_bytes() == (tmp_path / "once.so").read_bytes()

@@ -18,7 +18,7 @@ from pimflow.simulators.pim.functional import PimDevice
 GANGS, BANKS, COLUMNS, ELEMENTS, ROWS = 2, 4, 8, 4, 3
 
 
-def of(nodes, dtype="fp16", pixels=2, reduction=64) -> PimProgram:
+def write_program(nodes, dtype="fp16", pixels=2, reduction=64) -> PimProgram:
     return PimProgram(
         region="cache",
         pim="newton-gddr6",
@@ -68,9 +68,9 @@ def test_cells_hold_what_was_written(stored, dtype):
     rng = np.random.default_rng(0)
     x = rng.integers(-99, 99, (2, 1, 1, 64)) if dtype == "int8" else rng.standard_normal((2, 1, 1, 64)) * 1e-3
     x = x.astype(np.int8 if dtype == "int8" else np.float32)
-    held = image(dtype)
-    nodes = [node for each in stored for node in (GAct(gang=each.gang, row=each.row), each)]
-    PimDevice(of(nodes, dtype), held).run(x)
+    memory = image(dtype)
+    nodes = [node for write in stored for node in (GAct(gang=write.gang, row=write.row), write)]
+    PimDevice(write_program(nodes, dtype), memory).run(x)
     expected = np.zeros((ROWS, BANKS, COLUMNS, ELEMENTS), NUMPY_DTYPE[dtype])
     for w in stored:
         vector = np.append(x[w.pixel.base, 0, 0], np.zeros(256, x.dtype))[w.k.base :]
@@ -78,7 +78,7 @@ def test_cells_hold_what_was_written(stored, dtype):
         bank, column = BANKS // GANGS * w.gang + w.bank, w.column.base
         place = (slice(bank, bank + w.banks), slice(column, column + w.count))
         expected[w.row.base - 5][(*place, slice(w.element, w.element + w.elements))] = values
-    assert np.ascontiguousarray(held.pages).tobytes() == expected.tobytes()
+    assert np.ascontiguousarray(memory.pages).tobytes() == expected.tobytes()
 
 
 def test_a_product_sees_what_was_written_before_it():
@@ -86,7 +86,7 @@ def test_a_product_sees_what_was_written_before_it():
     row = Affine(5)
     read = Readres(buffer=0, pixel=Affine(0), channel=Affine(0))
     product = (Comp(buffer=0, row=row, column=Affine(0), count=1), read)
-    again = (product[0], replace(read, pixel=Affine(1)))
+    second_product = (product[0], replace(read, pixel=Affine(1)))
     store = Write(
         gang=1, bank=1, banks=1, row=row, column=Affine(0), count=1, element=1, elements=2,
         pixel=Affine(1), k=Affine(4),
@@ -95,7 +95,7 @@ def test_a_product_sees_what_was_written_before_it():
     first = Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=1)
     x = np.zeros((2, 1, 1, 64), np.float32)
     x[0, 0, 0, :4], x[1, 0, 0, 4:6] = (1, 10, 100, 1000), (2, 3)
-    out = PimDevice(of((first, *opened, *product, store, *again)), image("fp16")).run(x)
+    out = PimDevice(write_program((first, *opened, *product, store, *second_product)), image("fp16")).run(x)
     assert out.tolist() == [[0, 0, 0, 0], [0, 0, 0, 320]]
 
 
@@ -104,11 +104,11 @@ def test_rows_that_are_lacking_or_shared_are_not_written():
         gang=0, bank=0, banks=1, row=Affine(5), column=Affine(0), count=1, element=0, elements=1,
         pixel=Affine(0), k=Affine(0),
     )  # fmt: skip
-    program, held = of((GAct(gang=0, row=Affine(5)), store)), image("fp16")
+    program, memory = write_program((GAct(gang=0, row=Affine(5)), store)), image("fp16")
     for page, problem in ((-1, "lacks some"), (1, "holds once for several")):
         table = np.array([[page, 1, 2]], np.int32)
         with pytest.raises(UsageError, match=problem):
-            PimDevice(program, replace(held, table=table))
+            PimDevice(program, replace(memory, table=table))
     for wrong in (
         {"bank": 1, "banks": 2},
         {"row": Affine(8)},
@@ -118,7 +118,7 @@ def test_rows_that_are_lacking_or_shared_are_not_written():
         {"elements": 0},
     ):
         with pytest.raises(TraceError):
-            PimDevice(of((GAct(gang=0, row=Affine(5)), replace(store, **wrong))), held)
+            PimDevice(write_program((GAct(gang=0, row=Affine(5)), replace(store, **wrong))), memory)
 
 
 def test_a_file_keeps_it():
@@ -126,6 +126,6 @@ def test_a_file_keeps_it():
         gang=0, bank=0, banks=2, row=Affine(5), column=Affine(0), count=1, element=0, elements=1,
         pixel=Affine(0), k=Affine(3),
     )  # fmt: skip
-    program = replace(of((GAct(gang=0, row=Affine(5)), store)), matrices=2, lanes=2)
+    program = replace(write_program((GAct(gang=0, row=Affine(5)), store)), matrices=2, lanes=2)
     text = program.to_json()
     assert PimProgram.from_json(text) == program and '"WRITE", 0, 0, 2, [5], [0], 1, 0, 1, [0], [3]' in text

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion.layers import Layer, LayerGraph, same
+from pimflow.fusion.layers import Layer, LayerGraph, elementwise_maps
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GraphWithReads:
     """A graph, and by layer a function from (operand, result index) to the operand's indices."""
 
     graph: LayerGraph
@@ -31,8 +31,8 @@ def _window(draw, extent, plain):
 
 def _taps(window, extent, i):
     first = i * window["stride"] - window["pad_before"]
-    found = [first + d * window["dilation"] for d in range(window["window"])]
-    return [x for x in found if 0 <= x < extent]
+    taps = [first + d * window["dilation"] for d in range(window["window"])]
+    return [x for x in taps if 0 <= x < extent]
 
 
 def _convolution(draw, name, source, shape, plain):
@@ -45,9 +45,11 @@ def _convolution(draw, name, source, shape, plain):
         return _elementwise(draw, name, [source], shape)
     size, per = shape[3] // groups, filters // groups
 
-    def reads(_, at):
-        run = range(at[3] // per * size, at[3] // per * size + size)
-        return itertools.product([at[0]], _taps(rows, shape[1], at[1]), _taps(columns, shape[2], at[2]), run)
+    def reads(_, index):
+        run = range(index[3] // per * size, index[3] // per * size + size)
+        return itertools.product(
+            [index[0]], _taps(rows, shape[1], index[1]), _taps(columns, shape[2], index[2]), run
+        )
 
     channels = RangeMap.blocks(shape[3], filters, groups)
     weights = filters * size * rows["window"] * columns["window"]
@@ -62,10 +64,10 @@ def _convolution(draw, name, source, shape, plain):
 def _elementwise(draw, name, sources, shape):
     weights = draw(st.sampled_from([0, shape[3]]))
     layer = Layer(
-        name=name, kind="eltwise", inputs=tuple(sources), maps=(same(shape),) * len(sources), in_place=True,
+        name=name, kind="eltwise", inputs=tuple(sources), maps=(elementwise_maps(shape),) * len(sources), in_place=True,
         weight_elements=weights, operations=math.prod(shape),
     )  # fmt: skip
-    return layer, shape, lambda _, at: [at]
+    return layer, shape, lambda _, index: [index]
 
 
 def _pad(draw, name, source, shape):
@@ -75,9 +77,9 @@ def _pad(draw, name, source, shape):
     result = (shape[0], shape[1] + before + after, *shape[2:])
     maps = (RangeMap.same(shape[0]), RangeMap.pad(shape[1], before, after), *map(RangeMap.same, shape[2:]))
 
-    def reads(_, at):
-        row = at[1] - before
-        return [(at[0], row, *at[2:])] if 0 <= row < shape[1] else []
+    def reads(_, index):
+        row = index[1] - before
+        return [(index[0], row, *index[2:])] if 0 <= row < shape[1] else []
 
     return Layer(name=name, kind="pad", inputs=(source,), maps=(maps,)), result, reads
 
@@ -85,13 +87,13 @@ def _pad(draw, name, source, shape):
 def _concat(name, sources, shapes):
     total, maps, begins, begin = sum(s[3] for s in shapes), [], {}, 0
     for source, shape in zip(sources, shapes):
-        maps.append((*map(RangeMap.same, shape[:3]), RangeMap.part_of(shape[3], begin, total)))
+        maps.append((*map(RangeMap.same, shape[:3]), RangeMap.concat_operand(shape[3], begin, total)))
         begins[source] = (begin, shape[3])
         begin += shape[3]
 
-    def reads(source, at):
+    def reads(source, index):
         low, size = begins[source]
-        return [(*at[:3], at[3] - low)] if 0 <= at[3] - low < size else []
+        return [(*index[:3], index[3] - low)] if 0 <= index[3] - low < size else []
 
     layer = Layer(name=name, kind="concat", inputs=tuple(sources), maps=tuple(maps))
     return layer, (*shapes[0][:3], total), reads
@@ -102,13 +104,13 @@ def _upsample(name, source, shape):
     maps = (RangeMap.same(shape[0]), rows, RangeMap.same(shape[2]), RangeMap.same(shape[3]))
     result = (shape[0], 2 * shape[1], *shape[2:])
     layer = Layer(name=name, kind="other", inputs=(source,), maps=(maps,), operations=math.prod(result))
-    return layer, result, lambda _, at: [(at[0], at[1] // 2, *at[2:])]
+    return layer, result, lambda _, index: [(index[0], index[1] // 2, *index[2:])]
 
 
 def _softmax(name, source, shape):
     maps = (*map(RangeMap.same, shape[:3]), RangeMap.whole(shape[3], shape[3]))
     layer = Layer(name=name, kind="softmax", inputs=(source,), maps=(maps,), operations=math.prod(shape))
-    return layer, shape, lambda _, at: [(*at[:3], c) for c in range(shape[3])]
+    return layer, shape, lambda _, index: [(*index[:3], c) for c in range(shape[3])]
 
 
 @st.composite
@@ -122,26 +124,28 @@ def graphs(draw, most=6, plain=False):
         name = f"l{index}"
         source = draw(st.sampled_from(sorted(shapes)[-3:]))
         shape = shapes[source]
-        alike = [n for n in shapes if shapes[n] == shape and n != source]
-        beside = [n for n in shapes if shapes[n][:3] == shape[:3] and n != source]
+        same_shape = [n for n in shapes if shapes[n] == shape and n != source]
+        same_rows = [n for n in shapes if shapes[n][:3] == shape[:3] and n != source]
         kind = draw(
             st.sampled_from(["convolution"] * 3 + ["unary", "binary", "pad", "concat", "up", "softmax"])
         )
-        if kind == "binary" and alike:
-            made = _elementwise(draw, name, [source, draw(st.sampled_from(alike))], shape)
-        elif kind == "concat" and beside:
-            other = draw(st.sampled_from(beside))
-            made = _concat(name, [source, other], [shape, shapes[other]])
+        if kind == "binary" and same_shape:
+            layer_parts = _elementwise(draw, name, [source, draw(st.sampled_from(same_shape))], shape)
+        elif kind == "concat" and same_rows:
+            second = draw(st.sampled_from(same_rows))
+            layer_parts = _concat(name, [source, second], [shape, shapes[second]])
         elif kind == "pad":
-            made = _pad(draw, name, source, shape)
+            layer_parts = _pad(draw, name, source, shape)
         elif kind == "up" and shape[1] <= 6:
-            made = _upsample(name, source, shape)
+            layer_parts = _upsample(name, source, shape)
         elif kind == "softmax":
-            made = _softmax(name, source, shape)
+            layer_parts = _softmax(name, source, shape)
         elif kind == "convolution":
-            made = _convolution(draw, name, source, shape, plain)
+            layer_parts = _convolution(draw, name, source, shape, plain)
         else:
-            made = _elementwise(draw, name, [source], shape)
-        layer, shapes[name], reads[name] = made
+            layer_parts = _elementwise(draw, name, [source], shape)
+        layer, shapes[name], reads[name] = layer_parts
         layers.append(layer)
-    return Drawn(LayerGraph(name="drawn", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads)
+    return GraphWithReads(
+        LayerGraph(name="drawn", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads
+    )

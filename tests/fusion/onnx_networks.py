@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 
-class Drawing:
+class NetworkBuilder:
     """A network that grows by a node at a time; `shapes` are NCHW."""
 
     def __init__(self, draw):
@@ -26,41 +26,41 @@ class Drawing:
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
         self.shapes[name] = tuple(shape)
 
-    def window(self, shape, least=1):
+    def window(self, shape, min_extent=1):
         kernel = [self.draw(st.integers(1, min(3, extent))) for extent in shape[2:]]
         strides = [self.draw(st.integers(1, 2)) for _ in kernel]
         pads = [self.draw(st.integers(0, k - 1)) for k in kernel * 2]
-        found = [
+        extents = [
             (extent + pads[axis] + pads[axis + 2] - kernel[axis]) // strides[axis] + 1
             for axis, extent in enumerate(shape[2:])
         ]
-        return found, dict(kernel_shape=kernel, strides=strides, pads=pads)
+        return extents, dict(kernel_shape=kernel, strides=strides, pads=pads)
 
     def convolution(self, source):
         n, c, *_ = shape = self.shapes[source]
         groups = self.draw(st.sampled_from([g for g in range(1, c + 1) if c % g == 0]))
         filters = groups * self.draw(st.integers(1, 3))
-        found, window = self.window(shape)
+        extents, window = self.window(shape)
         inputs = [source, self.constant(filters, c // groups, *window["kernel_shape"])]
         inputs += [self.constant(filters)] if self.draw(st.booleans()) else []
-        self.node("Conv", inputs, (n, filters, *found), group=groups, **window)
+        self.node("Conv", inputs, (n, filters, *extents), group=groups, **window)
 
     def pooling(self, source):
         n, c, *_ = shape = self.shapes[source]
-        found, window = self.window(shape)
+        extents, window = self.window(shape)
         kind = self.draw(st.sampled_from(["MaxPool", "AveragePool"]))
         if kind == "AveragePool":
             window["count_include_pad"] = self.draw(st.integers(0, 1))
-        self.node(kind, [source], (n, c, *found), **window)
+        self.node(kind, [source], (n, c, *extents), **window)
 
     def elementwise(self, source):
         shape = self.shapes[source]
-        alike = [name for name in self.shapes if self.shapes[name] == shape]
+        same_shape = [name for name in self.shapes if self.shapes[name] == shape]
         kinds = ["Relu", "HardSwish", "LeakyRelu", "PRelu", "BatchNormalization", "Mul", "LRN", "Add", "Sub"]
         kind = self.draw(st.sampled_from(kinds))
         inputs, attributes = [source], {}
         if kind in ("Add", "Sub"):
-            inputs.append(self.draw(st.sampled_from(alike)))
+            inputs.append(self.draw(st.sampled_from(same_shape)))
         elif kind == "Mul":
             inputs.insert(self.draw(st.integers(0, 1)), self.constant(shape[1], 1, 1))
         elif kind == "PRelu":
@@ -73,9 +73,9 @@ class Drawing:
 
     def concatenation(self, source):
         n, c, h, w = self.shapes[source]
-        beside = [name for name, s in self.shapes.items() if (s[0], *s[2:]) == (n, h, w)]
-        other = self.draw(st.sampled_from(beside))
-        self.node("Concat", [source, other], (n, c + self.shapes[other][1], h, w), axis=1)
+        same_map = [name for name, s in self.shapes.items() if (s[0], *s[2:]) == (n, h, w)]
+        second = self.draw(st.sampled_from(same_map))
+        self.node("Concat", [source, second], (n, c + self.shapes[second][1], h, w), axis=1)
 
     def model(self):
         dims = {
@@ -90,7 +90,7 @@ class Drawing:
 @st.composite
 def models(draw, most=7):
     """An ONNX network of 2 to `most` nodes."""
-    drawing = Drawing(draw)
+    drawing = NetworkBuilder(draw)
     kinds = ["convolution"] * 3 + ["elementwise"] * 2 + ["pooling", "concatenation"]
     for _ in range(draw(st.integers(2, most))):
         source = draw(st.sampled_from(sorted(drawing.shapes)[-3:]))
@@ -101,16 +101,18 @@ def models(draw, most=7):
 @st.composite
 def classifiers(draw):
     """An ONNX network of convolutions, some with a residual, that ends with matrix products of its map."""
-    drawing = Drawing(draw)
+    drawing = NetworkBuilder(draw)
     for _ in range(draw(st.integers(1, 3))):
         source = sorted(drawing.shapes)[-1]
         drawing.convolution(source)
-        made = drawing.nodes[-1].output[0]
-        alike = [n for n in drawing.shapes if drawing.shapes[n] == drawing.shapes[made] and n != made]
-        if alike and draw(st.booleans()):
-            drawing.node("Add", [made, draw(st.sampled_from(alike))], drawing.shapes[made])
+        result = drawing.nodes[-1].output[0]
+        same_shape = [
+            n for n in drawing.shapes if drawing.shapes[n] == drawing.shapes[result] and n != result
+        ]
+        if same_shape and draw(st.booleans()):
+            drawing.node("Add", [result, draw(st.sampled_from(same_shape))], drawing.shapes[result])
         if draw(st.booleans()):
-            drawing.node("Relu", [drawing.nodes[-1].output[0]], drawing.shapes[made])
+            drawing.node("Relu", [drawing.nodes[-1].output[0]], drawing.shapes[result])
     source = drawing.nodes[-1].output[0]
     n, c, h, w = drawing.shapes[source]
     if draw(st.booleans()):
@@ -127,7 +129,7 @@ def classifiers(draw):
     return drawing.model()
 
 
-def every_tensor(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]:
+def all_tensors(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]:
     """All tensors by ONNX Runtime, unoptimised, NHWC."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
@@ -137,5 +139,5 @@ def every_tensor(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(shown.SerializeToString(), options, ["CPUExecutionProvider"])
-    found = {"x": x} | dict(zip(names, session.run(names, {"x": x})))
-    return {name: value.transpose(0, 2, 3, 1) for name, value in found.items()}
+    tensors = {"x": x} | dict(zip(names, session.run(names, {"x": x})))
+    return {name: value.transpose(0, 2, 3, 1) for name, value in tensors.items()}

@@ -25,7 +25,7 @@ Box = tuple[Span, Span, Span, Span]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """Counts of an execution, in elements.
 
     Attributes
@@ -41,7 +41,7 @@ class Replayed:
     computed: dict[str, int]
 
 
-def replay(group: Group, placement: Placement, element_bytes: int) -> Replayed:
+def replay(group: Group, placement: Placement, element_bytes: int) -> ReplayResult:
     """Run every tile of `group`, whose tensors lie as `placement` says.
 
     A pixel's channels are written while its window is still being read; layers whose weights come a filter
@@ -58,7 +58,7 @@ def replay(group: Group, placement: Placement, element_bytes: int) -> Replayed:
 class _Replay:
     def __init__(self, group: Group, placement: Placement, element_bytes: int) -> None:
         self.group, self.graph = group, group.graph
-        self.at = {name: offset // element_bytes for name, offset in placement.offsets_bytes.items()}
+        self.offsets = {name: offset // element_bytes for name, offset in placement.offsets_bytes.items()}
         self.memory = np.zeros(placement.on_chip_bytes // element_bytes, np.int64)
         self.base, total = {}, 1
         for name in (*group.spans[0], *(f"{layer.name}.weights" for layer in group.layers)):
@@ -66,7 +66,7 @@ class _Replay:
             total += self.graph.elements(name) if name in self.graph.shapes else 0
         self.joins = {
             group.layers[step].name
-            for step, (operand, _) in group.joins(element_bytes).items()
+            for step, (operand, _) in group.operand_overlays(element_bytes).items()
             if self._shares(operand, group.layers[step].name, placement)
         }
         self.loaded = self.stored = 0
@@ -78,11 +78,11 @@ class _Replay:
         lives = {life.name: life for life in placement.lifetimes}
         return bool(lives[operand].alias) and lives[operand].alias == lives[result].alias
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         first = {name: step for step in reversed(range(len(self.group.layers)))
                  for name in self.group.layers[step].inputs}  # fmt: skip
         for number, tile in enumerate(self.group.tiling.indices()):
-            self.held = {name: self._box(name, tile, "held") for name in self.group.spans[0]}
+            self.resident_boxes = {name: self._box(name, tile, "held") for name in self.group.spans[0]}
             if number == 0:
                 for layer in self.group.layers:
                     if layer.name in self.group.resident:
@@ -93,11 +93,11 @@ class _Replay:
                     self._load(layer, tile, lambda name, step=step: first[name] == step)
                     self._compute(layer, tile)
                     self.stored += layer.kept_elements if number == 0 else 0
-                    if layer.name in self.group.stored:
+                    if layer.name in self.group.output_names:
                         self._store(layer.name, tile)
                 elif step == run.begin:
-                    self._by_channel(run, tile, first)
-        return Replayed(loaded=self.loaded, stored=self.stored, computed=dict(self.computed))
+                    self._run_channels(run, tile, first)
+        return ReplayResult(loaded=self.loaded, stored=self.stored, computed=dict(self.computed))
 
     def _box(self, name: str, tile: tuple[int, int, int], which: str) -> Box:
         axes = [getattr(spans[name], which)[part] for spans, part in zip(self.group.spans, tile)]
@@ -109,10 +109,10 @@ class _Replay:
         indices = []
         for axis, (begin, end) in enumerate(box):
             index = np.arange(begin, end)
-            ring = axis == 1 and self.group.spans[1][name].retained
-            indices.append(index % size[1] if ring else index - self.held[name][axis][0])
+            ring = axis == 1 and self.group.spans[1][name].is_retained
+            indices.append(index % size[1] if ring else index - self.resident_boxes[name][axis][0])
         n, h, w, c = np.ix_(*indices)
-        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + c
+        return self.offsets[name] + ((n * size[1] + h) * size[2] + w) * size[3] + c
 
     def _tags(self, name: str, box: Box) -> np.ndarray:
         shape = self.graph.shapes[name]
@@ -127,30 +127,30 @@ class _Replay:
             raise VerificationError(f"{self.where}: '{name}' {box} was overwritten before it was read")
 
     def _load_weights(self, layer: Layer, elements: int) -> None:
-        begin = self.at[f"{layer.name}.weights"]
+        begin = self.offsets[f"{layer.name}.weights"]
         self.memory[begin : begin + elements] = _WEIGHTS - self.graph.index[layer.name]
         self.loaded += elements
 
     def _check_weights(self, layer: Layer, elements: int) -> None:
-        begin = self.at[f"{layer.name}.weights"]
+        begin = self.offsets[f"{layer.name}.weights"]
         if (self.memory[begin : begin + elements] != _WEIGHTS - self.graph.index[layer.name]).any():
             raise VerificationError(f"{self.where}: its weights were overwritten")
 
-    def _load(self, layer: Layer, tile: tuple[int, int, int], wanted: Callable[[str], bool]) -> None:
+    def _load(self, layer: Layer, tile: tuple[int, int, int], is_required: Callable[[str], bool]) -> None:
         self.where = f"layer '{layer.name}' of tile {tile}"
         for name in dict.fromkeys(layer.inputs):
-            if name in self.group.loaded and wanted(name):
+            if name in self.group.input_names and is_required(name):
                 box = self._channel(name, self._box(name, tile, "fresh"))
                 self._put(name, box)
                 self.loaded += _volume(box)
 
     def _channel(self, name: str, box: Box) -> Box:
         """The part of a box that belongs to the current channel."""
-        return (*box[:3], self.held[name][3]) if name in self.group.by_channel else box
+        return (*box[:3], self.resident_boxes[name][3]) if name in self.group.channels_on_chip else box
 
-    def _by_channel(self, run: ChannelRun, tile: tuple[int, int, int], first: dict[str, int]) -> None:
+    def _run_channels(self, run: ChannelRun, tile: tuple[int, int, int], first: dict[str, int]) -> None:
         """Each channel through all layers of the run, then the next; its weights come once in all."""
-        layers, few = self.group.layers[run.begin : run.end], self.group.by_channel
+        layers, few = self.group.layers[run.begin : run.end], self.group.channels_on_chip
         names = dict.fromkeys(name for layer in layers for name in (*layer.inputs, layer.name))
         (channels,) = {self.graph.shapes[name][3] for name in names if name in few}
         for step, layer in enumerate(layers, run.begin):
@@ -162,7 +162,7 @@ class _Replay:
         for channel in range(channels):
             for name in names:
                 if name in few:
-                    self.held[name] = (*self.held[name][:3], (channel, channel + 1))
+                    self.resident_boxes[name] = (*self.resident_boxes[name][:3], (channel, channel + 1))
             for step, layer in enumerate(layers, run.begin):
                 self._load(layer, tile, lambda name, step=step: name in few and first[name] == step)
                 sums = run.sums and layer is layers[-1]
@@ -170,11 +170,11 @@ class _Replay:
                 box = self._box(layer.name, tile, "fresh")
                 for pixel in itertools.product(*(range(*span) for span in box[:3])):
                     self._form(layer, pixel, sums)
-                if layer.name in self.group.stored and not sums:
+                if layer.name in self.group.output_names and not sums:
                     self._store(layer.name, tile)
         if run.sums:
             self._put(layers[-1].name, result)
-            if layers[-1].name in self.group.stored:
+            if layers[-1].name in self.group.output_names:
                 self._store(layers[-1].name, tile)
 
     def _load_channel(self, layer: Layer, sums: bool, channels: int, channel: int) -> None:
@@ -191,7 +191,7 @@ class _Replay:
 
     def _form(self, layer: Layer, pixel: tuple[int, int, int], sums: bool) -> None:
         """Compute a pixel for the current channel, or add this channel's part to the sums of all channels."""
-        channels = (0, self.graph.shapes[layer.name][3]) if sums else self.held[layer.name][3]
+        channels = (0, self.graph.shapes[layer.name][3]) if sums else self.resident_boxes[layer.name][3]
         result = (*((i, i + 1) for i in pixel), channels)
         for name, maps in zip(layer.inputs, layer.maps):
             self._check(name, self._channel(name, tuple(_read(m, span) for m, span in zip(maps, result))))
@@ -205,16 +205,16 @@ class _Replay:
     def _compute(self, layer: Layer, tile: tuple[int, int, int]) -> None:
         box = self._box(layer.name, tile, "fresh")
         self.computed[layer.name] += _volume(box)
-        left = 0 if layer.name in self.group.resident else layer.weight_elements
-        while left > 0:  # a filter at a time; the last may be shorter
-            part = min(left, layer.filter_elements)
+        remaining = 0 if layer.name in self.group.resident else layer.weight_elements
+        while remaining > 0:  # a filter at a time; the last may be shorter
+            part = min(remaining, layer.filter_elements)
             self._load_weights(layer, part)
-            left -= part
+            remaining -= part
         for pixel in itertools.product(*(range(*span) for span in box[:3])):
             self._pixel(layer, pixel, box[3][1])
         if layer.weight_elements and layer.name not in self.group.resident and not layer.in_place:
             for name in layer.inputs:  # the last filter reads all of it again
-                self._check(name, self.held[name])
+                self._check(name, self.resident_boxes[name])
 
     def _pixel(self, layer: Layer, pixel: tuple[int, int, int], channels: int) -> None:
         result = (*((i, i + 1) for i in pixel), (0, channels))
@@ -224,20 +224,20 @@ class _Replay:
         ]
         for name, window in windows:
             self._check(name, window)
-        alone = layer.in_place and layer.name in self.joins  # every element needs its own alone
-        self._put(layer.name, (*result[:3], (0, channels - (0 if alone else 1))))
-        if not alone:
+        needs_operand = layer.in_place and layer.name in self.joins  # every element needs its own alone
+        self._put(layer.name, (*result[:3], (0, channels - (0 if needs_operand else 1))))
+        if not needs_operand:
             for name, window in windows:
                 self._check(name, window)
             self._put(layer.name, result)
         if layer.weight_elements:
-            held = layer.name in self.group.resident
-            self._check_weights(layer, layer.weight_elements if held else 1)
+            is_resident = layer.name in self.group.resident
+            self._check_weights(layer, layer.weight_elements if is_resident else 1)
 
     def _store(self, name: str, tile: tuple[int, int, int]) -> None:
         shape, cut = self.graph.shapes[name], self.group.tiling
         parts = (cut.n, cut.h, cut.w)
-        box = (*(pieces(shape[a], parts[a])[tile[a]] for a in range(3)), self.held[name][3])
+        box = (*(pieces(shape[a], parts[a])[tile[a]] for a in range(3)), self.resident_boxes[name][3])
         self._check(name, box)
         self.stored += _volume(box)
 

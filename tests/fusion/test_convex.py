@@ -14,34 +14,34 @@ from pimflow.core.ranges import RangeMap
 from pimflow.fusion import LayerGraph, convex, fuse_layers
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover, convex_sets
-from pimflow.fusion.layers import Layer, same
+from pimflow.fusion.layers import Layer, elementwise_maps
 from pimflow.fusion.run_costs import Objective, RunCosts
 from pimflow.fusion.search import OBJECTIVES
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(15))
 
 
-def exhaustive(costs):
+def smallest_objective(costs):
     """Least objective over all sequences of groups in which every layer runs after those that it reads."""
-    sources, everything = costs.graph.sources, frozenset(range(len(costs)))
+    sources, all_positions = costs.graph.sources, frozenset(range(len(costs)))
 
-    def runnable(done, group):
+    def is_runnable(done, group):
         return all(sources[position] <= done | set(group) for position in group)
 
     @functools.cache
-    def least(done):
-        left = sorted(everything - done)
+    def objective(done):
+        remaining = sorted(all_positions - done)
         return min(
             (
-                found.objective + least(done | set(group))
-                for size in range(1, len(left) + 1)
-                for group in itertools.combinations(left, size)
-                if runnable(done, group) and (found := costs.of(group))
+                group_cost.objective + objective(done | set(group))
+                for size in range(1, len(remaining) + 1)
+                for group in itertools.combinations(remaining, size)
+                if is_runnable(done, group) and (group_cost := costs.of(group))
             ),
             default=0.0,
         )
 
-    return least(frozenset())
+    return objective(frozenset())
 
 
 @PROPERTY
@@ -50,11 +50,11 @@ def test_no_way_to_group_the_layers_is_better(drawn, on_chip, objective, reuse):
     measure = Objective(Accelerator(on_chip_bytes=4 * on_chip), objective)
     costs = RunCosts(drawn.graph, measure, reuse, "retain", lambda share: None)
     groups = ConvexCover(costs).best(costs)
-    order = [position for each in groups for position in each.positions]
+    order = [position for group in groups for position in group.positions]
     assert sorted(order) == list(range(len(costs)))
     for index, position in enumerate(order):
         assert drawn.graph.sources[position] <= set(order[:index])
-    assert sum(each.objective for each in groups) == pytest.approx(exhaustive(costs))
+    assert sum(group.objective for group in groups) == pytest.approx(smallest_objective(costs))
 
 
 @PROPERTY
@@ -62,12 +62,12 @@ def test_no_way_to_group_the_layers_is_better(drawn, on_chip, objective, reuse):
 def test_the_sets_are_those_that_no_path_leaves_and_enters(drawn):
     graph = drawn.graph
     count = len(graph.layers)
-    found, complete = convex_sets(graph, tuple((position,) for position in range(count)))
-    assert complete and len(set(found)) == len(found)
+    sets, complete = convex_sets(graph, tuple((position,) for position in range(count)))
+    assert complete and len(set(sets)) == len(sets)
     for size in range(1, count + 1):
         for group in itertools.combinations(range(count), size):
-            left = {p for p in range(count) if p not in group and graph.ancestors([p]) & set(group)}
-            assert (group in found) == (not left & graph.ancestors(group))
+            outside = {p for p in range(count) if p not in group and graph.ancestors([p]) & set(group)}
+            assert (group in sets) == (not outside & graph.ancestors(group))
 
 
 def inception(branches=3, deep=2):
@@ -86,13 +86,14 @@ def inception(branches=3, deep=2):
                     filters=4, macs=36 * 144, operations=72 * 144,
                 )
             )  # fmt: skip
-            layers.append(Layer(name=f"{name}.relu", kind="relu", inputs=(name,), maps=(same(shape),),
+            layers.append(Layer(name=f"{name}.relu", kind="relu", inputs=(name,), maps=(elementwise_maps(shape),),
                                 operations=144, in_place=True))  # fmt: skip
             shapes |= {name: shape, f"{name}.relu": shape}
             source = f"{name}.relu"
         ends.append(source)
     parts = [
-        (*map(RangeMap.same, shape[:3]), RangeMap.part_of(4, 4 * i, 4 * branches)) for i in range(branches)
+        (*map(RangeMap.same, shape[:3]), RangeMap.concat_operand(4, 4 * i, 4 * branches))
+        for i in range(branches)
     ]
     layers.append(Layer(name="joined", kind="concat", inputs=tuple(ends), maps=tuple(parts)))
     shapes["joined"] = (1, 6, 6, 4 * branches)
@@ -101,11 +102,11 @@ def inception(branches=3, deep=2):
 
 def test_a_group_may_leave_out_what_stands_between(monkeypatch):
     """Layers of both branches in one group, and not all between them."""
-    graph, on = inception(branches=2), Accelerator(on_chip_bytes=4 * 275)
-    runs = fuse_layers(graph, on, search="runs")
-    for most in (convex.MAX_SETS, 50):  # all sets of layers; some of links
-        monkeypatch.setattr(convex, "MAX_SETS", most)
-        best = fuse_layers(graph, on)
+    graph, accelerator = inception(branches=2), Accelerator(on_chip_bytes=4 * 275)
+    runs = fuse_layers(graph, accelerator, search="runs")
+    for max_sets in (convex.MAX_SETS, 50):  # all sets of layers; some of links
+        monkeypatch.setattr(convex, "MAX_SETS", max_sets)
+        best = fuse_layers(graph, accelerator)
         assert best.dram_bytes < runs.dram_bytes
         assert [layer.name for layer in best.graph.layers] != [layer.name for layer in graph.layers]
         for group, placed in zip(best.groups, best.placements):
@@ -117,7 +118,7 @@ def test_a_group_may_leave_out_what_stands_between(monkeypatch):
 def test_groups_that_wait_for_one_another_are_no_cover():
     """Both crossed pairs are convex and cheapest; together they cannot run."""
     shape = (1, 1, 1, 4)
-    unary = dict(kind="relu", maps=(same(shape),), operations=4, in_place=True)
+    unary = dict(kind="relu", maps=(elementwise_maps(shape),), operations=4, in_place=True)
     layers = (
         Layer(name="a", inputs=("x",), **unary),
         Layer(name="b", inputs=("y",), **unary),
@@ -126,7 +127,7 @@ def test_groups_that_wait_for_one_another_are_no_cover():
     )
     graph = LayerGraph(name="g", layers=layers, shapes=dict.fromkeys("xyabcd", shape), outputs=("c", "d"))
     costs = RunCosts(graph, Objective(Accelerator(), "traffic"), "deep", "recompute", lambda share: None)
-    pairs = [costs.alone[p] for p in range(4)]
-    crossed = [convex.Costed(positions=p, objective=1.0) for p in ((0, 2), (1, 3))]
-    found = convex._cover(pairs + crossed, costs)
-    assert sorted(len(each.positions) for each in found) == [1, 1, 2]
+    pairs = [costs.single_layers[p] for p in range(4)]
+    crossed = [convex.CostedGroup(positions=p, objective=1.0) for p in ((0, 2), (1, 3))]
+    cover = convex._cover(pairs + crossed, costs)
+    assert sorted(len(group.positions) for group in cover) == [1, 1, 2]

@@ -13,7 +13,14 @@ from pimflow.api.fusion_report import layer_shares
 from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
-from pimflow.fusion import OBJECTIVES, Accelerator, GroupTiling, folded, fuse_layers, unfolded
+from pimflow.fusion import (
+    OBJECTIVES,
+    Accelerator,
+    GroupTiling,
+    fuse_layers,
+    layers_from_onnx,
+    layers_from_regions,
+)
 
 # Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
 TABLE_1 = {
@@ -28,7 +35,7 @@ TABLE_1 = {
 
 
 def layers_of(name):
-    return unfolded(zoo.load_model(name, filled=False))
+    return layers_from_onnx(zoo.load_model(name, fill_weights=False))
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +44,11 @@ def resnet18():
 
 
 def test_table_1(resnet18):
-    found = {row.kind: row for row in layer_shares(resnet18)}
-    assert found.keys() == TABLE_1.keys()
+    shares = {row.kind: row for row in layer_shares(resnet18)}
+    assert shares.keys() == TABLE_1.keys()
     for kind, (computation, memory) in TABLE_1.items():
-        assert 100 * found[kind].computation == pytest.approx(computation, abs=1)
-        assert 100 * found[kind].memory == pytest.approx(memory, abs=1)
+        assert 100 * shares[kind].computation == pytest.approx(computation, abs=1)
+        assert 100 * shares[kind].memory == pytest.approx(memory, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,7 @@ def test_any_network_can_be_read(name):
     for layer in graph.layers:
         for source, maps in zip(layer.inputs, layer.maps, strict=True):
             assert graph.shapes[source] == tuple(axis.extent for axis in maps), layer.name
-    assert graph.ideal_elements < sum(map(graph.moved_elements, graph.layers))
+    assert graph.ideal_elements < sum(map(graph.traffic_elements, graph.layers))
 
 
 @pytest.mark.long
@@ -76,21 +83,24 @@ def test_resnet18_moves_less_with_each_step(resnet18):
     moved = [plans[0].dram_bytes_unfused, *(plan.dram_bytes for plan in plans)]
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55
-    assert all(plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns for plan in plans)
+    assert all(plan.time_overlapped_ns <= plan.layer_by_layer.time_overlapped_ns for plan in plans)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_the_objective_is_what_gets_least(dtype):
     """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""
-    graph, on = layers_of("toy"), Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype)
-    plans = {each: fuse_layers(graph, on, objective=each) for each in OBJECTIVES}
+    graph, accelerator = (
+        layers_of("toy"),
+        Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype),
+    )
+    plans = {objective: fuse_layers(graph, accelerator, objective=objective) for objective in OBJECTIVES}
     measures = {
         "traffic": lambda plan: plan.dram_bytes,
         "time": lambda plan: plan.time_overlapped_ns,
         "energy": lambda plan: plan.energy_pj,
     }
-    for each, measure in measures.items():
-        assert min(map(measure, plans.values())) == pytest.approx(measure(plans[each]))
+    for objective, measure in measures.items():
+        assert min(map(measure, plans.values())) == pytest.approx(measure(plans[objective]))
     by_hand = (
         {"fp32": 4.6, "fp16": 1.5, "int8": 0.3}[dtype] * sum(g.operations for g in plans["time"].groups) / 2
     )
@@ -111,11 +121,11 @@ def test_the_search_of_networks_with_branches_is_bounded(monkeypatch):
     """In tilings that are priced, which no other work on the machine changes."""
     memory_ns, priced = Accelerator.memory_ns, itertools.count()
 
-    def counted(*args):
+    def count_and_price(*args):
         next(priced)
         return memory_ns(*args)
 
-    monkeypatch.setattr(Accelerator, "memory_ns", counted)
+    monkeypatch.setattr(Accelerator, "memory_ns", count_and_price)
     assert fuse_layers(layers_of("googlenet")).reduction > 0.7
     assert 30_000 < next(priced) < 65_000
 
@@ -138,11 +148,11 @@ def test_folded_layers_are_the_regions(capsys):
 
     network = frontend.load("toy")
     regions = extract_regions(network.module, "toy")
-    graph = folded(regions)
+    graph = layers_from_regions(regions)
     assert [layer.name for layer in graph.layers] == [region.name for region in regions.regions]
     assert sum(layer.macs for layer in graph.layers) == zoo.describe("toy").macs
-    whole = fuse.fuse(network.module, baseline="folded")
-    assert whole.dram_bytes == whole.dram_bytes_ideal  # 768 KiB hold all of it
+    plan = fuse.fuse(network.module, baseline="folded")
+    assert plan.dram_bytes == plan.dram_bytes_ideal  # 768 KiB hold all of it
     with pytest.raises(UsageError, match="--baseline folded"):
         fuse.fuse(network.module)
 
@@ -159,7 +169,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
         name="fc", operator="fc", operators=("matmul",), inputs=("pool",), input_shapes=((1, 8),),
         output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3), weight_elements=24,
     )  # fmt: skip
-    graph = folded(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
+    graph = layers_from_regions(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
     assert graph.shapes["pool"] == (1, 2, 2, 2)
     plan = fuse_layers(graph)
     assert (plan.dram_bytes, plan.recomputed_macs) == (4 * (32 + 24 + 3), 0)
@@ -167,13 +177,13 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 def test_command(capsys):
     assert main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
-    assert found["reduction"] == pytest.approx(1 - found["dram_bytes"] / found["dram_bytes_unfused"])
-    assert found["speedup_roofline"] >= 1 and found["speedup_serial_baseline"] > found["speedup_roofline"]
-    assert sum(group["dram_bytes"] for group in found["groups"]) == found["dram_bytes"]
-    assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in found["groups"])
-    assert sum(row["memory"] for row in found["layers"]) == pytest.approx(1)
+    report = json.loads(capsys.readouterr().out)
+    assert report["dram_bytes_ideal"] <= report["dram_bytes"] < report["dram_bytes_unfused"]
+    assert report["reduction"] == pytest.approx(1 - report["dram_bytes"] / report["dram_bytes_unfused"])
+    assert report["speedup_roofline"] >= 1 and report["speedup_serial_baseline"] > report["speedup_roofline"]
+    assert sum(group["dram_bytes"] for group in report["groups"]) == report["dram_bytes"]
+    assert all((group["on_chip_bytes"] or 0) <= 24 << 10 for group in report["groups"])
+    assert sum(row["memory"] for row in report["layers"]) == pytest.approx(1)
     assert main(["fuse", "toy", "--search", "greedy", "--objective", "time"]) == 0
     assert "less" in capsys.readouterr().out
 
@@ -183,13 +193,13 @@ def test_a_decomposed_network_is_fused(capsys):
     """Against the original's layers, whose outputs it does not give."""
     options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]
     assert main(["fuse", "toy", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["dram_bytes_original"] == fuse.fuse("toy").dram_bytes_unfused
-    assert found["dram_bytes_ideal"] <= found["dram_bytes"] < found["dram_bytes_unfused"]
-    assert found["reduction_of_original"] == 1 - found["dram_bytes"] / found["dram_bytes_original"]
-    change = found["decomposition"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["dram_bytes_original"] == fuse.fuse("toy").dram_bytes_unfused
+    assert report["dram_bytes_ideal"] <= report["dram_bytes"] < report["dram_bytes_unfused"]
+    assert report["reduction_of_original"] == 1 - report["dram_bytes"] / report["dram_bytes_original"]
+    change = report["decomposition"]
     assert change["max_relative_difference"] > 0.01 and change["request"] == "tucker:0.3"
-    names = {name for group in found["groups"] for name in group["layers"]}
+    names = {name for group in report["groups"] for name in group["layers"]}
     assert {f"{change['layers'][0]['name']}.{part}" for part in ("fconv", "core", "lconv")} <= names
 
 

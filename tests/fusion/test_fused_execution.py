@@ -5,23 +5,23 @@ import json
 
 import numpy as np
 import pytest
-from fused_cuda import built_for_cuda
+from fused_cuda import compile_group_for_cuda
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx_networks import classifiers, every_tensor, models
+from onnx_networks import all_tensors, classifiers, models
 from replay import replay
 
 from pimflow import zoo
 from pimflow.api import fuse
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
-from pimflow.fusion import Accelerator, Group, GroupTiling, place, unfolded
+from pimflow.fusion import Accelerator, Group, GroupTiling, layers_from_onnx, place
 from pimflow.fusion.channels import possible_runs
 from pimflow.fusion.kernels import execution
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.onnx_formulas import computations
-from pimflow.fusion.kernels.parameters import Target
+from pimflow.fusion.kernels.parameters import KernelTarget
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
 
@@ -32,7 +32,7 @@ PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(9))
 def cases(draw, channels=False):
     """A loaded model and a group of some of its layers, with any tiling and reuse; or by channels."""
     model = zoo.load_model(draw(models()))
-    graph = unfolded(model)
+    graph = layers_from_onnx(model)
     end = draw(st.integers(2, len(graph.layers)))
     begin = draw(st.integers(0, end - 2))
     if graph.layers[begin].inputs[0].endswith(".normalised"):  # which the file does not name
@@ -43,15 +43,17 @@ def cases(draw, channels=False):
     cuts = dict(n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 3)))
     tiling = GroupTiling(**cuts, retain=draw(st.booleans()))
     group = Group(graph=graph, begin=begin, end=end, tiling=tiling, reuse=reuse, resident=resident)
-    return model, draw(by_channel(group)) if channels else group
+    return model, draw(channel_variants(group)) if channels else group
 
 
 @st.composite
-def by_channel(draw, group):
+def channel_variants(draw, group):
     """The group with runs that go channel by channel, those with sums first."""
     runs = []
     for run in sorted(possible_runs(group.layers, sums=True), key=lambda run: not run.sums):
-        if all(run.end <= other.begin or run.begin >= other.end for other in runs) and draw(st.booleans()):
+        if all(run.end <= chosen_run.begin or run.begin >= chosen_run.end for chosen_run in runs) and draw(
+            st.booleans()
+        ):
             runs.append(run)
     inside = {group.layers[step].name for run in runs for step in range(run.begin, run.end)}
     assume(runs)
@@ -64,9 +66,9 @@ def by_channel(draw, group):
     )
 
 
-def run(group, placed, found, values):
+def run(group, placed, formulas, values):
     values = {name: array.ravel() for name, array in values.items()}
-    counts = execution.run_group(execution.build(group, placed, found), group, placed, found, values)
+    counts = execution.run_group(execution.build(group, placed, formulas), group, placed, formulas, values)
     return {name: values[name] for name in group.stored}, counts
 
 
@@ -75,15 +77,15 @@ def run(group, placed, found, values):
 def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     model, group = case
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
-    wanted = every_tensor(model, np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
-    found = computations(model, group.graph)
+    tensors = all_tensors(model, np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))
+    formulas = computations(model, group.graph)
     placed = place(group, 4, 10**9)
     placed = place(group, 4, placed.on_chip_bytes)
-    inputs = {name: np.ascontiguousarray(wanted[name]) for name in group.loaded}
-    results, counts = run(group, placed, found, inputs)
+    inputs = {name: np.ascontiguousarray(tensors[name]) for name in group.loaded}
+    results, counts = run(group, placed, formulas, inputs)
     for name in group.stored:
-        if name in wanted:
-            reference = wanted[name].ravel()
+        if name in tensors:
+            reference = tensors[name].ravel()
             assert np.abs(results[name] - reference).max() <= 1e-5 * max(1, np.abs(reference).max()), name
     ran = replay(group, placed, 4)
     assert sum(counts.values()) == 4 * (ran.loaded + ran.stored) == 4 * group.traffic_elements
@@ -95,17 +97,17 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
 def test_sums_keep_their_order(case, seed):
     """Bit for bit what the layers give one by one, whole maps at a time."""
     model, group = case
-    found = computations(model, group.graph)
+    formulas = computations(model, group.graph)
     random = np.random.default_rng(seed)
     values = {
         name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.loaded
     }
-    results, _ = run(group, place(group, 4, 10**9), found, values)
+    results, _ = run(group, place(group, 4, 10**9), formulas, values)
     for position in range(group.begin, group.end):
-        alone = Group(graph=group.graph, begin=position, end=position + 1)
-        single, placed = execution.lone(alone, 4)
-        single_results, counts = run(single, placed, found, values)
-        assert sum(counts.values()) == 4 * alone.traffic_elements
+        layer_group = Group(graph=group.graph, begin=position, end=position + 1)
+        single, placed = execution.single_layer_group(layer_group, 4)
+        single_results, counts = run(single, placed, formulas, values)
+        assert sum(counts.values()) == 4 * layer_group.traffic_elements
         values |= single_results
     for name in group.stored:
         assert np.array_equal(results[name], values[name]), name
@@ -124,14 +126,14 @@ def test_command(dtype, on_chip, bound, capsys):
     """Tiles, retained rows, results over operands; all of it as counted."""
     options = ["--json", "--quiet", "--on-chip", on_chip, "--halo", "retain", "--dtype", dtype]
     assert main(["fuse", "toy", *options, "--execute"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
-    assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in found["groups"])
-    for group, ran in zip(found["groups"], found["executed"]["groups"], strict=True):
+    report = json.loads(capsys.readouterr().out)
+    assert report["executed"]["counted_bytes"] == report["dram_bytes"] < report["dram_bytes_unfused"]
+    assert any(group["tile"]["retain"] and group["tile"]["tiles"] > 1 for group in report["groups"])
+    for group, ran in zip(report["groups"], report["executed"]["groups"], strict=True):
         assert ran["layers"] == group["layers"] and ran["counted_bytes"] == group["dram_bytes"]
         assert ran["loaded_bytes"] + ran["weight_bytes"] + ran["stored_bytes"] == ran["counted_bytes"]
         assert ran["error"] <= bound
-    assert found["executed"]["error"] > bound / 100  # of the storage type
+    assert report["executed"]["error"] > bound / 100  # of the storage type
 
 
 @pytest.mark.parametrize(
@@ -179,10 +181,10 @@ def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]
     assert main([*command, "--on-chip", "12KiB", "--halo", "retain"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["executed"]["counted_bytes"] == found["dram_bytes"] < found["dram_bytes_unfused"]
-    assert max(group["tile"]["tiles"] for group in found["groups"]) > 1
-    assert bound / 100 < found["executed"]["error"] <= bound
+    report = json.loads(capsys.readouterr().out)
+    assert report["executed"]["counted_bytes"] == report["dram_bytes"] < report["dram_bytes_unfused"]
+    assert max(group["tile"]["tiles"] for group in report["groups"]) > 1
+    assert bound / 100 < report["executed"]["error"] <= bound
 
 
 @pytest.mark.long
@@ -190,10 +192,10 @@ def test_a_wrong_place_between_folded_layers_is_seen():
     """A result that lies over the operand it is formed of; of a group whose results are not the network's."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline="folded", reuse="lifetime")
     group, placed = plan.groups[0], plan.placements[0]
-    offsets = {**placed.offsets_bytes, group.layers[0].name: placed.offsets_bytes[group.loaded[0]]}
+    offsets = {**placed.offsets_bytes, group.layers[0].name: placed.offsets_bytes[group.input_names[0]]}
     wrong = dataclasses.replace(plan, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
-    assert not set(group.stored) & set(plan.graph.outputs)
+    assert not set(group.output_names) & set(plan.graph.outputs)
     with pytest.raises(VerificationError, match="differs from its reference"):
         execution.execute("toy", wrong, baseline="folded").require(wrong)
 
@@ -212,8 +214,8 @@ def test_a_folded_layer_without_a_formula_is_named():
 
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
-        model = zoo.load_model("bert-base", filled=False)
-        computations(model, unfolded(model))
+        model = zoo.load_model("bert-base", fill_weights=False)
+        computations(model, layers_from_onnx(model))
 
 
 @pytest.mark.long
@@ -234,23 +236,23 @@ def test_a_wrong_place_or_count_is_seen(toy):
 
 
 def test_for_cuda_the_pool_is_shared_memory(toy):
-    found = computations(zoo.load_model("toy"), toy.graph)
-    target = targets.named_target("cuda+pim")
+    formulas = computations(zoo.load_model("toy"), toy.graph)
+    target = targets.target_by_name("cuda+pim")
     group, placed = toy.groups[-1], toy.placements[-1]
-    _, kernels = compile_kernels(lambda: built_for_cuda(group, placed, found, target), target)
+    _, kernels = compile_kernels(lambda: compile_group_for_cuda(group, placed, formulas, target), target)
     assert kernels.source.count("__shared__") == 1 and "__syncthreads" in kernels.source
     assert bool(kernels.flaw) != bool(cuda_compiler())
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):
     """In the least memory, a convolution's result lies over its operand."""
-    found = computations(zoo.load_model("toy"), toy.graph)
+    formulas = computations(zoo.load_model("toy"), toy.graph)
     resident = frozenset(layer.name for layer in toy.graph.layers[:2] if layer.weight_elements)
     group = Group(graph=toy.graph, begin=0, end=2, resident=resident)
-    target, placed = Target(threads=32), place(group, 4, 10**9)
-    generate("f", group, placed, found, target)
+    target, placed = KernelTarget(threads=32), place(group, 4, 10**9)
+    generate("f", group, placed, formulas, target)
     with pytest.raises(InfeasibleError):
         while True:
             placed = place(group, 4, placed.on_chip_bytes - 4)
     with pytest.raises(UnsupportedOpError, match=f"'{toy.graph.layers[0].name}' .* give --reuse lifetime"):
-        generate("f", group, placed, found, target)
+        generate("f", group, placed, formulas, target)

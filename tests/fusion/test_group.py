@@ -18,7 +18,7 @@ from pimflow.errors import InfeasibleError, VerificationError
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.channels import SUM_BYTES, fitting_runs, possible_runs
 from pimflow.fusion.group import Group, place
-from pimflow.fusion.layers import Layer, LayerGraph, same
+from pimflow.fusion.layers import Layer, LayerGraph, elementwise_maps
 from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import GroupTiling
 
@@ -51,7 +51,7 @@ def channel_groups(draw):
     tiling = dataclasses.replace(group.tiling, retain=False)
     runs = []
     for run in draw(st.permutations(list(possible_runs(group.layers, sums=True)))):
-        if all(run.end <= other.begin or run.begin >= other.end for other in runs):
+        if all(run.end <= chosen_run.begin or run.begin >= chosen_run.end for chosen_run in runs):
             runs.append(run)
     runs = tuple(sorted(runs))
     inside = {group.layers[step].name for run in runs for step in range(run.begin, run.end)}
@@ -79,14 +79,14 @@ def test_nothing_live_is_overwritten_and_traffic_is_what_moves(group):
     if not group.single:
         assert ran.loaded + ran.stored == group.traffic_elements
     for layer in group.layers:
-        assert ran.computed[layer.name] == group.touched_elements(layer.name)
+        assert ran.computed[layer.name] == group.elements_over_tiles(layer.name)
 
 
 @PROPERTY
 @given(groups(reuse="deep"))
-def test_deep_reuse_takes_no_more_than_lifetimes_and_those_no_more_than_none(group):
+def test_deeper_reuse_takes_no_more_memory(group):
     others = [dataclasses.replace(group, reuse=reuse) for reuse in ("lifetime", "none")]
-    sizes = [smallest(each).on_chip_bytes for each in (group, *others)]
+    sizes = [smallest(variant).on_chip_bytes for variant in (group, *others)]
     assert sizes == sorted(sizes)
 
 
@@ -99,7 +99,9 @@ def residual():
     layers = (
         Layer(name="a", inputs=("x",), **conv),
         Layer(name="b", inputs=("a",), **conv),
-        Layer(name="sum", kind="eltwise", inputs=("b", "x"), maps=(same(shape),) * 2, in_place=True),
+        Layer(
+            name="sum", kind="eltwise", inputs=("b", "x"), maps=(elementwise_maps(shape),) * 2, in_place=True
+        ),
     )
     return LayerGraph(
         name="r", layers=layers, shapes=dict.fromkeys(("x", "a", "b", "sum"), shape), outputs=("sum",)
@@ -118,13 +120,13 @@ def test_a_tile_moved_onto_another_that_is_alive_is_seen(moved):
 
 def test_a_residual_block_by_hand():
     """x and the sum move once, weights once; with two tiles of rows, x has 2 rows more."""
-    whole = Group(graph=residual(), begin=0, end=3)
-    assert whole.traffic_elements == 32 + 32 + 72 and whole.macs == 2 * 576
-    halves = dataclasses.replace(whole, tiling=GroupTiling(h=2), resident=frozenset("ab"))
+    block = Group(graph=residual(), begin=0, end=3)
+    assert block.traffic_elements == 32 + 32 + 72 and block.macs == 2 * 576
+    halves = dataclasses.replace(block, tiling=GroupTiling(h=2), resident=frozenset("ab"))
     assert halves.traffic_elements == 2 * 4 * 8 + 32 + 72  # each tile's x is all 4 rows
     assert halves.macs == 576 + 576 * 6 // 4
-    kept = dataclasses.replace(halves, tiling=GroupTiling(h=2, retain=True))
-    assert (kept.traffic_elements, kept.macs) == (whole.traffic_elements, whole.macs)
+    retained = dataclasses.replace(halves, tiling=GroupTiling(h=2, retain=True))
+    assert (retained.traffic_elements, retained.macs) == (block.traffic_elements, block.macs)
 
 
 @settings(PROPERTY, max_examples=examples(24))
@@ -138,20 +140,20 @@ def test_runs_are_found_where_any_fit(group, sums, capacity):
         lives = dataclasses.replace(group, channel_runs=runs).lifetimes(SUM_BYTES)
         return Liveness(steps=len(group.layers), lifetimes=lives).peak_bytes // SUM_BYTES
 
-    every = sorted(possible_runs(group.layers, sums))
-    chosen = [
+    all_runs = sorted(possible_runs(group.layers, sums))
+    combinations = [
         runs
         for count in range(len(group.layers) + 1)
-        for runs in itertools.combinations(every, count)
-        if all(one.end <= other.begin for one, other in itertools.pairwise(runs))
+        for runs in itertools.combinations(all_runs, count)
+        if all(first.end <= second.begin for first, second in itertools.pairwise(runs))
     ]
     elements = {name: math.prod(group.tile(name)) for name in group.spans[0]}
-    found = fitting_runs(group.layers, elements, lambda name: group.graph.shapes[name][3], capacity, sums)
-    fitting = [runs for runs in chosen if peak(runs) <= capacity]
-    assert (found is not None) == bool(fitting)
-    if found:
-        assert peak(found[0]) == found[1] <= capacity
-        assert len(found[0]) == min(map(len, fitting))
+    solution = fitting_runs(group.layers, elements, lambda name: group.graph.shapes[name][3], capacity, sums)
+    fitting = [runs for runs in combinations if peak(runs) <= capacity]
+    assert (solution is not None) == bool(fitting)
+    if solution:
+        assert peak(solution[0]) == solution[1] <= capacity
+        assert len(solution[0]) == min(map(len, fitting))
 
 
 def bottleneck():
@@ -163,7 +165,9 @@ def bottleneck():
     layers = (
         Layer(name="a", inputs=("x",), **down),
         Layer(name="b", inputs=("a",), maps=((*axes, RangeMap.whole(4, 64)),), filters=64, **count),
-        Layer(name="sum", kind="eltwise", inputs=("b", "y"), maps=(same(wide),) * 2, in_place=True),
+        Layer(
+            name="sum", kind="eltwise", inputs=("b", "y"), maps=(elementwise_maps(wide),) * 2, in_place=True
+        ),
         Layer(name="c", inputs=("sum",), **down),
     )
     shapes = {"x": wide, "y": wide, "a": few, "b": wide, "sum": wide, "c": few}
@@ -172,23 +176,27 @@ def bottleneck():
 
 def test_wide_maps_go_channel_by_channel():
     """768 elements hold neither wide map (1024) nor all weights (256 each); all moves once."""
-    on = Accelerator(on_chip_bytes=4 * 220)
-    (group,) = (plan := fuse_layers(bottleneck(), on)).groups
+    accelerator = Accelerator(on_chip_bytes=4 * 220)
+    (group,) = (plan := fuse_layers(bottleneck(), accelerator)).groups
     assert group.tiling == GroupTiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
-    assert FusionReport.of(plan).groups[0].by_channel == (("a",), ("b", "sum", "c"))
-    assert {"x", "y", "b", "sum"} <= set(group.by_channel) and not {"a", "c"} & set(group.by_channel)
+    assert FusionReport.from_plan(plan).groups[0].by_channel == (("a",), ("b", "sum", "c"))
+    assert {"x", "y", "b", "sum"} <= set(group.channels_on_chip) and not {"a", "c"} & set(
+        group.channels_on_chip
+    )
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements
     half = Accelerator(on_chip_bytes=2 * 220, dtype="fp16")  # where sums have no room to wait
-    assert not any(run.sums for each in fuse_layers(bottleneck(), half).groups for run in each.channel_runs)
+    assert not any(
+        run.sums for half_group in fuse_layers(bottleneck(), half).groups for run in half_group.channel_runs
+    )
 
 
 @pytest.mark.parametrize("moved", ["a", "c", "b", "b.weights", "c.weights"])
 def test_what_is_laid_over_a_run_is_seen(moved):
     plan = fuse_layers(bottleneck(), Accelerator(on_chip_bytes=4 * 220))
     (group,), (placed,) = plan.groups, plan.placements
-    other = "a" if moved == "c" else "c"
-    wrong = {**placed.offsets_bytes, moved: placed.offsets_bytes[other]}
+    target = "a" if moved == "c" else "c"
+    wrong = {**placed.offsets_bytes, moved: placed.offsets_bytes[target]}
     with pytest.raises(VerificationError, match="overwritten"):
         replay(group, dataclasses.replace(placed, offsets_bytes=wrong), 4)
 
@@ -206,7 +214,7 @@ def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
     runs, best = (fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search=s) for s in SEARCHES[1:])
     assert best.dram_bytes <= runs.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
     for plan in (greedy, runs, best):
-        assert plan.time_overlapped_ns <= plan.unfused.time_overlapped_ns * (1 + 1e-12)
+        assert plan.time_overlapped_ns <= plan.layer_by_layer.time_overlapped_ns * (1 + 1e-12)
         assert [g.begin for g in plan.groups] == [0, *(g.end for g in plan.groups[:-1])]
         for group, placed in zip(plan.groups, plan.placements):
             if placed is not None:

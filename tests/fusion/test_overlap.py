@@ -23,10 +23,10 @@ def survives(rows, columns, channels, filters, lead, strict):
     )
     memory[lead : lead + operand.size] = operand
 
-    def intact(r, c):
+    def is_intact(r, c):
         for y, x, k in itertools.product(range(*r), range(*c), range(channels)):
-            at = (y * width + x) * channels + k
-            if memory[lead + at] != operand[at]:
+            address = (y * width + x) * channels + k
+            if memory[lead + address] != operand[address]:
                 return False
         return True
 
@@ -35,10 +35,10 @@ def survives(rows, columns, channels, filters, lead, strict):
         r, c = rows.inputs(row, row + 1), columns.inputs(column, column + 1)
         window = (r.begin, r.end), (c.begin, c.end)
         for k in range(filters):
-            if (strict or k == 0) and not intact(*window):
+            if (strict or k == 0) and not is_intact(*window):
                 return False
             memory[index * filters + k] = -1
-        if strict and not intact(*window):
+        if strict and not is_intact(*window):
             return False
     return True
 
@@ -49,18 +49,18 @@ def survives(rows, columns, channels, filters, lead, strict):
 def test_figure_5(strict, begin, end, saved):
     """[8, 64, 3] through 4 x 4 with stride 2 to [3, 31, 16], in fp32."""
     rows, columns = (RangeMap(extent=extent, window=4, stride=2) for extent in (8, 64))
-    found = overlap(rows, columns, 3, 16, strict=strict)
-    assert (4 * found.lead, 4 * (found.lead + found.operand)) == (begin, end)
-    assert 4 * found.result == 5952
-    assert round(100 * found.saving, 2) == saved
-    assert survives(rows, columns, 3, 16, found.lead, strict)
-    assert not survives(rows, columns, 3, 16, found.lead - 1, strict)
+    layout = overlap(rows, columns, 3, 16, strict=strict)
+    assert (4 * layout.lead, 4 * (layout.lead + layout.operand)) == (begin, end)
+    assert 4 * layout.result == 5952
+    assert round(100 * layout.saving, 2) == saved
+    assert survives(rows, columns, 3, 16, layout.lead, strict)
+    assert not survives(rows, columns, 3, 16, layout.lead - 1, strict)
 
 
 @st.composite
 def windows(draw):
     window = draw(st.integers(1, 3))
-    found = RangeMap(
+    axis = RangeMap(
         extent=draw(st.integers(1, 6)),
         window=window,
         stride=draw(st.integers(1, 3)),
@@ -68,16 +68,16 @@ def windows(draw):
         pad_before=draw(st.integers(0, 2)),
         pad_after=draw(st.integers(0, 2)),
     )
-    return found if found.output_extent > 0 else RangeMap.same(found.extent)
+    return axis if axis.output_extent > 0 else RangeMap.same(axis.extent)
 
 
 @PROPERTY
 @given(windows(), windows(), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_the_lead_is_safe_and_the_smallest(rows, columns, channels, filters, strict):
-    found = overlap(rows, columns, channels, filters, strict=strict)
-    assert survives(rows, columns, channels, filters, found.lead, strict)
-    if found.lead:
-        assert not survives(rows, columns, channels, filters, found.lead - 1, strict)
+    layout = overlap(rows, columns, channels, filters, strict=strict)
+    assert survives(rows, columns, channels, filters, layout.lead, strict)
+    if layout.lead:
+        assert not survives(rows, columns, channels, filters, layout.lead - 1, strict)
 
 
 @PROPERTY

@@ -14,7 +14,7 @@ from pimflow.fusion.tiling import pieces, transfer
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(36))
 
 
-def traced(drawn, begin, end, tile, parts):
+def dependency_boxes(drawn, begin, end, tile, parts):
     """By tensor, the bounding box of all that the stored pieces of a tile depend on."""
     graph, boxes = drawn.graph, {}
 
@@ -34,8 +34,8 @@ def traced(drawn, begin, end, tile, parts):
         for name in layer.inputs:
             read = {
                 index
-                for at in itertools.product(*(range(*span) for span in boxes[layer.name]))
-                for index in drawn.reads[layer.name](name, at)
+                for position in itertools.product(*(range(*span) for span in boxes[layer.name]))
+                for index in drawn.reads[layer.name](name, position)
             }
             if read:
                 add(name, tuple((min(i[a] for i in read), max(i[a] for i in read) + 1) for a in range(4)))
@@ -54,7 +54,7 @@ def compare(case, exact):
     drawn, begin, end, parts = case
     spans = [transfer(drawn.graph, begin, end, axis, parts[axis]) for axis in range(3)]
     for tile in itertools.product(*map(range, parts)):
-        for name, box in traced(drawn, begin, end, tile, parts).items():
+        for name, box in dependency_boxes(drawn, begin, end, tile, parts).items():
             for axis in range(3):
                 low, high = spans[axis][name].held[tile[axis]]
                 if exact:
@@ -70,7 +70,7 @@ def test_a_tile_gets_all_that_it_depends_on(case):
 
 @PROPERTY
 @given(cut_groups(plain=True))
-def test_and_nothing_else_where_windows_leave_no_gaps_and_every_piece_holds_something(case):
+def test_and_nothing_else_where_windows_leave_no_gaps(case):
     drawn, begin, end, parts = case
     stored = [d for d in drawn.graph.layers[begin:end] if drawn.graph.stored(d.name, range(begin, end))]
     small = any(drawn.graph.shapes[d.name][axis] < parts[axis] for d in stored for axis in range(3))
@@ -91,14 +91,18 @@ def test_every_axis_of_every_operand_is_read_as_its_map_says(drawn, data):
     box = [range(extent) for extent in shape]
     box[axis] = range(begin, end)
     source = layer.inputs[place]
-    read = {index[axis] for at in itertools.product(*box) for index in drawn.reads[layer.name](source, at)}
-    found = layer.maps[place][axis].inputs(begin, end)
+    read = {
+        index[axis]
+        for position in itertools.product(*box)
+        for index in drawn.reads[layer.name](source, position)
+    }
+    span = layer.maps[place][axis].inputs(begin, end)
     lows, highs = layer.maps[place][axis].spans(np.array([begin]), np.array([end]))
-    assert (found.begin, found.end) == (lows[0], highs[0])
+    assert (span.begin, span.end) == (lows[0], highs[0])
     if read:
-        assert (found.begin, found.end) == (min(read), max(read) + 1)
+        assert (span.begin, span.end) == (min(read), max(read) + 1)
     elif all(len(m.inputs(0, m.output_extent)) for m in layer.maps[place]):
-        assert not len(found)  # nothing but padding
+        assert not len(span)  # nothing but padding
 
 
 @PROPERTY
@@ -106,13 +110,13 @@ def test_every_axis_of_every_operand_is_read_as_its_map_says(drawn, data):
 def test_retained_rows_are_made_once(drawn, parts):
     """What is new in each tile, put together, is what any tile holds, without repetition."""
     spans = transfer(drawn.graph, 0, len(drawn.graph.layers), 1, parts, retain=True)
-    for name, found in spans.items():
-        fresh = [row for low, high in found.fresh for row in range(low, high)]
+    for name, axis_spans in spans.items():
+        fresh = [row for low, high in axis_spans.fresh for row in range(low, high)]
         assert len(fresh) == len(set(fresh)), name
         here: set[int] = set()
-        for held, new in zip(found.held, found.fresh):
-            here = {row for row in here if held[0] <= row} | set(range(*new))
-            assert set(range(*held)) <= here, name
+        for resident, new in zip(axis_spans.held, axis_spans.fresh):
+            here = {row for row in here if resident[0] <= row} | set(range(*new))
+            assert set(range(*resident)) <= here, name
 
 
 def test_padding_is_a_layer_of_its_own():
@@ -124,5 +128,5 @@ def test_padding_is_a_layer_of_its_own():
         assert plain.output_extent == padded.output_extent
         for begin in range(plain.output_extent):
             for end in range(begin + 1, plain.output_extent + 1):
-                one, two = plain.compose(pad, begin, end), padded.inputs(begin, end)
-                assert (one.begin, one.end) == (two.begin, two.end)
+                composed, direct = plain.compose(pad, begin, end), padded.inputs(begin, end)
+                assert (composed.begin, composed.end) == (direct.begin, direct.end)

@@ -29,7 +29,7 @@ def check_the_stand_in(compiled, folder):
 @pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "resnet-50", "efficientnet-b0", "mnasnet-1.0"])
 def test_a_network_runs_verified_and_timed(name, tmp_path):
     compiled = pimflow.compile(name, tmp_path / "out", target="cuda+pim", conventions="none")
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     part = compiled.report.gpu_part
     assert part.measured_ns > 0 and part.measured_on and part.compiler
     print(f"{name}: measured {part.measured_ns / 1e6:.4f} ms on {part.measured_on}, ", end="")
@@ -57,8 +57,8 @@ def test_a_fused_run_computes_the_same(options, tmp_path):
     compiled = pimflow.compile(
         "toy", tmp_path / "out", target="cuda+pim", modes="gpu", **options, conventions="none"
     )
-    assert compiled.searched.tiled()
-    assert compiled.verification.verified
+    assert compiled.search_result.group_tilings()
+    assert compiled.verification.is_verified
     check_the_stand_in(compiled, tmp_path / "out")
 
 

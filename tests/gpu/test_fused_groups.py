@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tvm
-from fused_cuda import built_for_cuda
+from fused_cuda import compile_group_for_cuda
 
 from pimflow import zoo
 from pimflow.api import fuse
@@ -25,23 +25,25 @@ pytestmark = [
 def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
     """The last of them channel by channel, too."""
     plan = fuse.fuse("toy", Accelerator(on_chip_bytes=on_chip_kib << 10), reuse="lifetime", halo=halo)
-    found, ran = computations(zoo.load_model("toy"), plan.graph), 0
+    formulas, ran = computations(zoo.load_model("toy"), plan.graph), 0
     for group, placed in zip(plan.groups, plan.placements):
         if placed is None:
             continue
         random = np.random.default_rng(ran)
         inputs = {name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
-                  for name in group.loaded}  # fmt: skip
+                  for name in group.input_names}  # fmt: skip
         target = local_cuda()
-        made, kernels = compile_kernels(partial(built_for_cuda, group, placed, found, target), target)
+        executable, kernels = compile_kernels(
+            partial(compile_group_for_cuda, group, placed, formulas, target), target
+        )
         assert not kernels.flaw
-        kernel = made.mod[execution.NAME]
+        kernel = executable.mod[execution.NAME]
         here, there = dict(inputs), dict(inputs)
-        counted = execution.run_group(kernel, group, placed, found, there, tvm.cuda())
-        function = execution.build(group, placed, found)
-        assert counted == execution.run_group(function, group, placed, found, here)
+        counted = execution.run_group(kernel, group, placed, formulas, there, tvm.cuda())
+        function = execution.build(group, placed, formulas)
+        assert counted == execution.run_group(function, group, placed, formulas, here)
         assert sum(counted.values()) == 4 * group.traffic_elements
-        for name in group.stored:  # products may be contracted into sums on one side alone
+        for name in group.output_names:  # products may be contracted into sums on one side alone
             assert np.abs(there[name] - here[name]).max() <= 1e-5 * np.abs(here[name]).max()
         ran += 1
     assert ran

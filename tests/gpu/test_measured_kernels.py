@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import tvm
 
-from pimflow.compiler.measurement.cuda_profiler import Cuda
-from pimflow.core.candidate import Known
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.model import KernelRequest
@@ -22,7 +22,7 @@ DEPTHWISE = ConvGeometry(n=1, h=56, w=56, c=144, oc=144, kh=3, kw=3, padding=(1,
 
 @pytest.fixture(scope="module")
 def profiler():
-    return Cuda()
+    return CudaProfiler()
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def test_measured_costs(profiler, gpu):
     requests = [KernelRequest(kernel, gpu.memory_channels) for kernel in kernels]
     costs = profiler.costs(requests, gpu, "fp16")
     assert not profiler.failures
-    assert all(c.known is Known.MEASURED and c.device == profiler.device for c in costs)
+    assert all(c.known is Provenance.MEASURED and c.device == profiler.device for c in costs)
     assert all(c.execution_ns > 0 and 0 < c.launch_ns < 1e5 for c in costs)
     bandwidth = (copy.input_bytes + copy.output_bytes) / costs[2].execution_ns
     assert bandwidth < 1.1 * gpu.memory_channels * gpu.channel_bytes_per_ns or gpu.name == "a100"
-    again = Cuda().costs(requests, gpu, "fp16")
-    assert again[2].execution_ns == pytest.approx(costs[2].execution_ns, rel=0.1)
+    repeated = CudaProfiler().costs(requests, gpu, "fp16")
+    assert repeated[2].execution_ns == pytest.approx(costs[2].execution_ns, rel=0.1)
 
 
 def test_a_cold_l2_is_no_faster(profiler, gpu):

@@ -7,9 +7,9 @@ import tvm
 from pimflow.core.region import ConvGeometry
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Card, Machine
-from pimflow.primitives import PRIMITIVES, named
+from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.primitives.families import input_shape, output_shape
-from pimflow.primitives.filters import transformed
+from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import filter_shape
 
@@ -24,7 +24,7 @@ LAYERS = (
     ConvGeometry(n=1, h=7, w=7, c=96, oc=40),
     ConvGeometry(n=1, h=28, w=28, c=48, oc=48, groups=48, **SAME),
 )
-LOOPS = named("direct-hwc-loops")
+LOOPS = get_primitive("direct-hwc-loops")
 
 
 def result(machine, chosen, layer, x, filters):
@@ -33,8 +33,8 @@ def result(machine, chosen, layer, x, filters):
         mod = machine.schedule(mod)
     built = machine.build(mod)
     y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32), machine.cpu)
-    given = (x, transformed(chosen, layer, filters))
-    built["main"](*(tvm.runtime.tensor(array, machine.cpu) for array in given), y)
+    operands = (x, transform_filters(chosen, layer, filters))
+    built["main"](*(tvm.runtime.tensor(array, machine.cpu) for array in operands), y)
     return y.numpy()
 
 
@@ -48,13 +48,13 @@ def test_values(name):
         filters = random.standard_normal(filter_shape(layer), np.float32)
         expected = result(Machine(), LOOPS, layer, x, filters)
         bound = 1e-4 if chosen.family == "winograd" else 1e-5
-        found = result(Card(), chosen, layer, x, filters)
-        assert np.abs(found - expected).max() <= bound * np.abs(expected).max(), layer
+        actual = result(Card(), chosen, layer, x, filters)
+        assert np.abs(actual - expected).max() <= bound * np.abs(expected).max(), layer
 
 
 @pytest.mark.alone
 def test_times():
     move = ((1, 28, 28, 48), "HWC", "CHW")
-    found = measuring.measure([LAYERS[0]], [move], 6, machine=Card())
-    assert not found.failed and len(found.times_ns) == 6 and found.device.target == "cuda"
-    assert all(1e3 < ns < 1e8 for ns in (*found.times_ns.values(), found.moves_ns[move]))
+    times = measuring.measure([LAYERS[0]], [move], 6, machine=Card())
+    assert not times.failed and len(times.times_ns) == 6 and times.device.target == "cuda"
+    assert all(1e3 < ns < 1e8 for ns in (*times.times_ns.values(), times.moves_ns[move]))

@@ -20,7 +20,7 @@ from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.gpu.fit import fit_launch, launch_source, write_launch
-from pimflow.simulators.gpu.fit_record import held_out
+from pimflow.simulators.gpu.fit_record import unseen_samples
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import (
@@ -69,9 +69,9 @@ def test_the_order_of_columns_and_others_do_not_matter(tmp_path, path, gpu):
     rows = rows_of(path)
     columns = [*rows[0], "comment"]
     random.Random(0).shuffle(columns)
-    other = tmp_path / "rows.csv"
-    other.write_text(text_of([{**row, "comment": "a, b"} for row in rows], columns))
-    assert read_samples(other, gpu) == read_samples(path, gpu)
+    shuffled = tmp_path / "rows.csv"
+    shuffled.write_text(text_of([{**row, "comment": "a, b"} for row in rows], columns))
+    assert read_samples(shuffled, gpu) == read_samples(path, gpu)
 
 
 def test_kernels_that_a_card_ran():
@@ -127,9 +127,9 @@ def test_a_row_of_tensorrt(tmp_path, kind, fused):
 def test_of_several_gpus_one_is_read():
     rows = rows_of(DEEPBENCH)
     for name, label in (("p100", "P100"), ("titan-xp", "TITANXp"), ("gtx-1080-ti", "GTX1080Ti")):
-        own = [row for row in rows if row["gpu"] == label]
-        found = read_samples(DEEPBENCH, GpuSpec.load(name))
-        assert [s.measured_ns for s in found] == pytest.approx([float(row["ms"]) * 1e6 for row in own])
+        gpu_rows = [row for row in rows if row["gpu"] == label]
+        samples = read_samples(DEEPBENCH, GpuSpec.load(name))
+        assert [s.measured_ns for s in samples] == pytest.approx([float(row["ms"]) * 1e6 for row in gpu_rows])
     with pytest.raises(TraceError, match=r"no rows of gpu 't4'; there are .*P100"):
         read_samples(DEEPBENCH, GpuSpec.load("t4"))
 
@@ -188,23 +188,23 @@ def test_errors_against_their_definitions():
     measured = np.array([s.measured_ns for s in samples])
     small = np.array([s.kernel.geometry.h <= 112 and s.kernel.geometry.c <= 1024 for s in samples])
     for name, chosen in (("all", small | True), ("small", small)):
-        found = validate(samples, V100)["fp16"][name]
-        assert found["count"] == chosen.sum()
+        errors = validate(samples, V100)["fp16"][name]
+        assert errors["count"] == chosen.sum()
         ape = abs(predicted - measured)[chosen] / measured[chosen]
-        assert found["median_ape"] == pytest.approx(sorted(ape)[len(ape) // 2], rel=0.05)
-        assert found["mape"] == pytest.approx(sum(ape) / len(ape))
-        assert found["bias"] == pytest.approx((predicted[chosen] / measured[chosen]).mean() - 1)
-        assert found["kendall_tau"] == pytest.approx(kendalltau(predicted[chosen], measured[chosen])[0])
+        assert errors["median_ape"] == pytest.approx(sorted(ape)[len(ape) // 2], rel=0.05)
+        assert errors["mape"] == pytest.approx(sum(ape) / len(ape))
+        assert errors["bias"] == pytest.approx((predicted[chosen] / measured[chosen]).mean() - 1)
+        assert errors["kendall_tau"] == pytest.approx(kendalltau(predicted[chosen], measured[chosen])[0])
 
 
 def test_dtypes_without_a_rate_are_left_out_and_one_row_has_no_rank():
     samples = read_samples(TENSORRT, V100)[:1]
     unknown = dataclasses.replace(samples[0], dtype="int8")
-    found = validate([*samples, unknown], V100)
-    assert list(found) == ["fp16"]
-    assert found["fp16"]["all"]["count"] == 1 and found["fp16"]["all"]["kendall_tau"] is None
-    assert " - " not in format_accuracy(found).splitlines()[0]
-    assert format_accuracy(found).splitlines()[1].endswith("-")
+    accuracy = validate([*samples, unknown], V100)
+    assert list(accuracy) == ["fp16"]
+    assert accuracy["fp16"]["all"]["count"] == 1 and accuracy["fp16"]["all"]["kendall_tau"] is None
+    assert " - " not in format_accuracy(accuracy).splitlines()[0]
+    assert format_accuracy(accuracy).splitlines()[1].endswith("-")
 
 
 # --- halves ---
@@ -213,7 +213,7 @@ def test_dtypes_without_a_rate_are_left_out_and_one_row_has_no_rank():
 def test_both_dtypes_of_a_shape_are_in_one_half():
     halves: dict[str, set[bool]] = {}
     for sample in read_samples(TENSORRT, V100):
-        halves.setdefault(sample.shape, set()).add(sample.fit)
+        halves.setdefault(sample.shape, set()).add(sample.is_fit_sample)
     assert halves and all(len(half) == 1 for half in halves.values())
 
 
@@ -225,9 +225,9 @@ def test_the_script_prints_what_it_should(profiler):
     script = ROOT / "scripts" / "validate_gpu_model.py"
     command = [sys.executable, script, TENSORRT, "--gpu", "v100", "--profiler", profiler, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert set(found) == {"fp16", "fp32"}
-    for classes in found.values():
+    accuracy = json.loads(done.stdout)
+    assert set(accuracy) == {"fp16", "fp32"}
+    for classes in accuracy.values():
         assert {"all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small"} <= set(classes)
         for errors in classes.values():
             assert set(errors) == {"count", "median_ape", "mape", "largest_ape", "bias", "kendall_tau"}
@@ -258,10 +258,10 @@ def test_a_fitted_launch_replaces_only_its_line(tmp_path):
     changed = dataclasses.replace(P100, launch_ns=1234.5)
     samples = read_samples(DEEPBENCH, P100)
     write_launch(path, changed, launch_source(samples, "rows.csv", "hash"))
-    found = GpuSpec.load(path)
-    assert found.launch_ns == 1234.5
-    assert "rows.csv (half of its shapes, by hash)" in found.sources["launch_ns"]
-    assert dataclasses.replace(found, launch_ns=P100.launch_ns, sources=P100.sources) == P100
+    spec = GpuSpec.load(path)
+    assert spec.launch_ns == 1234.5
+    assert "rows.csv (half of its shapes, by hash)" in spec.sources["launch_ns"]
+    assert dataclasses.replace(spec, launch_ns=P100.launch_ns, sources=P100.sources) == P100
     path.write_text(text.replace("launch_ns", "launch"))
     with pytest.raises(SpecError, match="no field 'launch_ns'"):
         write_launch(path, changed, "")
@@ -273,10 +273,10 @@ def test_a_transfer_holds_on_rows_it_was_not_fitted_to(name):
     assert gpu.efficiency == V100.efficiency
     sources = {gpu.sources[f"efficiency.{key}"] for key in gpu.efficiency}
     assert len(sources) > 1 and all(source.startswith("assumed: as v100; ") for source in sources)
-    samples = held_out(read_samples(DEEPBENCH, gpu), gpu)
-    found = validate(samples, gpu)["fp32"]["all"]
-    assert found["count"] == 20
-    assert found["median_ape"] < 0.25 and found["kendall_tau"] > 0.7
+    samples = unseen_samples(read_samples(DEEPBENCH, gpu), gpu)
+    accuracy = validate(samples, gpu)["fp32"]["all"]
+    assert accuracy["count"] == 20
+    assert accuracy["median_ape"] < 0.25 and accuracy["kendall_tau"] > 0.7
 
 
 # --- kinds of kernels ---
@@ -309,12 +309,12 @@ def test_groups_cost_what_their_parts_do():
     """Blocks and L2 traffic of a grouped convolution are those of its groups, in one launch."""
     layer = ConvGeometry(n=1, h=28, w=28, c=256, oc=256, kh=3, kw=3, padding=(1,) * 4, groups=4)
     part = dataclasses.replace(layer, c=64, oc=64, groups=1)
-    grouped, one = (
+    grouped, single = (
         kernel_cost(convolution_kernel(g, "fp16"), V100, dtype="fp16", tile=(64, 64)) for g in (layer, part)
     )
-    assert grouped.blocks == 4 * one.blocks
-    assert grouped.l2_bytes == pytest.approx(4 * one.l2_bytes)
-    assert one.total_ns <= grouped.total_ns <= 4 * one.total_ns
+    assert grouped.blocks == 4 * single.blocks
+    assert grouped.l2_bytes == pytest.approx(4 * single.l2_bytes)
+    assert single.total_ns <= grouped.total_ns <= 4 * single.total_ns
 
 
 def test_a_matrix_vector_product_is_bound_by_its_weights():
@@ -334,5 +334,5 @@ def test_pooling_and_reduction_pass_their_bytes_once():
     for kernel in (pool, reduction):
         cost = kernel_cost(kernel, V100, dtype="fp16")
         assert cost.l2_bytes == kernel.input_bytes + kernel.output_bytes
-        more = dataclasses.replace(kernel, macs=kernel.macs * 1000)
-        assert kernel_cost(more, V100, dtype="fp16").execution_ns > cost.execution_ns
+        heavier = dataclasses.replace(kernel, macs=kernel.macs * 1000)
+        assert kernel_cost(heavier, V100, dtype="fp16").execution_ns > cost.execution_ns

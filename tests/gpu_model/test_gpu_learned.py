@@ -15,17 +15,17 @@ from length import examples
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit_record import held_out
+from pimflow.simulators.gpu.fit_record import unseen_samples
 from pimflow.simulators.gpu.learned_fit import learn, write_residual
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Learned,
     best_ns,
     features,
-    learned_gpus,
-    learned_ns,
+    gpus_with_model,
     load_residual,
-    residual_of,
+    residual_model,
+    residual_model_ns,
     residual_path,
 )
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
@@ -93,8 +93,8 @@ def test_more_work_within_a_layer_is_never_faster(layer, dtype, data):
     names = ["macs", "input_bytes", "weight_bytes", "output_bytes"]
     names += ["m"] if kernel.kind == "gemm" else []
     name = data.draw(st.sampled_from(names), label="grows")
-    more = data.draw(st.sampled_from((1, 64)) | st.integers(1, 1 << 22), label="by")
-    larger = dataclasses.replace(kernel, **{name: getattr(kernel, name) + more})
+    growth = data.draw(st.sampled_from((1, 64)) | st.integers(1, 1 << 22), label="by")
+    larger = dataclasses.replace(kernel, **{name: getattr(kernel, name) + growth})
     assert total_ns(kernel, dtype) <= total_ns(larger, dtype) * ROUNDING
 
 
@@ -117,15 +117,15 @@ def test_kernels_that_nothing_was_learned_about_stay_analytic():
     layer = convolution_kernel(ConvGeometry(n=1, h=56, w=56, c=24, oc=144), "fp16")
     bare = dataclasses.replace(layer, geometry=None)
     requests = [KernelRequest(stream, 16), KernelRequest(layer, 16), KernelRequest(bare, 16)]
-    found = Learned().costs(requests, V100, "fp16")
+    costs = Learned().costs(requests, V100, "fp16")
     expected = [kernel_cost(r.kernel, V100, dtype="fp16", channels=16) for r in requests]
-    assert found[0] == expected[0] and found[2] == expected[2]
-    assert found[1] != expected[1]
-    assert found[1].dram_bytes == expected[1].dram_bytes
+    assert costs[0] == expected[0] and costs[2] == expected[2]
+    assert costs[1] != expected[1]
+    assert costs[1].dram_bytes == expected[1].dram_bytes
 
 
 def test_a_class_that_learning_did_not_help_keeps_the_analytic_time():
-    residual = residual_of(V100, "fp16")
+    residual = residual_model(V100, "fp16")
     kernel = convolution_kernel(ConvGeometry(n=1, h=56, w=56, c=24, oc=144), "fp16")
     assert residual.factors([kernel], V100)[0] != 1
     worse = {"1x1": {"analytic": 0.1, "learned": 0.1}}
@@ -136,7 +136,7 @@ def test_a_class_that_learning_did_not_help_keeps_the_analytic_time():
 def test_a_batch_is_its_members_one_by_one():
     layers = [ConvGeometry(n=1, h=h, w=h, c=c, oc=64) for h, c in ((56, 24), (7, 320), (1, 1280))]
     kernels = [convolution_kernel(layer, "fp16") for layer in layers]
-    residual = residual_of(V100, "fp16")
+    residual = residual_model(V100, "fp16")
     assert list(residual.factors(kernels, V100)) == [residual.factors([k], V100)[0] for k in kernels]
     assert features(kernels, V100, "fp16").shape == (3, len(FEATURES))
 
@@ -153,12 +153,12 @@ def test_a_gpu_without_a_learned_model_lists_those_that_have():
 def test_other_constants_are_refused():
     gpu = dataclasses.replace(V100, efficiency={**V100.efficiency, "dram": 0.5})
     with pytest.raises(SpecError, match=r"corrects other constants.*--learned"):
-        residual_of(gpu, "fp16")
+        residual_model(gpu, "fp16")
 
 
 def test_a_dtype_that_nothing_was_learned_about():
     with pytest.raises(SpecError, match="no learned model of 'bf16'"):
-        residual_of(V100, "bf16")
+        residual_model(V100, "bf16")
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])
@@ -171,9 +171,9 @@ def test_files_that_are_no_model(tmp_path, content):
 
 
 def test_embedded_models_say_what_they_are_fitted_to():
-    assert learned_gpus() == ["v100"]
+    assert gpus_with_model() == ["v100"]
     for dtype in ("fp16", "fp32"):
-        about = residual_of(V100, dtype).about
+        about = residual_model(V100, dtype).about
         assert "v100_tensorrt_conv.csv (half of its shapes, by hash)" in about["source"]
         assert residual_path("v100", dtype).stat().st_size < 400_000
         assert min(about["classes"][name]["rows"] for name in about["classes"]) > 100
@@ -201,8 +201,8 @@ def test_what_the_analytic_model_lacks_is_learned_and_stored(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["v100.fp16.ubj.xz"]
     residual = load_residual(tmp_path / "v100.fp16.ubj.xz")
     truth = np.array([2 if s.kernel.geometry.oc < 128 else 1 for s in unseen])
-    found = residual.factors([s.kernel for s in unseen], V100)
-    assert statistics.median(abs(found / truth - 1)) < 0.1
+    factors = residual.factors([s.kernel for s in unseen], V100)
+    assert statistics.median(abs(factors / truth - 1)) < 0.1
 
 
 def test_nothing_to_learn_from():
@@ -214,10 +214,10 @@ def test_nothing_to_learn_from():
 
 
 def test_held_out_rows_are_met():
-    samples = held_out(read_samples(EXCERPT, V100), V100)
+    samples = unseen_samples(read_samples(EXCERPT, V100), V100)
     with open(EXCERPT, encoding="utf-8", newline="") as file:
         assert len(samples) == sum(1 for _ in csv.reader(file)) - 1
-    analytic, learned = (validate(samples, V100, how) for how in (analytic_ns, learned_ns))
+    analytic, learned = (validate(samples, V100, predictor) for predictor in (analytic_ns, residual_model_ns))
     for dtype in ("fp16", "fp32"):
         assert learned[dtype]["all"]["count"] == 150
         assert learned[dtype]["all"]["median_ape"] < min(0.10, analytic[dtype]["all"]["median_ape"])

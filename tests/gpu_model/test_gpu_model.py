@@ -27,7 +27,7 @@ ROUNDING = 1 + 1e-9  # two sums of the same terms may differ in the last bits
 FAST = settings(max_examples=examples(200), derandomize=True, deadline=None)
 
 SAMPLES = read_samples(ACCELSIM, SIMULATED)
-FITTED = [sample for sample in read_samples(EMITTED, SIMULATED) if sample.fit]
+FITTED = [sample for sample in read_samples(EMITTED, SIMULATED) if sample.is_fit_sample]
 FITTED += [sample for sample in SAMPLES if sample.tile]
 LAYERS = {
     "pointwise": ConvGeometry(n=1, h=56, w=56, c=24, oc=144),
@@ -49,8 +49,8 @@ def is_emitted(gpu: GpuSpec) -> bool:
     return "step_cycles" in gpu.efficiency
 
 
-def total_ns(kernel: Kernel, gpu: GpuSpec, **how) -> float:
-    return kernel_cost(kernel, gpu, **{"dtype": "fp16", **how}).total_ns
+def total_ns(kernel: Kernel, gpu: GpuSpec, **options) -> float:
+    return kernel_cost(kernel, gpu, **{"dtype": "fp16", **options}).total_ns
 
 
 # --- presets ---
@@ -104,7 +104,7 @@ def test_accelsim_cycles_are_met():
         predicted = total_ns(sample.kernel, SIMULATED, channels=sample.channels, tile=sample.tile)
         errors[sample.shape, sample.channels] = abs(predicted / sample.measured_ns - 1)
     assert len(errors) == len(FITTED) > 100
-    assert {at: error for at, error in errors.items() if error > 0.17} == {}
+    assert {key: error for key, error in errors.items() if error > 0.17} == {}
     assert statistics.median(errors.values()) < 0.03
     assert statistics.mean(errors.values()) < 0.04
 
@@ -112,23 +112,29 @@ def test_accelsim_cycles_are_met():
 def test_the_sources_are_those_that_the_fit_writes():
     """A constant that was not fitted keeps the reason that the file gives, or says that it is assumed."""
     files = {"data": EMITTED.name, "split": "hash", "also": ACCELSIM.name}
-    own = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
-    assert efficiency_sources(SIMULATED, FITTED, **files) == own
+    expected = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
+    assert efficiency_sources(SIMULATED, FITTED, **files) == expected
     bare = dataclasses.replace(SIMULATED, sources={})
     for key, source in efficiency_sources(bare, FITTED, **files).items():
-        assert source.startswith("assumed: not fitted") if "assumed" in own[key] else source == own[key]
+        assert (
+            source.startswith("assumed: not fitted")
+            if "assumed" in expected[key]
+            else source == expected[key]
+        )
 
 
 def test_a_source_of_another_fit_is_kept():
     """A constant that this fit leaves alone was fitted before."""
     sources = {"efficiency.mma": "fitted to something else"}
-    found = efficiency_sources(dataclasses.replace(SIMULATED, sources=sources), FITTED, EMITTED.name, "hash")
-    assert found["mma"] == "assumed: as it was, fitted to something else"
+    new_sources = efficiency_sources(
+        dataclasses.replace(SIMULATED, sources=sources), FITTED, EMITTED.name, "hash"
+    )
+    assert new_sources["mma"] == "assumed: as it was, fitted to something else"
 
 
 def test_the_preset_is_what_the_fit_finds():
-    again = fit(SIMULATED, FITTED)
-    assert analytic_ns(FITTED, again) == pytest.approx(analytic_ns(FITTED, SIMULATED), rel=1e-2)
+    refitted = fit(SIMULATED, FITTED)
+    assert analytic_ns(FITTED, refitted) == pytest.approx(analytic_ns(FITTED, SIMULATED), rel=1e-2)
 
 
 def test_accelsim_kernels_are_ranked_as_measured():
@@ -177,7 +183,7 @@ def kernels(draw) -> tuple[Kernel, GpuSpec, dict]:
     size = st.integers(0, 1 << 26)
     kind = draw(st.sampled_from(("gemm", "gemm", "depthwise", "stream")))
     gpu = GPUS[draw(st.sampled_from(sorted(GPUS)))]
-    how = {"dtype": draw(st.sampled_from(("fp16", "fp32")))}
+    options = {"dtype": draw(st.sampled_from(("fp16", "fp32")))}
     sizes = {}
     if kind == "gemm":
         window = draw(st.sampled_from((1, 9, 25, 49)))
@@ -188,7 +194,7 @@ def kernels(draw) -> tuple[Kernel, GpuSpec, dict]:
             "groups": draw(st.sampled_from((1, 1, 1, 4, 32))),
             "window": window,
         }
-        how["tile"] = draw(st.none() | st.sampled_from(TILES))
+        options["tile"] = draw(st.none() | st.sampled_from(TILES))
     elif kind == "depthwise":
         sizes["window"] = draw(st.sampled_from((1, 9, 25, 49)))
     kernel = Kernel(
@@ -200,37 +206,37 @@ def kernels(draw) -> tuple[Kernel, GpuSpec, dict]:
         output_bytes=draw(size),
         **sizes,
     )
-    return kernel, gpu, how
+    return kernel, gpu, options
 
 
 @FAST
 @given(case=kernels(), data=st.data())
 def test_more_channels_are_never_slower(case, data):
     """Kernels as they are emitted may meet in fewer of 24 channels than of 20; not of twice as many."""
-    kernel, gpu, how = case
+    kernel, gpu, options = case
     few = data.draw(st.integers(1, gpu.memory_channels), label="few")
-    more = range(few, gpu.memory_channels + 1)
+    channel_counts = range(few, gpu.memory_channels + 1)
     if is_emitted(gpu):
-        more = [few << doubled for doubled in range(6) if few << doubled <= gpu.memory_channels]
-    many = data.draw(st.sampled_from(more), label="many")
-    slow, fast = (total_ns(kernel, gpu, channels=channels, **how) for channels in (few, many))
+        channel_counts = [few << doubled for doubled in range(6) if few << doubled <= gpu.memory_channels]
+    many = data.draw(st.sampled_from(channel_counts), label="many")
+    slow, fast = (total_ns(kernel, gpu, channels=channels, **options) for channels in (few, many))
     assert fast <= slow * ROUNDING
 
 
 @FAST
 @given(case=kernels(), data=st.data())
 def test_more_work_is_never_faster(case, data):
-    kernel, gpu, how = case
+    kernel, gpu, options = case
     assume(not is_emitted(gpu))
     names = ["macs", "input_bytes", "weight_bytes", "output_bytes"]
     names += ["m", "n", "k", "groups"] if kernel.kind == "gemm" else []
     name = data.draw(st.sampled_from(names), label="grows")
-    more = data.draw(st.sampled_from((1, 8, 64)) | st.integers(1, 1 << 20), label="by")
-    larger = dataclasses.replace(kernel, **{name: getattr(kernel, name) + more})
+    growth = data.draw(st.sampled_from((1, 8, 64)) | st.integers(1, 1 << 20), label="by")
+    larger = dataclasses.replace(kernel, **{name: getattr(kernel, name) + growth})
     # Libraries have other code for a window over an image's few channels, and the model other constants.
     assume(family(larger) == family(kernel))
-    how["channels"] = data.draw(st.integers(1, gpu.memory_channels), label="channels")
-    assert total_ns(kernel, gpu, **how) <= total_ns(larger, gpu, **how) * ROUNDING
+    options["channels"] = data.draw(st.integers(1, gpu.memory_channels), label="channels")
+    assert total_ns(kernel, gpu, **options) <= total_ns(larger, gpu, **options) * ROUNDING
 
 
 @FAST
@@ -260,9 +266,9 @@ def test_a_larger_layer_is_never_faster(sides, c, oc, how, more):
 @FAST
 @given(case=kernels())
 def test_the_choice_of_tile_is_never_worse_than_a_tile(case):
-    kernel, gpu, how = case
-    given_tile = kernel_cost(kernel, gpu, **how)
-    chosen = kernel_cost(kernel, gpu, dtype=how["dtype"])
+    kernel, gpu, options = case
+    given_tile = kernel_cost(kernel, gpu, **options)
+    chosen = kernel_cost(kernel, gpu, dtype=options["dtype"])
     assert chosen.execution_ns <= given_tile.execution_ns * ROUNDING
 
 
@@ -366,9 +372,9 @@ def test_a_fit_replaces_only_its_table(tmp_path):
     path = tmp_path / "rtx-2060-pim32.toml"
     path.write_text(embedded.read_text())
     changed = dataclasses.replace(SIMULATED, efficiency={**SIMULATED.efficiency, "dram": 0.5})
-    own = {key: f"a test of {key}" for key in changed.efficiency}
-    write_efficiency(path, changed, own)
-    sources = {**SIMULATED.sources, **{f"efficiency.{key}": source for key, source in own.items()}}
+    new_sources = {key: f"a test of {key}" for key in changed.efficiency}
+    write_efficiency(path, changed, new_sources)
+    sources = {**SIMULATED.sources, **{f"efficiency.{key}": source for key, source in new_sources.items()}}
     assert GpuSpec.load(path) == dataclasses.replace(changed, sources=sources)
     assert path.read_text().startswith("# The simulated GPU")
     assert list(tmp_path.iterdir()) == [path]

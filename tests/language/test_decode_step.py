@@ -17,11 +17,11 @@ from small_system import small
 from pimflow import zoo
 from pimflow.api import generation
 from pimflow.api.decode_step import DecodeStep
-from pimflow.api.decoding import Runner, Step, placed_step, regions_of, verified_inputs
+from pimflow.api.decoding import CompiledStep, StepRunner, place_step, step_regions, verification_inputs
 from pimflow.api.generate import generate
-from pimflow.api.generation import Charged, Times, weights
+from pimflow.api.generation import DecodeCostModel, StepCosts, length_weights
 from pimflow.api.language import open_language_model
-from pimflow.api.search import Question
+from pimflow.api.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import Region, RegionGraph
 from pimflow.zoo.language import graph
@@ -31,33 +31,35 @@ ROUNDING = 2e-3  # of what PIM stores in fp16
 
 
 @given(st.lists(st.integers(1, 500), min_size=1), st.integers(2, 40))
-def test_the_lengths_that_are_timed_stand_for_all(tokens, most):
+def test_the_lengths_that_are_timed_stand_for_all(tokens, max_lengths):
     """Of a straight line, the mean is that of all lengths; few lengths stand for themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "MOST_TIMED", most)
-        found = weights(tokens)
-    assert list(found) == sorted(found) and found.keys() <= set(tokens) and len(found) <= most
-    assert {min(tokens), max(tokens)} <= found.keys()
-    assert sum(found.values()) == pytest.approx(len(tokens))
-    assert sum(each * count for each, count in found.items()) == pytest.approx(sum(tokens))
-    if len(set(tokens)) <= most:
-        assert found == pytest.approx({each: tokens.count(each) for each in tokens})
+        patch.setattr(generation, "MAX_TIMED_LENGTHS", max_lengths)
+        counts = length_weights(tokens)
+    assert list(counts) == sorted(counts) and counts.keys() <= set(tokens) and len(counts) <= max_lengths
+    assert {min(tokens), max(tokens)} <= counts.keys()
+    assert sum(counts.values()) == pytest.approx(len(tokens))
+    assert sum(length * count for length, count in counts.items()) == pytest.approx(sum(tokens))
+    if len(set(tokens)) <= max_lengths:
+        assert counts == pytest.approx({length: tokens.count(length) for length in tokens})
 
 
 def test_what_was_asked_for_is_charged_by_its_lengths():
     """The mean of steps of unlike length, and a full cache whether or not it is reached."""
 
-    def times(tokens: int) -> Times:
-        return Times(ns=tokens, ns_gpu_only=2 * tokens, pj=8.0, pj_gpu_only=16.0)
+    def times(tokens: int) -> StepCosts:
+        return StepCosts(ns=tokens, ns_gpu_only=2 * tokens, pj=8.0, pj_gpu_only=16.0)
 
-    charged = Charged(times=times, bound_ns=lambda n: n / 4, context=8, batch=2, further=[3, 4, 5])
-    assert [each.tokens for each in charged.lengths] == [3, 4, 5]
+    charged = DecodeCostModel(
+        step_costs=times, bound_ns=lambda n: n / 4, context=8, batch=2, step_lengths=[3, 4, 5]
+    )
+    assert [step.tokens for step in charged.lengths] == [3, 4, 5]
     assert charged.mean.tpot_ns == pytest.approx(4) and charged.mean.tpot_ns_gpu_only == pytest.approx(8)
     assert charged.mean.fraction_of_bound == pytest.approx(1 / 4)
     assert charged.mean.energy_per_token_pj == 4 and charged.mean.energy_per_token_pj_gpu_only == 8
-    full = charged.over(8)
+    full = charged.full_step(8)
     assert (full.tokens, full.tpot_ns) == (8, 8)
-    assert charged.together([1, 4, 5]).ns == pytest.approx(10)
+    assert charged.total([1, 4, 5]).ns == pytest.approx(10)
 
 
 def test_sizes_that_are_no_line_are_said_to_be_none():
@@ -73,10 +75,10 @@ def test_sizes_that_are_no_line_are_said_to_be_none():
         return RegionGraph(name="g", regions=(region,), outputs=("r",))
 
     by_length = GraphByLength(places=9, longer=(9, regions(1, 18)), shorter=(4, regions(1, 8)))
-    assert by_length.at(5) == regions(1, 10)
+    assert by_length.graph_of_length(5) == regions(1, 10)
     for odd in (regions(1, 9), regions(8)):
         with pytest.raises(ValueError, match="over more tokens"):
-            GraphByLength(places=9, longer=(9, regions(1, 18)), shorter=(4, odd)).at(5)
+            GraphByLength(places=9, longer=(9, regions(1, 18)), shorter=(4, odd)).graph_of_length(5)
 
 
 def weights_of(decoder) -> dict[str, np.ndarray]:
@@ -94,15 +96,17 @@ DEVICES = {"newton": ("newton-gddr6", None), "aim": ("aim-gddr6", None), "GPU": 
 @functools.cache
 def decode_of(device: str, modes: str | None, context: int) -> DecodeStep:
     """One for all examples: what a step's plan is does not depend on them."""
-    question = Question.of(small(device), **({} if modes is None else {"modes": modes})).checked()
+    question = SearchRequest.from_arguments(
+        small(device), **({} if modes is None else {"modes": modes})
+    ).validate()
     return DecodeStep(lambda attended: step_of(attended, 1, 1), question, context, 1)
 
 
 @functools.cache
-def compiled(device: str, modes: str | None, context: int) -> Step:
-    tokens, held = np.full((1, 1), 7), np.array([0])
-    return decode_of(device, modes, context).compiled(
-        lambda network: verified_inputs(network, tokens, held, {}), lambda _: None
+def compile_step(device: str, modes: str | None, context: int) -> CompiledStep:
+    tokens, past_lengths = np.full((1, 1), 7), np.array([0])
+    return decode_of(device, modes, context).compile(
+        lambda network: verification_inputs(network, tokens, past_lengths, {}), lambda _: None
     )
 
 
@@ -116,19 +120,22 @@ def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes
     """Sizes, times and energies, of the plan and of the GPU alone, are those of a graph of that length."""
     decode = decode_of(*system_and_modes, CONTEXT)
     lengths = decode.lengths(tokens)
-    regions = regions_of(step_of(tokens, 1, 1), decode._question, lengths)
+    regions = step_regions(step_of(tokens, 1, 1), decode._search_request, lengths)
     assert decode.regions(tokens) == regions and decode.regions(tokens).digest == regions.digest
-    plan = replace(decode.searched.plan, model=regions.digest)
-    _, _, alone = placed_step(step_of(tokens, 1, 1), decode._question.applying(plan), lengths)
-    found = decode.charges(tokens)
-    for ours, theirs in ((found.evaluation, alone.evaluation), (found.baseline, alone.baseline)):
-        assert ours.latency_ns == theirs.latency_ns and ours.energy_pj == theirs.energy_pj
+    plan = replace(decode.search_result.plan, model=regions.digest)
+    _, _, exact_step = place_step(step_of(tokens, 1, 1), decode._search_request.with_plan(plan), lengths)
+    charges = decode.charges(tokens)
+    for actual, expected in (
+        (charges.evaluation, exact_step.evaluation),
+        (charges.baseline, exact_step.baseline),
+    ):
+        assert actual.latency_ns == expected.latency_ns and actual.energy_pj == expected.energy_pj
 
 
 def test_few_tokens_are_charged_less_than_many():
     for device, modes in (DEVICES["newton"], DEVICES["GPU"]):
         decode = decode_of(device, modes, CONTEXT)
-        few, many = (Times.of(decode.charges(tokens)) for tokens in (3, CONTEXT))
+        few, many = (StepCosts.from_search(decode.charges(tokens)) for tokens in (3, CONTEXT))
         assert few.ns < many.ns and few.ns_gpu_only < many.ns_gpu_only and few.pj < many.pj
 
 
@@ -138,12 +145,12 @@ def test_few_tokens_are_charged_less_than_many():
 def test_decoding_with_one_step_is_prefill_of_the_whole_sequence(system_and_modes, seed):
     """At every length, over rows, chunks and channels; caches lie where they lay, byte by byte."""
     device, modes = system_and_modes
-    step = compiled(device, modes, CONTEXT)
+    step = compile_step(device, modes, CONTEXT)
     assert step.verification.timing_violations == 0
-    assert bool(step.searched.attention()) == (modes != "gpu")
+    assert bool(step.search_result.attention()) == (modes != "gpu")
     ids = np.random.default_rng(seed).integers(SMALL.vocabulary, size=(1, CONTEXT))
     expected = ReferenceDecoder(SMALL, weights_of(SMALL)).step(ids[0])
-    runner = Runner(step)
+    runner = StepRunner(step)
     lying = {name: runner._executor["get_input"](name) for name in (state.name for state in step.states)}
     for place in range(CONTEXT):
         logits = runner(ids[:, place : place + 1], np.array([place]))[0, 0]
@@ -161,15 +168,15 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     language = replace(open_language_model(model), step=step_of, by_token=by_token, fixed_context=None)
     monkeypatch.setattr("pimflow.api.generate.open_language_model", lambda _: language)
     said: list[str] = []
-    found = generate("small", tokens=prompts, n=7, context=16, modes="gpu", progress=said.append)
-    for request, prompt in zip(found.requests, prompts):
+    result = generate("small", tokens=prompts, n=7, context=16, modes="gpu", progress=said.append)
+    for request, prompt in zip(result.requests, prompts):
         tokens = list(prompt)
         for _ in range(7):
             tokens.append(int(ReferenceDecoder(SMALL, weights_).step(np.array(tokens))[-1].argmax()))
         assert list(request.tokens) == tokens[len(prompt) :]
     assert said.count("compiling the step of a token") == 1
-    assert [each.tokens for each in found.lengths] == list(range(4, 10))
-    assert found.tpot_ns == pytest.approx(sum(each.tpot_ns for each in found.lengths) / 6)
-    assert found.lengths[0].tpot_ns < found.full_cache.tpot_ns and found.full_cache.tokens == 16
+    assert [step.tokens for step in result.lengths] == list(range(4, 10))
+    assert result.tpot_ns == pytest.approx(sum(step.tpot_ns for step in result.lengths) / 6)
+    assert result.lengths[0].tpot_ns < result.full_cache.tpot_ns and result.full_cache.tokens == 16
     if by_token:
-        assert found.ttft_ns == pytest.approx(3 * found.lengths[0].tpot_ns, rel=1e-3)
+        assert result.ttft_ns == pytest.approx(3 * result.lengths[0].tpot_ns, rel=1e-3)

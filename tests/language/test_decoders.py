@@ -21,7 +21,7 @@ from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import ByteTokens, text_of
+from pimflow.zoo.language.tokens import ByteTokens, decode_tokens
 
 # Parameters as published with the models; elements of the cache of a token.
 PUBLISHED = {
@@ -51,7 +51,7 @@ def test_the_table_of_the_documentation_is_true():
     for name, row in zip(zoo.decoder_names(), rows[2:], strict=True):
         d = zoo.decoder(name)
         sizes = (d.layers, d.hidden, d.heads, d.kv_heads, d.feed_forward, d.vocabulary, d.parameters)
-        assert [each.replace(",", "") for each in row[:-1]] == [name, *map(str, sizes)]
+        assert [entry.replace(",", "") for entry in row[:-1]] == [name, *map(str, sizes)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ DECODERS = st.builds(
 )
 
 
-class Session:
+class DecoderSession:
     """A step by ONNX Runtime, whose cache grows by what each step gives back."""
 
     def __init__(self, decoder: Decoder, context: int, tokens: int) -> None:
@@ -107,13 +107,15 @@ class Session:
         for value in self.session.get_inputs():
             if value.name not in values:
                 unused = rng.normal(size=(*value.shape[:2], value.shape[2] - seen, value.shape[3]))
-                kept = [past[value.name]] if seen else []
-                values[value.name] = np.concatenate([unused.astype(np.float32), *kept], axis=2)
-        wanted = {value.name for value in self.session.get_inputs()}
-        found = self.session.run(None, {name: each for name, each in values.items() if name in wanted})
-        for value, name in zip(found[1:], [output.name for output in self.session.get_outputs()][1:]):
+                cached = [past[value.name]] if seen else []
+                values[value.name] = np.concatenate([unused.astype(np.float32), *cached], axis=2)
+        input_names = {value.name for value in self.session.get_inputs()}
+        results = self.session.run(
+            None, {name: array for name, array in values.items() if name in input_names}
+        )
+        for value, name in zip(results[1:], [output.name for output in self.session.get_outputs()][1:]):
             past["past_key_values." + name.removeprefix("present.")] = value[:, :, -seen - self.tokens :]
-        return found[0][0]
+        return results[0][0]
 
 
 @settings(max_examples=examples(24))
@@ -126,20 +128,23 @@ class Session:
 def test_steps_with_a_cache_are_the_whole_sequence(decoder, tokens, first, room):
     """Of the graph and of the decoder in NumPy, by each other; what is masked is of no account."""
     tokens, first = np.array(tokens), min(first, len(tokens) - 1)
-    prompt, token = Session(decoder, first + room, first), Session(decoder, len(tokens) + room, 1)
+    prompt, token = (
+        DecoderSession(decoder, first + room, first),
+        DecoderSession(decoder, len(tokens) + room, 1),
+    )
     weights = {name: value for name, value in prompt.weights().items() if name in decoder.weights()}
     assert {name: value.shape for name, value in weights.items()} == decoder.weights()
-    whole = ReferenceDecoder(decoder, weights, np.float64).step(tokens)
+    sequence = ReferenceDecoder(decoder, weights, np.float64).step(tokens)
     reference = ReferenceDecoder(decoder, weights)
     past: dict[str, np.ndarray] = {}
-    found = [prompt(tokens[:first], 0, past)]
-    single = [reference.step(tokens[:first])]
+    graph_logits = [prompt(tokens[:first], 0, past)]
+    reference_logits = [reference.step(tokens[:first])]
     for place in range(first, len(tokens)):
-        found.append(token(tokens[place : place + 1], place, past))
-        single.append(reference.step(tokens[place : place + 1]))
-    scale = np.abs(whole).max()
-    assert np.abs(np.concatenate(found) - whole).max() < 1e-4 * scale
-    assert np.abs(np.concatenate(single) - whole).max() < 1e-4 * scale
+        graph_logits.append(token(tokens[place : place + 1], place, past))
+        reference_logits.append(reference.step(tokens[place : place + 1]))
+    scale = np.abs(sequence).max()
+    assert np.abs(np.concatenate(graph_logits) - sequence).max() < 1e-4 * scale
+    assert np.abs(np.concatenate(reference_logits) - sequence).max() < 1e-4 * scale
 
 
 def test_weights_of_the_zoo_are_those_of_its_graph():
@@ -154,17 +159,17 @@ def test_tiny_lm_writes_english_of_the_manual_that_it_was_trained_on():
     """Most of its words are words of that, and it does not repeat one; untrained weights have hardly any."""
     from pydoc_data.topics import topics
 
-    known = {word for text in topics.values() for word in text.lower().split()}
+    vocabulary = {word for text in topics.values() for word in text.lower().split()}
 
     def share(decoder: Decoder) -> tuple[float, int]:
         reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
         tokens = ByteTokens().encode("The statement is executed when ")
-        logits, found = reference.step(np.array(tokens)), []
-        while len(found) < 160:
-            found.append(int(logits[-1].argmax()))
-            logits = reference.step(np.array(found[-1:]))
-        words = text_of(ByteTokens(), found).lower().split()[:-1]
-        return sum(word in known for word in words) / max(len(words), 1), len(set(words))
+        logits, generated = reference.step(np.array(tokens)), []
+        while len(generated) < 160:
+            generated.append(int(logits[-1].argmax()))
+            logits = reference.step(np.array(generated[-1:]))
+        words = decode_tokens(ByteTokens(), generated).lower().split()[:-1]
+        return sum(word in vocabulary for word in words) / max(len(words), 1), len(set(words))
 
     right, different = share(zoo.decoder("tiny-lm"))
     assert right > 0.8 and different >= 6
@@ -176,7 +181,7 @@ def test_bytes_become_text_when_a_character_is_whole():
     tokens = ByteTokens().encode("a€b")
     decoder = ByteTokens().decoder()
     assert [decoder.text(token) for token in tokens] == ["a", "", "", "€", "b"]
-    assert text_of(ByteTokens(), tokens[:2]) == "a\ufffd"
+    assert decode_tokens(ByteTokens(), tokens[:2]) == "a\ufffd"
 
 
 def test_the_bound_of_rows_is_the_share_that_was_worked_out_by_hand():

@@ -25,7 +25,7 @@ TOKENS = 10
 NAMES = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
 
 
-class Decoder(torch.nn.Module):
+class TorchDecoder(torch.nn.Module):
     """Learned positions, layer norms and GELU; the mask is worked out from lengths, keys are repeated."""
 
     def __init__(self, kv_heads: int) -> None:
@@ -74,7 +74,7 @@ class Decoder(torch.nn.Module):
         return (self.norm(x) @ self.tokens.weight.T, *present)
 
 
-class PlacedByLengths(Decoder):
+class PlacedByLengths(TorchDecoder):
     """The same, with positions behind what is in the cache, as older exports have it."""
 
     def forward(self, tokens, mask, past):
@@ -82,9 +82,9 @@ class PlacedByLengths(Decoder):
         return super().forward(tokens, mask, torch.arange(first, first + tokens.shape[1])[None], past)
 
 
-def exported(
-    kv_heads: int, dtype: torch.dtype = torch.float32, kind: type[Decoder] = Decoder
-) -> tuple[Decoder, onnx.ModelProto]:
+def export_decoder(
+    kv_heads: int, dtype: torch.dtype = torch.float32, kind: type[TorchDecoder] = TorchDecoder
+) -> tuple[TorchDecoder, onnx.ModelProto]:
     torch.manual_seed(0)
     decoder, file = kind(kv_heads).eval().to(dtype), io.BytesIO()
     past = [torch.zeros(1, kv_heads, 3, 8, dtype=dtype) for _ in NAMES]
@@ -94,7 +94,7 @@ def exported(
     axes["attention_mask"] = {0: "batch_size", 1: "total"}
     axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in NAMES}
     axes |= {name: {0: "batch_size", 2: "total"} for name in outputs[1:]}
-    names = ["input_ids", "attention_mask", "position_ids"][: 3 if kind is Decoder else 2]
+    names = ["input_ids", "attention_mask", "position_ids"][: 3 if kind is TorchDecoder else 2]
     numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)[: len(names)]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,50 +111,54 @@ def exported(
     return decoder, onnx.load_from_string(file.getvalue())
 
 
-def greedy(decoder: Decoder, tokens: list[int], n: int) -> tuple[int, ...]:
+def greedy(decoder: TorchDecoder, tokens: list[int], n: int) -> tuple[int, ...]:
     """Without a cache, by PyTorch itself."""
-    found = list(tokens)
+    sequence = list(tokens)
     empty = [torch.zeros(1, decoder.kv_heads, 0, 8) for _ in NAMES]
-    while len(found) < len(tokens) + n:
-        given = torch.tensor([found])
+    while len(sequence) < len(tokens) + n:
+        token_ids = torch.tensor([sequence])
         with torch.no_grad():
-            logits = decoder(given, torch.ones_like(given), torch.arange(len(found))[None], empty)[0]
-        found.append(int(logits[0, -1].argmax()))
-    return tuple(found[len(tokens) :])
+            logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(len(sequence))[None], empty)[
+                0
+            ]
+        sequence.append(int(logits[0, -1].argmax()))
+    return tuple(sequence[len(tokens) :])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kv_heads", "batch"), [(4, 1), (1, 2)])
 def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
-    decoder, model = exported(kv_heads)
-    found = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch)
-    assert found.tokens == greedy(decoder, [3, 4, 5], TOKENS) and found.sure_tokens > 0
-    assert found.verified and found.regions_on_pim > 0 and found.timing_violations == 0
-    assert (found.context, found.batch) == (3 + TOKENS, batch)
-    assert found.kv_bytes_per_token == 2 * LAYERS * kv_heads * 8 * 2
-    assert found.tokens_per_s == pytest.approx(batch * 1e9 / found.tpot_ns)
+    decoder, model = export_decoder(kv_heads)
+    generation = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch)
+    assert generation.tokens == greedy(decoder, [3, 4, 5], TOKENS) and generation.sure_tokens > 0
+    assert generation.verified and generation.regions_on_pim > 0 and generation.timing_violations == 0
+    assert (generation.context, generation.batch) == (3 + TOKENS, batch)
+    assert generation.kv_bytes_per_token == 2 * LAYERS * kv_heads * 8 * 2
+    assert generation.tokens_per_s == pytest.approx(batch * 1e9 / generation.tpot_ns)
     for modes in ("gpu", "gpu,pim") if batch == 1 else ():
-        other = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch, modes=modes)
-        assert other.verified and other.tokens == found.tokens
-        assert (other.regions_on_pim == 0) == (modes == "gpu")
+        with_modes = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch, modes=modes)
+        assert with_modes.verified and with_modes.tokens == generation.tokens
+        assert (with_modes.regions_on_pim == 0) == (modes == "gpu")
 
 
 @pytest.mark.long
 def test_a_file_of_fp16_is_widened():
     """Its reference too, which would round after every operator; its caches stay where they are."""
-    decoder, model = exported(2, torch.float16)
-    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", target_system=system(dtype="fp32"))
-    assert found.tokens == greedy(decoder.float(), [3, 4, 5], 3)
-    assert found.max_relative_error <= found.bound == 1e-5 and found.sure_tokens == 3
+    decoder, model = export_decoder(2, torch.float16)
+    generation = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", target_system=system(dtype="fp32"))
+    assert generation.tokens == greedy(decoder.float(), [3, 4, 5], 3)
+    assert generation.max_relative_error <= generation.bound == 1e-5 and generation.sure_tokens == 3
     network = frontend.load(model, context=8)
-    kept = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
-    assert list(kept) == NAMES and {str(each.dtype) for each in kept.values()} == {"float32"}
+    state_types = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
+    assert list(state_types) == NAMES and {str(state_type.dtype) for state_type in state_types.values()} == {
+        "float32"
+    }
 
 
 @pytest.mark.long
 def test_positions_that_follow_from_lengths_are_named_as_a_reason():
     """Caches have a place for each token from the start, so that their lengths say nothing."""
-    _, model = exported(1, kind=PlacedByLengths)
+    _, model = export_decoder(1, kind=PlacedByLengths)
     with pytest.raises(VerificationError, match=r"logits are off .*; if .*, export it with 'position_ids'"):
         generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
 
@@ -162,34 +166,42 @@ def test_positions_that_follow_from_lengths_are_named_as_a_reason():
 @pytest.mark.long
 def test_prompts_go_token_by_token_where_a_step_is_one_token():
     """Also where the cache has any length, by value and in what roundings do."""
-    decoder, model = exported(1)
+    decoder, model = export_decoder(1)
     for value in model.graph.input:
         if value.name in ("input_ids", "position_ids"):
             value.type.tensor_type.shape.dim[1].dim_value = 1
-    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
-    assert found.tokens == greedy(decoder, [3, 4, 5], 3)
+    generation = generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
+    assert generation.tokens == greedy(decoder, [3, 4, 5], 3)
     # Earlier steps have fewer tokens to read.
-    assert 0.99 < found.ttft_ns / (3 * found.tpot_ns) < 1
+    assert 0.99 < generation.ttft_ns / (3 * generation.tpot_ns) < 1
     language, tokens = open_language_model(model), np.array([3, 4, 5, 6])
     right = language.reference().step(tokens)
-    (*_, rounded) = language.rounded(frozenset(), tokens)
+    (*_, rounded) = language.perturbed_logits(frozenset(), tokens)
     assert np.abs(rounded - right).max() < 1e-4
 
 
 def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
-    decoder, model = exported(2)
+    decoder, model = export_decoder(2)
     language = open_language_model(model)
     assert (language.vocabulary, language.kv_elements, language.uses) == (61, 2 * LAYERS * 2 * 8, 2)
-    assert language.fixed_context is None and language.least_cache == 1
+    assert language.fixed_context is None and language.min_cache == 1
     tokens = np.array([3, 4, 5, 6])
     right = language.reference().step(tokens)[-1]
     with torch.no_grad():
         empty = [torch.zeros(1, 2, 0, 8) for _ in NAMES]
-        given = torch.tensor(tokens)[None]
-        own = decoder(given, torch.ones_like(given), torch.arange(4)[None], empty)[0][0, -1].numpy()
-    assert np.abs(right - own).max() < 1e-4
+        token_ids = torch.tensor(tokens)[None]
+        torch_logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(4)[None], empty)[0][
+            0, -1
+        ].numpy()
+    assert np.abs(right - torch_logits).max() < 1e-4
     step = language.step(5, 4, 1)
     products = frozenset(node.name for node in step.graph.node if node.op_type in ("MatMul", "Gemm"))
-    moved = [np.abs(logits[-1] - right).max() for logits in language.rounded(products, tokens)]
+    moved = [np.abs(logits[-1] - right).max() for logits in language.perturbed_logits(products, tokens)]
     assert len(set(moved)) > 1 and 1e-5 < max(moved) < 1e-1
-    assert max(np.abs(each[-1] - right).max() for each in language.rounded(frozenset(), tokens)) < 1e-5
+    assert (
+        max(
+            np.abs(rounded_logits[-1] - right).max()
+            for rounded_logits in language.perturbed_logits(frozenset(), tokens)
+        )
+        < 1e-5
+    )

@@ -17,7 +17,7 @@ from pimflow.api import decoding, prepare
 from pimflow.api.generate import generate
 from pimflow.api.generation import Generation
 from pimflow.api.language import open_language_model
-from pimflow.api.search import Question
+from pimflow.api.search import SearchRequest
 from pimflow.cli.main import main
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
@@ -49,68 +49,73 @@ def test_what_is_done_once_a_step_is_what_no_data_reaches():
             for name in region.inputs
         ):
             reached.add(region.name)
-    once = decoding.done_once(block)
+    once = decoding.shared_regions(block)
     assert once == {region.name for region in block.regions} - reached
     assert once and not any(block.region(name).geometry for name in once)
 
 
 def greedy(decoder, weights, prompt, n):
     reference = ReferenceDecoder(decoder, weights)
-    logits, found = reference.step(np.array(prompt)), []
+    logits, tokens = reference.step(np.array(prompt)), []
     for _ in range(n):
-        found.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(found[-1:]))
-    return tuple(found)
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    return tuple(tokens)
 
 
 def test_tokens_are_those_of_the_decoder_in_numpy(step_model, generation):
-    found, told = generation
+    result, told = generation
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
-    assert found.tokens == greedy(SMALL, weights, PROMPT, 6)
-    assert found.text is None and told == [f"{token} " for token in found.tokens]
+    assert result.tokens == greedy(SMALL, weights, PROMPT, 6)
+    assert result.text is None and told == [f"{token} " for token in result.tokens]
 
 
 def test_figures_follow_from_one_another(generation):
-    found, _ = generation
-    assert found.verified and found.timing_violations == 0
-    assert 0 < found.max_relative_error <= found.bound == 2e-3 and 0 < found.sure_tokens <= 6
-    assert found.tokens_per_s == pytest.approx(1e9 / found.tpot_ns)
-    assert found.tokens_per_s_gpu_only == pytest.approx(1e9 / found.tpot_ns_gpu_only)
-    assert found.ttft_ns == pytest.approx(3 * found.tpot_ns)  # the file takes one token at a time
-    assert found.tpot_ns <= found.tpot_ns_gpu_only
-    assert found.kv_bytes_per_token == 2 * 8 * 2 and (found.context, found.batch) == (12, 1)
-    assert 0 < found.regions_on_pim < found.regions
-    assert 0 < found.fraction_of_bound < 1
-    assert found.to_json().keys() == {field.name for field in fields(Generation)}
+    result, _ = generation
+    assert result.verified and result.timing_violations == 0
+    assert 0 < result.max_relative_error <= result.bound == 2e-3 and 0 < result.sure_tokens <= 6
+    assert result.tokens_per_s == pytest.approx(1e9 / result.tpot_ns)
+    assert result.tokens_per_s_gpu_only == pytest.approx(1e9 / result.tpot_ns_gpu_only)
+    assert result.ttft_ns == pytest.approx(3 * result.tpot_ns)  # the file takes one token at a time
+    assert result.tpot_ns <= result.tpot_ns_gpu_only
+    assert result.kv_bytes_per_token == 2 * 8 * 2 and (result.context, result.batch) == (12, 1)
+    assert 0 < result.regions_on_pim < result.regions
+    assert 0 < result.fraction_of_bound < 1
+    assert result.to_json().keys() == {field.name for field in fields(Generation)}
 
 
 def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch):
     """The cache is the state: whoever loses it writes something else, and logits say so."""
 
-    def forgets(self, tokens, held):
+    def forgets(self, tokens, past_lengths):
         for state in self.step.states:
             self._set(state.name, np.zeros(*self.step.kinds[state.name]))
-        return runs(self, tokens, held)
+        return runs(self, tokens, past_lengths)
 
-    runs = decoding.Runner.__call__
-    monkeypatch.setattr(decoding.Runner, "__call__", forgets)
+    runs = decoding.StepRunner.__call__
+    monkeypatch.setattr(decoding.StepRunner, "__call__", forgets)
     with pytest.raises(VerificationError, match="logits are off by"):
         generate(step_model, tokens=PROMPT, n=6, modes="gpu")
 
 
 def test_caches_stay_where_they_are(step_model, generation):
     """A step moves its own tokens; none is copied, and each is bound once."""
-    question, lengths = Question.of(None, modes="gpu"), decoding.Lengths(attended=12, places=12)
-    step = decoding.compiled_step(step_model, question, lengths, Network.example_inputs, print)
-    assert {state.name for state in step.states} == {name for name in step.kinds if name.startswith("past")}
-    assert not any("present" in copied.layer for copied in step.built.copies)
-    found, _ = generation
-    runner = decoding.Runner(step)
+    question, lengths = (
+        SearchRequest.from_arguments(None, modes="gpu"),
+        decoding.Lengths(attended=12, places=12),
+    )
+    step = decoding.compile_step(step_model, question, lengths, Network.example_inputs, print)
+    assert {state.name for state in step.states} == {
+        name for name in step.input_types if name.startswith("past")
+    }
+    assert not any("present" in copied.layer for copied in step.build.copies)
+    result, _ = generation
+    runner = decoding.StepRunner(step)
     bound, logits = [], []
-    runner._set = lambda name, value: (bound.append(name), decoding.Runner._set(runner, name, value))
-    for held, token in enumerate([*PROMPT, *found.tokens]):
-        logits.append(runner(np.array([[token]]), np.array([held])))
-    assert tuple(int(each[0, -1].argmax()) for each in logits[2:-1]) == found.tokens
+    runner._set = lambda name, value: (bound.append(name), decoding.StepRunner._set(runner, name, value))
+    for past_length, token in enumerate([*PROMPT, *result.tokens]):
+        logits.append(runner(np.array([[token]]), np.array([past_length])))
+    assert tuple(int(step_logits[0, -1].argmax()) for step_logits in logits[2:-1]) == result.tokens
     assert not {state.name for state in step.states} & {*bound}
 
 
@@ -123,16 +128,18 @@ def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch
     language = replace(open_language_model(step_model), step=step)  # the file is for one sequence
     monkeypatch.setattr("pimflow.api.generate.open_language_model", lambda _: language)
     prompts = [PROMPT, [7], [9, 10, 11, 12, 13]]
-    found = generate("small", tokens=prompts, n=6)
+    result = generate("small", tokens=prompts, n=6)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
-    assert [each.tokens for each in found.requests] == [greedy(SMALL, weights, ids, 6) for ids in prompts]
-    assert [each.prompt_tokens for each in found.requests] == [3, 1, 5]
-    assert found.tokens == found.requests[0].tokens == generation[0].tokens
-    assert (found.batch, found.prompt_tokens) == (3, 5) and found.sure_tokens > 12
-    assert found.ttft_ns == pytest.approx(5 * found.tpot_ns)
+    assert [request.tokens for request in result.requests] == [
+        greedy(SMALL, weights, ids, 6) for ids in prompts
+    ]
+    assert [request.prompt_tokens for request in result.requests] == [3, 1, 5]
+    assert result.tokens == result.requests[0].tokens == generation[0].tokens
+    assert (result.batch, result.prompt_tokens) == (3, 5) and result.sure_tokens > 12
+    assert result.ttft_ns == pytest.approx(5 * result.tpot_ns)
 
 
-def grouped(lengths=()):
+def gqa_decoder(lengths=()):
     """A decoder of one GroupQueryAttention, which counts ones of the mask; `lengths` are not open."""
     rng, vocabulary, hidden, heads, kv_heads, size = np.random.default_rng(0), 31, 32, 4, 2, 16
     angles = np.outer(np.arange(64), 100.0 ** -np.linspace(0, 1, size // 2))
@@ -140,7 +147,7 @@ def grouped(lengths=()):
     dims = {"table": (vocabulary, hidden), "out": (heads * size, hidden), "head": (hidden, vocabulary)}
     dims |= {"query": (hidden, heads * size)} | dict.fromkeys(("key", "value"), (hidden, kv_heads * size))
     arrays |= {name: rng.normal(size=shape) / 6 for name, shape in dims.items()}
-    constants = {name: each.astype(np.float32) for name, each in arrays.items()}
+    constants = {name: array.astype(np.float32) for name, array in arrays.items()}
     constants |= {"one": np.array([1]), "last": np.array(1)}
     caches = [f"past_key_values.0.{part}" for part in ("key", "value")]
     presents = ["present.0.key", "present.0.value"]
@@ -168,20 +175,20 @@ def grouped(lengths=()):
         shape = [dict(lengths).get(size, size) for size in shape]
         return [onnx.helper.make_tensor_value_info(name, kind, shape) for name in names]
 
-    cache, whole = ("batch", kv_heads, "past", size), ("batch", kv_heads, "total", size)
+    cache, present = ("batch", kv_heads, "past", size), ("batch", kv_heads, "total", size)
     inputs = values(TensorProto.INT64, ["input_ids"], ("batch", "tokens"))
     inputs += values(TensorProto.INT64, ["attention_mask"], ("batch", "total"))
     inputs += values(TensorProto.FLOAT, caches, cache)
     outputs = values(TensorProto.FLOAT, ["logits"], ("batch", "tokens", vocabulary))
-    made = onnx.helper.make_graph(
+    graph_proto = onnx.helper.make_graph(
         [onnx.helper.make_node(kind, *ends, name=ends[1][0], **attrs) for kind, *ends, attrs in nodes],
         "grouped",
         inputs,
-        outputs + values(TensorProto.FLOAT, presents, whole),
-        [numpy_helper.from_array(each, name) for name, each in constants.items()],
+        outputs + values(TensorProto.FLOAT, presents, present),
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
-    return onnx.helper.make_model(made, opset_imports=opsets, ir_version=8)
+    return onnx.helper.make_model(graph_proto, opset_imports=opsets, ir_version=8)
 
 
 @pytest.mark.long
@@ -189,18 +196,18 @@ def grouped(lengths=()):
 def test_tokens_lie_where_grouped_queries_count_them(past):
     """From the first place of a cache on, in the reference too; the length of a cache is that of the mask."""
     lengths = {} if past is None else {"batch": 1, "tokens": 1, "past": past, "total": 12}
-    session = onnxruntime.InferenceSession(grouped().SerializeToString())
+    session = onnxruntime.InferenceSession(gqa_decoder().SerializeToString())
     tokens, empty = list(PROMPT), np.zeros((1, 2, 0, 16), np.float32)
     for _ in range(4):
-        given = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}
-        given |= {each.name: empty for each in session.get_inputs()[2:]}
-        tokens.append(int(session.run(["logits"], given)[0][0, -1].argmax()))
-    assert len(frontend.load(grouped(lengths), context=12).states) == 2
-    language = open_language_model(grouped(lengths))
-    found = generate(grouped(lengths), tokens=PROMPT, n=4)
-    assert found.tokens == tuple(tokens[len(PROMPT) :]) and found.sure_tokens > 0
+        feeds = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}
+        feeds |= {value.name: empty for value in session.get_inputs()[2:]}
+        tokens.append(int(session.run(["logits"], feeds)[0][0, -1].argmax()))
+    assert len(frontend.load(gqa_decoder(lengths), context=12).states) == 2
+    language = open_language_model(gqa_decoder(lengths))
+    result = generate(gqa_decoder(lengths), tokens=PROMPT, n=4)
+    assert result.tokens == tuple(tokens[len(PROMPT) :]) and result.sure_tokens > 0
     right = language.reference().step(np.array(tokens))
-    (*_, rounded) = language.rounded(frozenset(), np.array(tokens))
+    (*_, rounded) = language.perturbed_logits(frozenset(), np.array(tokens))
     assert language.uses == 2 and np.abs(rounded - right).max() < 1e-4
 
 
@@ -209,9 +216,9 @@ def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):
 
     That step runs once: as it is verified.
     """
-    ran, runs = [], decoding.Runner.__call__
-    each = lambda self, tokens, held: (ran.append(tokens.shape), runs(self, tokens, held))[1]  # noqa: E731
-    monkeypatch.setattr(decoding.Runner, "__call__", each)
+    ran, runs = [], decoding.StepRunner.__call__
+    call = lambda self, tokens, past: (ran.append(tokens.shape), runs(self, tokens, past))[1]  # noqa: E731
+    monkeypatch.setattr(decoding.StepRunner, "__call__", call)
     prompts, decoder = ["The ", "A list of"], zoo.decoder("tiny-lm")
     command = ["generate", "tiny-lm", "-n", "6", "--context", "24", "--quiet", "--json"]
     assert main([*command, *(part for prompt in prompts for part in ("--prompt", prompt))]) == 0
@@ -273,23 +280,23 @@ def test_what_cannot_be_generated_is_refused_in_a_line(argv, says, capsys):
     assert out == "" and err.startswith("pimflow: error: ") and err.count("\n") == 1 and says in err
 
 
-def changed(model, how):
+def edit_graph(model, edit):
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    how(copy.graph)
+    edit(copy.graph)
     return copy
 
 
-def without_cache(part):
+def drop_inputs(part):
     def drop(graph):
-        kept = [value for value in graph.input if part not in value.name]
+        remaining = [value for value in graph.input if part not in value.name]
         del graph.input[:]
-        graph.input.extend(kept)
+        graph.input.extend(remaining)
 
     return drop
 
 
-def renamed(graph):
+def rename_presents(graph):
     for node in graph.node:
         node.output[:] = [name.replace("present.", "new.") for name in node.output]
         node.input[:] = [name.replace("present.", "new.") for name in node.input]
@@ -300,10 +307,10 @@ def renamed(graph):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        (without_cache("past"), "has no cache: inputs past_key_values.N.key and .value are missing"),
-        (without_cache("0.value"), "has no cache"),
-        (without_cache("attention_mask"), "has no input 'attention_mask'"),
-        (renamed, "has no output 'present.0.key', as Optimum calls it"),
+        (drop_inputs("past"), "has no cache: inputs past_key_values.N.key and .value are missing"),
+        (drop_inputs("0.value"), "has no cache"),
+        (drop_inputs("attention_mask"), "has no input 'attention_mask'"),
+        (rename_presents, "has no output 'present.0.key', as Optimum calls it"),
         (
             lambda graph: graph.input.append(onnx.ValueInfoProto(name="use_cache_branch")),
             "input 'use_cache_branch'",
@@ -312,7 +319,7 @@ def renamed(graph):
 )
 def test_a_file_that_is_no_decoder_with_a_cache_is_refused(how, says, step_model, tmp_path, capsys):
     path = tmp_path / "decoder.onnx"
-    path.write_bytes(changed(step_model, how).SerializeToString())
+    path.write_bytes(edit_graph(step_model, how).SerializeToString())
     assert main(["generate", str(path), "--tokens", "1", "-n", "2", "--quiet"]) == 3
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and says in err

@@ -18,7 +18,7 @@ from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import text_of
+from pimflow.zoo.language.tokens import decode_tokens
 
 HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS = 64, 4, 2, 96, 1
 SIZE = HIDDEN // HEADS
@@ -108,8 +108,8 @@ def write(
         extra(writer)
     for name, value in weights.items():
         parts = name.split(".")
-        own = OTHER_NAMES.get(parts[0]) or f"blk.{parts[1]}.{FILE_NAMES[parts[2]]}"
-        if own == without:
+        file_name = OTHER_NAMES.get(parts[0]) or f"blk.{parts[1]}.{FILE_NAMES[parts[2]]}"
+        if file_name == without:
             continue
         stored = value.T if name.endswith(".weight") else value
         for part, heads in (("query", HEADS), ("key", KV_HEADS)):
@@ -117,9 +117,9 @@ def write(
                 stored = neighbours(stored, heads)
         stored = np.ascontiguousarray(stored)
         if stored.ndim == 2 and kind != Kind.F32:
-            writer.add_tensor(f"{own}.weight", quants.quantize(stored, kind), raw_dtype=kind)
+            writer.add_tensor(f"{file_name}.weight", quants.quantize(stored, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(f"{own}.weight", stored)
+            writer.add_tensor(f"{file_name}.weight", stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -138,9 +138,9 @@ def test_weights_are_those_that_were_written(tmp_path, tied):
         SIZE,
     )
     assert (decoder.rotary_base, decoder.max_context, decoder.tied) == (100000.0, 48, tied)
-    found = zoo.decoder_weights(decoder)
-    assert found.keys() == weights.keys()
-    assert all(np.array_equal(found[name], weights[name]) for name in weights)
+    stored = zoo.decoder_weights(decoder)
+    assert stored.keys() == weights.keys()
+    assert all(np.array_equal(stored[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(Kind.Q8_0, 8), (Kind.Q4_1, 4), (Kind.Q4_0, 4), (Kind.F16, 11)])
@@ -149,22 +149,22 @@ def test_blocks_of_few_bits_are_widened(tmp_path, kind, bits):
     weights = draw(True)
     model = open_language_model(write(tmp_path / "small.gguf", weights, kind))
     assert model.weights == f"{kind.name}, F32, widened"
-    found = zoo.decoder_weights(model.decoder)
+    stored = zoo.decoder_weights(model.decoder)
     for name, value in weights.items():
         step = np.ptp(value) / 2 ** (bits - 1) if value.ndim == 2 else 0
-        assert np.abs(found[name] - value).max() <= step
+        assert np.abs(stored[name] - value).max() <= step
 
 
 def test_text_becomes_tokens_and_text_again(tmp_path):
     tokens = read_tokens(write(tmp_path / "small.gguf", draw(True)))
     text = "the 12 thé"
     ids = tokens.encode(text)
-    assert [TOKENS[each] for each in ids[:1]] == ["the"] and "1" in [TOKENS[each] for each in ids]
-    assert text_of(tokens, ids) == text
-    assert [TOKENS[each] for each in tokens.encode("in the")] == ["i", "n", "Ġthe"]
-    assert tokens.end == END and text_of(tokens, [END]) == ""
+    assert [TOKENS[token] for token in ids[:1]] == ["the"] and "1" in [TOKENS[token] for token in ids]
+    assert decode_tokens(tokens, ids) == text
+    assert [TOKENS[token] for token in tokens.encode("in the")] == ["i", "n", "Ġthe"]
+    assert tokens.end == END and decode_tokens(tokens, [END]) == ""
     begun = tokens.encode("é")[:1]
-    assert text_of(tokens, begun) == text_of(tokens, [*begun, END]) == "\N{REPLACEMENT CHARACTER}"
+    assert decode_tokens(tokens, begun) == decode_tokens(tokens, [*begun, END]) == "\N{REPLACEMENT CHARACTER}"
     assert read_tokens(write(tmp_path / "other.gguf", draw(True), words="deepseek-coder")) is None
 
 
@@ -173,7 +173,7 @@ def test_tokens_of_users_are_found_in_a_text(tmp_path, kind, text):
     """As those that control are, which have no text of their own."""
     tokens = read_tokens(write(tmp_path / "small.gguf", draw(True), kind_of_end=kind))
     ids = tokens.encode("t<end>h")
-    assert len(ids) == 3 and ids[1] == END and text_of(tokens, ids) == text
+    assert len(ids) == 3 and ids[1] == END and decode_tokens(tokens, ids) == text
 
 
 @pytest.mark.parametrize("merges", [["the"], ["t h", "th no"]])
@@ -184,7 +184,7 @@ def test_tables_of_tokens_that_do_not_belong_together_are_refused(tmp_path, merg
 
 def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    own = {
+    scores = {
         "\u2581": -9.0,
         "t": -8.0,
         "h": -8.5,
@@ -194,29 +194,29 @@ def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
         "\u2581t": -3.0,
         "\u2581the": -1.5,
     }
-    own["the"] = -1.2
+    scores["the"] = -1.2
     path = tmp_path / "pieces.gguf"
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
-    writer.add_token_list([*pieces, *own])
-    writer.add_token_scores([0.0] * len(pieces) + list(own.values()))
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(own))
+    writer.add_token_list([*pieces, *scores])
+    writer.add_token_scores([0.0] * len(pieces) + list(scores.values()))
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(scores))
     writer.add_bos_token_id(1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     tokens = read_tokens(path)
-    known = [*pieces, *own]
-    assert [known[each] for each in tokens.encode("the t")] == ["<s>", "\u2581the", "\u2581t"]
+    vocabulary = [*pieces, *scores]
+    assert [vocabulary[token] for token in tokens.encode("the t")] == ["<s>", "\u2581the", "\u2581t"]
     # "he" has the highest score of all pairs, so "the" is never reached through "th"
-    assert [known[each] for each in tokens.encode("he")] == ["<s>", "\u2581", "he"]
+    assert [vocabulary[token] for token in tokens.encode("he")] == ["<s>", "\u2581", "he"]
     spelled = tokens.encode("é")
-    assert [known[each] for each in spelled] == ["<s>", "\u2581", "<0xC3>", "<0xA9>"]
-    assert text_of(tokens, tokens.encode("the té")[1:]) == " the té"
+    assert [vocabulary[token] for token in spelled] == ["<s>", "\u2581", "<0xC3>", "<0xA9>"]
+    assert decode_tokens(tokens, tokens.encode("the té")[1:]) == " the té"
     # Bytes that make no character, some of them printed before: the library's own stream gives up there.
-    line, *odd = (known.index(f"<0x{byte:02X}>") for byte in (10, 0xF0, 0x9F))
-    assert text_of(tokens, [line, *odd, known.index("he")]) == "\n\N{REPLACEMENT CHARACTER}he"
+    line, *odd = (vocabulary.index(f"<0x{byte:02X}>") for byte in (10, 0xF0, 0x9F))
+    assert decode_tokens(tokens, [line, *odd, vocabulary.index("he")]) == "\n\N{REPLACEMENT CHARACTER}he"
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
     writer.write_header_to_file()
@@ -229,7 +229,7 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
     """Against the decoder in NumPy on weights that went through the same blocks, but through no file."""
     weights = draw(True)
     path = write(tmp_path / "small.gguf", weights, Kind.Q8_0)
-    found = generate(path, prompt="t", n=4)
+    generation = generate(path, prompt="t", n=4)
     widened = dict(weights)
     for name, value in weights.items():
         if value.ndim == 2:
@@ -238,11 +238,11 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             widened[name] = rows.T if name.endswith(".weight") else rows
     reference = ReferenceDecoder(read_decoder(path), widened)
     logits, tokens = reference.step(np.array([TOKENS.index("t")])), []
-    while len(tokens) < len(found.tokens):
+    while len(tokens) < len(generation.tokens):
         tokens.append(int(logits[-1].argmax()))
         logits = reference.step(np.array(tokens[-1:]))
-    assert found.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
-    assert found.weights == "Q8_0, F32, widened to fp16" and found.verified
+    assert generation.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
+    assert generation.weights == "Q8_0, F32, widened to fp16" and generation.verified
 
 
 @pytest.mark.parametrize(

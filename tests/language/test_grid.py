@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pimflow import Profiling
-from pimflow.api.generation import Times
+from pimflow.api.generation import StepCosts
 from pimflow.zoo.language import shapes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -28,7 +28,7 @@ def test_steps_that_are_searched_take_what_compiled_ones_take(script, monkeypatc
     monkeypatch.setitem(shapes._BY_NAME, "gpt-2", replace(shapes.decoder("gpt-2"), vocabulary=5_000))
     profiling = Profiling()
     compiled = script.row("gpt-2", "newton-gddr6", 128, 1, profiling)
-    searched = script.searched_step("gpt-2", "newton-gddr6", 128, 1, profiling)
+    searched = script.step_figures("gpt-2", "newton-gddr6", 128, 1, profiling)
     times, full, room = searched.times, compiled.full_cache, "there is no room for all blocks"
     assert 0 < searched.held_bytes == compiled.held_bytes < compiled.room_bytes
     assert room not in compiled.table()
@@ -38,11 +38,13 @@ def test_steps_that_are_searched_take_what_compiled_ones_take(script, monkeypatc
 
 
 def test_cells_say_what_fits(script):
-    times = Times(ns=4e6, ns_gpu_only=10e6, pj=1.0, pj_gpu_only=1.0)
+    times = StepCosts(ns=4e6, ns_gpu_only=10e6, pj=1.0, pj_gpu_only=1.0)
     room = script.room_bytes("newton-gddr6")
     assert room == 4 << 30
-    found = [script.Searched(times=times, held_bytes=each) for each in (room, room + (1 << 29))]
-    assert script.grid_line("gpt-2", "newton-gddr6", 2, found) == (
+    steps = [
+        script.StepFigures(times=times, held_bytes=cache_bytes) for cache_bytes in (room, room + (1 << 29))
+    ]
+    assert script.grid_line("gpt-2", "newton-gddr6", 2, steps) == (
         "| gpt-2 | newton-gddr6 | 2 | 10.00 → 4.00 (2.50x), 500/s, 4.0 GiB "
         "| 10.00 → 4.00 (2.50x), 500/s, 4.5 GiB, no room |"
     )
@@ -50,12 +52,12 @@ def test_cells_say_what_fits(script):
 
 def test_rows_of_a_table_are_ordered_and_written_once(script):
     page = "<!-- grid begin (x) -->\n<!-- grid end -->\n"
-    made = [
+    rows = [
         f"| {model} | {pim} | {batch} | 1.00 → 0.50 |"
         for model in ("gpt-2", "llama-2-7b")
         for pim in script.PIMS
         for batch in (4, 16)
     ]
-    for row in (*reversed(made), made[0]):
+    for row in (*reversed(rows), rows[0]):
         page = script.with_row(page, row, "grid", ["| head |", "|---|"])
-    assert page.splitlines()[1:-1] == ["| head |", "|---|", *made]
+    assert page.splitlines()[1:-1] == ["| head |", "|---|", *rows]

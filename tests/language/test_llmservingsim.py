@@ -34,21 +34,21 @@ def exported(request, tmp_path_factory):
 
 
 def test_the_simulator_gets_our_times_within_the_stated_error(exported):
-    found, _ = exported
-    (entry,), model = found["attn_model"].values(), found["for"]
+    table, _ = exported
+    (entry,), model = table["attn_model"].values(), table["for"]
     sizes = (model["n_head"], model["kv_head"], model["head_dim"])
     errors = [
         estimate_with_linear(entry, *sizes, int(tokens), model["channel_split"]) / time_ns - 1
-        for tokens, time_ns in found["points_ns"].items()
+        for tokens, time_ns in table["points_ns"].items()
     ]
-    assert max(map(abs, errors)) == pytest.approx(found["line"]["max_relative_error"])
-    assert found["line"]["max_relative_error"] < 0.3 and len(errors) >= 5
+    assert max(map(abs, errors)) == pytest.approx(table["line"]["max_relative_error"])
+    assert table["line"]["max_relative_error"] < 0.3 and len(errors) >= 5
 
 
 def test_the_times_are_those_of_the_device(exported):
     """Of every channel that the request has, for other lengths too; and longer caches take longer."""
-    found, pim = exported
-    assert found["for"] == {
+    table, pim = exported
+    assert table["for"] == {
         "model": MODEL,
         "n_head": 6,
         "kv_head": 2,
@@ -56,11 +56,11 @@ def test_the_times_are_those_of_the_device(exported):
         "channel_split": 2,
         "dtype": "fp16",
     }
-    assert list(found["attn_model"]) == [f"{pim}_pim"] and len(found["made"]) == 3
-    times_ns = list(found["points_ns"].values())
+    assert list(table["attn_model"]) == [f"{pim}_pim"] and len(table["made"]) == 3
+    times_ns = list(table["points_ns"].values())
     assert times_ns == sorted(times_ns)
     between = llmservingsim(MODEL, system(pim=pim), lengths=(700, 2048)).line.points[700]
-    line, error = found["line"], found["line"]["max_relative_error"]
+    line, error = table["line"], table["line"]["max_relative_error"]
     assert line["slope_ns"] * 700 + line["intercept_ns"] == pytest.approx(between, rel=error + 0.05)
 
 
@@ -74,7 +74,7 @@ def test_the_times_are_those_of_the_device(exported):
 )
 def test_a_line_is_found_again_through_the_scaling(slope, intercept, group, kv_heads, size, split):
     times = {tokens: slope * tokens + intercept for tokens in (128, 512, 2048)}
-    line = AttentionLine.through(times)
+    line = AttentionLine.fit(times)
     assert line.residual < 1e-6
     heads = (group * kv_heads, kv_heads, size)
     entry = line.coefficients(*heads, split)

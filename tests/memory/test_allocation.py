@@ -85,8 +85,8 @@ def test_the_measured_peak_is_the_planned_one(measured, planned):
 
 
 def test_a_program_without_kernels_takes_less(measured):
-    for each in measured.values():
-        assert 0 < each.allocating_ns < each.latency_ns
+    for run in measured.values():
+        assert 0 < run.allocating_ns < run.latency_ns
 
 
 @st.composite
@@ -105,7 +105,7 @@ def networks(draw) -> onnx.ModelProto:
             weights.append(numpy_helper.from_array(filters, f"w{index}"))
             operands.append(f"w{index}")
         elif kind in ("Add", "Concat"):
-            fitting = [other for other in wide if kind == "Concat" or wide[other] == rows]
+            fitting = [tensor for tensor in wide if kind == "Concat" or wide[tensor] == rows]
             operands.append(draw(st.sampled_from(sorted(fitting))))
             if kind == "Concat":
                 rows, attributes = rows + wide[operands[1]], {"axis": 2}
@@ -134,18 +134,18 @@ def networks(draw) -> onnx.ModelProto:
 def test_every_way_to_allocate_gives_the_same_bits(model):
     network = frontend.load(model)
     inputs = network.example_inputs()
-    found = {}
+    outputs = {}
     for allocation in phases.ALLOCATIONS:
         executable = phases.build(network.module, allocation=allocation)
         machine = relax.VirtualMachine(executable, tvm.cpu(), memory_cfg=NAIVE)
         result = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
         tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        found[allocation] = [tensor.numpy() for tensor in tensors]
-    for ours, theirs in zip(found["pool"], network.reference(inputs), strict=True):
-        assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+        outputs[allocation] = [tensor.numpy() for tensor in tensors]
+    for actual, expected in zip(outputs["pool"], network.reference(inputs), strict=True):
+        assert np.allclose(actual, expected, rtol=1e-4, atol=1e-4)
     for allocation in ("eager", "lazy"):
-        for ours, theirs in zip(found["pool"], found[allocation], strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+        for actual, expected in zip(outputs["pool"], outputs[allocation], strict=True):
+            assert actual.tobytes() == expected.tobytes()
 
 
 def test_refused():
@@ -173,37 +173,37 @@ def test_operators_of_a_small_network_counted_by_hand():
     ]
     graph = helper.make_graph(nodes, "net", tensors[:1], tensors[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    found = occamy_operators.count_operators(model)
+    counts = occamy_operators.count_operators(model)
     tensor, filters, bias = 128, 16, 8
-    assert (found.operators, found.variables, found.lazy_groups) == (3, 6, 3)  # x, w, b, c, r, y
-    assert found.eager_bytes == 4 * tensor + filters + bias
-    assert found.lazy_peak_bytes == 3 * tensor  # x, c, r; and x, r, y
-    assert found.plan.pool_bytes == 3 * tensor
+    assert (counts.operators, counts.variables, counts.lazy_groups) == (3, 6, 3)  # x, w, b, c, r, y
+    assert counts.eager_bytes == 4 * tensor + filters + bias
+    assert counts.lazy_peak_bytes == 3 * tensor  # x, c, r; and x, r, y
+    assert counts.plan.pool_bytes == 3 * tensor
 
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_operators_of_a_zoo_network_counted_anew(batch):
     graph = zoo.load_model("toy", batch=batch).graph
-    scalars = {each.name for each in graph.initializer if not each.dims}
+    scalars = {weight.name for weight in graph.initializer if not weight.dims}
     named = {name for node in graph.node for name in (*node.input, *node.output)} - scalars - {""}
-    found = occamy_operators.count_operators("toy", batch=batch)
-    assert (found.operators, found.variables) == (len(graph.node), len(named))
-    sizes = {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
+    counts = occamy_operators.count_operators("toy", batch=batch)
+    assert (counts.operators, counts.variables) == (len(graph.node), len(named))
+    sizes = {weight.name: 4 * math.prod(weight.dims) for weight in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         sizes[value.name] = 4 * math.prod(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-    assert found.eager_bytes == sum(sizes[name] for name in named)
-    assert found.lazy_peak_bytes == _replayed(graph, sizes, named)
+    assert counts.eager_bytes == sum(sizes[name] for name in named)
+    assert counts.lazy_peak_bytes == _replay_peak_bytes(graph, sizes, named)
     assert {life.name for life in operator_liveness(graph).lifetimes} == named
 
 
-def _replayed(graph: onnx.GraphProto, sizes: dict[str, int], named: set[str]) -> int:
+def _replay_peak_bytes(graph: onnx.GraphProto, sizes: dict[str, int], named: set[str]) -> int:
     """The most bytes held while operators run one by one, and free what nobody needs later."""
-    held = {value.name for value in graph.input}
-    kept = {value.name for value in graph.output}
+    live = {value.name for value in graph.input}
+    outputs = {value.name for value in graph.output}
     peak = 0
     for index, node in enumerate(graph.node):
-        held |= {name for name in (*node.input, *node.output) if name in named}
-        peak = max(peak, sum(sizes[name] for name in held))
-        later = {name for other in graph.node[index + 1 :] for name in other.input}
-        held &= later | kept
+        live |= {name for name in (*node.input, *node.output) if name in named}
+        peak = max(peak, sum(sizes[name] for name in live))
+        later = {name for later_node in graph.node[index + 1 :] for name in later_node.input}
+        live &= later | outputs
     return peak

@@ -26,9 +26,9 @@ def test_json_has_the_keys_and_the_plan_is_legal(capsys, tmp_path):
     assert (row["pool_bytes"], row["lower_bound_bytes"], row["optimal"]) == (12, 12, True)
     assert row["seconds"] >= 0
     assert set(row["policies"]) == {*memory.POLICIES, "best", "exact"}
-    offsets = {each["id"]: each["offset"] for each in row["allocations"]}
+    offsets = {buffer["id"]: buffer["offset"] for buffer in row["allocations"]}
     lifetimes = csv_form.read(TABLE)
-    assert {each["id"]: each["bytes"] for each in row["allocations"]} == {
+    assert {buffer["id"]: buffer["bytes"] for buffer in row["allocations"]} == {
         life.name: life.size_bytes for life in lifetimes
     }
     validator.check(lifetimes, offsets, {csv_form.MEMORY: 12})
@@ -60,7 +60,7 @@ def test_alignment(capsys):
     assert main(["memory", TABLE, "--alignment", "64", "--json", "--quiet"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["pool_bytes"] == 64 + 64 + 4
-    assert all(each["offset"] % 64 == 0 for each in row["allocations"])
+    assert all(buffer["offset"] % 64 == 0 for buffer in row["allocations"])
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,16 @@ def test_a_network(capsys):
     assert row["pool_bytes"] <= row["lazy_peak_bytes"] < row["tvm_pool_bytes"] < row["eager_bytes"]
     assert row["best_policy"] in row["policies"]
     assert row["policies"]["best"] == row["policies"][row["best_policy"]]
-    assert max(each["offset"] + each["bytes"] for each in row["allocations"]) == row["pool_bytes"]
+    assert max(buffer["offset"] + buffer["bytes"] for buffer in row["allocations"]) == row["pool_bytes"]
     assert row["eager_allocations"] == len(row["allocations"]) == 8 and row["lazy_groups"] == 8
 
 
 def test_batches_of_a_network(capsys):
     """Twice the inferences, twice the bytes: weights lie elsewhere."""
-    one, two = network(capsys), network(capsys, "--batch", "2")
+    single, double = network(capsys), network(capsys, "--batch", "2")
     assert (
-        two["eager_bytes"] == 2 * one["eager_bytes"] and two["lazy_peak_bytes"] == 2 * one["lazy_peak_bytes"]
+        double["eager_bytes"] == 2 * single["eager_bytes"]
+        and double["lazy_peak_bytes"] == 2 * single["lazy_peak_bytes"]
     )
 
 
@@ -169,10 +170,10 @@ def test_weights_of_a_network(capsys):
     without, streamed, resident = (
         network(capsys, *options) for options in ([], ["--weights", "streamed"], ["--weights", "resident"])
     )
-    given = resident["eager_bytes"] - without["eager_bytes"]
+    weight_bytes = resident["eager_bytes"] - without["eager_bytes"]
     assert streamed["eager_bytes"] == resident["eager_bytes"]
     assert without["pool_bytes"] < streamed["pool_bytes"] < resident["pool_bytes"]
-    assert resident["lazy_peak_bytes"] == without["lazy_peak_bytes"] + given
+    assert resident["lazy_peak_bytes"] == without["lazy_peak_bytes"] + weight_bytes
 
 
 def test_half_the_bytes_on_a_gpu(capsys):

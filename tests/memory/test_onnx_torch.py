@@ -19,20 +19,20 @@ pytest.importorskip("torch")
 def test_outputs_are_those_of_onnx_runtime(name):
     model = zoo.load_model(name)
     inputs = zoo.example_inputs(model)
-    same_outputs(model, inputs)
+    check_outputs(model, inputs)
 
 
 def test_outputs_of_a_small_bert(small_bert):
     model = zoo.load_model(small_bert)
     inputs = zoo.example_arrays(zoo.input_types(model), rows=zoo.index_bounds(model))
-    same_outputs(model, inputs)
+    check_outputs(model, inputs)
 
 
-def same_outputs(model, inputs):
+def check_outputs(model, inputs):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    for ours, theirs in zip(onnx_torch.run(model, inputs), session.run(None, inputs), strict=True):
-        assert ours.shape == theirs.shape
-        assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+    for actual, expected in zip(onnx_torch.run(model, inputs), session.run(None, inputs), strict=True):
+        assert actual.shape == expected.shape
+        assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def _chain(kind: str):
@@ -52,8 +52,8 @@ def _chain(kind: str):
 def test_the_peak_of_a_chain_is_its_weight_its_input_and_two_tensors():
     model = zoo.load_model(_chain("Sigmoid"))
     tensor = 4 * 256 * 256
-    found = onnx_torch.peak_bytes(model, zoo.example_inputs(model))
-    assert 4 * tensor <= found < 4 * tensor + 65536
+    peak_bytes = onnx_torch.peak_bytes(model, zoo.example_inputs(model))
+    assert 4 * tensor <= peak_bytes < 4 * tensor + 65536
 
 
 def test_other_operators_are_refused_by_name():

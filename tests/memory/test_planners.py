@@ -17,7 +17,7 @@ from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import InfeasibleError, LifetimeError, UnknownNameError, UsageError
 from pimflow.memory import csv_form, exact, validator
 from pimflow.memory.policies import place
-from pimflow.memory.pools import blocks, lower_bound_bytes, pool_end_bytes
+from pimflow.memory.pools import lower_bound_bytes, merge_aliases, pool_end_bytes
 
 DATA = Path(__file__).parent / "data"
 CAPACITY_BYTES = 1 << 20
@@ -70,15 +70,16 @@ def test_no_decision_claims_more_than_it_proved(lifetimes, unit):
     smallest = unit * smallest_pool(lifetimes)
     scaled = [
         replace(
-            each,
-            size_bytes=unit * each.size_bytes,
-            alignment_bytes=unit * each.alignment_bytes,
-            offset_bytes=each.offset_bytes and unit * each.offset_bytes,
+            lifetime,
+            size_bytes=unit * lifetime.size_bytes,
+            alignment_bytes=unit * lifetime.alignment_bytes,
+            offset_bytes=lifetime.offset_bytes and unit * lifetime.offset_bytes,
         )
-        for each in lifetimes
+        for lifetime in lifetimes
     ]
     start = max(
-        (place(scaled, policy) for policy in memory.POLICIES), key=lambda at: pool_end_bytes(scaled, at)
+        (place(scaled, policy) for policy in memory.POLICIES),
+        key=lambda offsets: pool_end_bytes(scaled, offsets),
     )
     for capacity in range(max(1, smallest - unit), smallest + 2):
         solution = exact.solve(scaled, start, 10, capacity)
@@ -108,13 +109,13 @@ def test_ortools_decides_too():
 @given(tables(most=5), tables(most=5))
 def test_regions_are_planned_apart(here, there):
     assume(not collide(here) and not collide(there))
-    there = [replace(each, name=f"p{each.name}", memory="pim") for each in there]
-    both = memory.plan([*here, *there])
-    apart = [memory.plan(here), memory.plan(there)]
-    assert [pool.memory for pool in both.pools] == ["gpu", "pim"]
-    assert [pool.pool_bytes for pool in both.pools] == [plan.pool_bytes for plan in apart]
-    assert both.offsets_bytes == apart[0].offsets_bytes | apart[1].offsets_bytes
-    assert both.pool_bytes == sum(plan.pool_bytes for plan in apart)
+    there = [replace(lifetime, name=f"p{lifetime.name}", memory="pim") for lifetime in there]
+    joint = memory.plan([*here, *there])
+    separate = [memory.plan(here), memory.plan(there)]
+    assert [pool.memory for pool in joint.pools] == ["gpu", "pim"]
+    assert [pool.pool_bytes for pool in joint.pools] == [plan.pool_bytes for plan in separate]
+    assert joint.offsets_bytes == separate[0].offsets_bytes | separate[1].offsets_bytes
+    assert joint.pool_bytes == sum(plan.pool_bytes for plan in separate)
 
 
 def test_a_region_has_its_own_capacity():
@@ -168,8 +169,8 @@ def test_parts_lie_inside_what_they_make(policy):
         life("apart", 0, 3, 5),
     ]
     plan = memory.plan(lifetimes, policy)
-    at = plan.offsets_bytes
-    assert (at["lower"], at["whole"]) == (at["upper"] + 8, at["upper"])
+    offsets = plan.offsets_bytes
+    assert (offsets["lower"], offsets["whole"]) == (offsets["upper"] + 8, offsets["upper"])
     assert plan.pool_bytes == 17
 
 
@@ -183,7 +184,7 @@ def test_a_class_lies_where_one_of_its_parts_has_to():
 
 def test_liveness_is_planned_as_it_is():
     steps = [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["y"])]
-    liveness = Liveness.of(steps, {"x": 1, "a": 10, "b": 100, "y": 1000}, inputs=["x"], outputs=["y"])
+    liveness = Liveness.from_steps(steps, {"x": 1, "a": 10, "b": 100, "y": 1000}, inputs=["x"], outputs=["y"])
     plan = memory.plan(liveness.lifetimes)
     assert plan.optimal and plan.pool_bytes == liveness.peak_bytes == 1100
 
@@ -239,7 +240,7 @@ def test_the_search_can_be_interrupted():
 def test_alignment_counts_in_the_bound():
     """Three buffers of 65 bytes each at multiples of 64: the topmost alone needs no rounding up."""
     lifetimes = [life(str(i), 0, 1, 65, alignment_bytes=64) for i in range(3)]
-    assert lower_bound_bytes(blocks(lifetimes)) == memory.plan(lifetimes).pool_bytes == 128 + 128 + 65
+    assert lower_bound_bytes(merge_aliases(lifetimes)) == memory.plan(lifetimes).pool_bytes == 128 + 128 + 65
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ search = native.get("pimflow.memory.order_search")
 FOUND, NONE = 0, 1
 
 
-def certify(graph, found):
-    given = tuple(range(len(graph.steps)))
-    assert sorted(found.order) == list(given)
-    assert values(graph, found.order) == values(graph, given)
-    assert found.given_peak_bytes == peak_bytes(graph, given)
-    assert found.peak_bytes == peak_bytes(graph, found.order) <= found.given_peak_bytes
-    assert found.lower_bound_bytes <= found.peak_bytes
-    if found.peak_bytes == found.given_peak_bytes:
-        assert found.order == given, "a change that is worth nothing"
+def certify(graph, result):
+    original = tuple(range(len(graph.steps)))
+    assert sorted(result.order) == list(original)
+    assert values(graph, result.order) == values(graph, original)
+    assert result.original_peak_bytes == peak_bytes(graph, original)
+    assert result.peak_bytes == peak_bytes(graph, result.order) <= result.original_peak_bytes
+    assert result.lower_bound_bytes <= result.peak_bytes
+    if result.peak_bytes == result.original_peak_bytes:
+        assert result.order == original, "a change that is worth nothing"
 
 
 def random_graph(steps, seed, reads=2, reach=None):
@@ -38,8 +38,8 @@ def random_graph(steps, seed, reads=2, reach=None):
     draw = random.Random(seed)
     program, size_bytes = [], {"in": 5}
     for index in range(steps):
-        known = ["in", *(f"b{i}" for i in range(max(0, index - (reach or index)), index))]
-        program.append((draw.sample(known, min(reads, len(known))), [f"b{index}"]))
+        names = ["in", *(f"b{i}" for i in range(max(0, index - (reach or index)), index))]
+        program.append((draw.sample(names, min(reads, len(names))), [f"b{index}"]))
         size_bytes[f"b{index}"] = draw.choice([1, 2, 3, 5, 9, 20])
     read = {name for reads, _ in program for name in reads}
     loose = [f"b{i}" for i in range(steps) if f"b{i}" not in read]
@@ -50,10 +50,10 @@ def random_graph(steps, seed, reads=2, reach=None):
 @settings(max_examples=examples(150), deadline=None)
 @given(programs(most=8))
 def test_against_every_order(graph):
-    found = reorder(graph)
-    certify(graph, found)
-    assert found.optimal
-    assert found.peak_bytes == smallest_peak(graph)
+    result = reorder(graph)
+    certify(graph, result)
+    assert result.optimal
+    assert result.peak_bytes == smallest_peak(graph)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -76,7 +76,7 @@ def test_the_search_decides_every_limit(graph):
             limit -= max(1, smallest // 4)
 
 
-def joined(blocks):
+def concatenate(blocks):
     """One program out of many, each of which reads the output of the one before."""
     steps, size_bytes = [], {"0/in": 5}
     for number, block in enumerate(blocks):
@@ -95,12 +95,12 @@ def test_a_network_of_blocks_is_proved_block_by_block(seed):
     for number in range(25):
         block = random_graph(6, 1000 * seed + number)
         blocks.append(replace(block, size_bytes={**block.size_bytes, "in": 5, "out": 5}))
-    graph = joined(blocks)
-    found = reorder(graph)
-    certify(graph, found)
-    assert found.optimal and len(graph.steps) == 175
-    assert found.peak_bytes == max(smallest_peak_by_sets(block) for block in blocks)
-    assert found.sets < 100_000
+    graph = concatenate(blocks)
+    result = reorder(graph)
+    certify(graph, result)
+    assert result.optimal and len(graph.steps) == 175
+    assert result.peak_bytes == max(smallest_peak_by_sets(block) for block in blocks)
+    assert result.sets < 100_000
 
 
 def test_order_matters():
@@ -109,9 +109,9 @@ def test_order_matters():
     steps.append(([f"small{i}" for i in range(4)], ["y"]))
     sizes = {"x": 1, "y": 1} | {f"large{i}": 100 for i in range(4)} | {f"small{i}": 1 for i in range(4)}
     graph = StepGraph(steps=steps, size_bytes=sizes, inputs=("x",), outputs=("y",))
-    found = reorder(graph)
-    assert (found.given_peak_bytes, found.peak_bytes, found.optimal) == (401, 104, True)
-    pools = [memory.plan(graph.lifetimes(order)).pool_bytes for order in (None, found.order)]
+    result = reorder(graph)
+    assert (result.original_peak_bytes, result.peak_bytes, result.optimal) == (401, 104, True)
+    pools = [memory.plan(graph.lifetimes(order)).pool_bytes for order in (None, result.order)]
     assert pools == [401, 104]
 
 
@@ -128,8 +128,8 @@ def test_what_costs_nothing_after_another_step_may_cost_less_before_it(given):
     sizes = {"t": 4, "d": 10, "a": 5, "b": 3, "c": 0, "e": 0, "work": 30, "y": 1}
     if not given:
         steps.insert(0, ([], ["t", "d"]))  # so that less was live before
-    found = reorder(StepGraph(steps=steps, size_bytes=sizes, inputs=("t", "d") * given, outputs=("y",)))
-    assert (found.given_peak_bytes, found.peak_bytes, found.lower_bound_bytes) == (35, 34, 34)
+    result = reorder(StepGraph(steps=steps, size_bytes=sizes, inputs=("t", "d") * given, outputs=("y",)))
+    assert (result.original_peak_bytes, result.peak_bytes, result.lower_bound_bytes) == (35, 34, 34)
 
 
 def test_an_alias_keeps_its_readers_before_it():
@@ -147,13 +147,13 @@ def test_an_alias_keeps_its_readers_before_it():
 @settings(max_examples=examples(60), deadline=None)
 @given(programs(most=9))
 def test_pools_before_and_after(graph):
-    found = reorder(graph, seconds=20)
-    for order in (tuple(range(len(graph.steps))), found.order):
+    result = reorder(graph, seconds=20)
+    for order in (tuple(range(len(graph.steps))), result.order):
         plan = memory.plan(graph.lifetimes(order))
         ends = {pool.memory: pool.pool_bytes for pool in plan.pools}
         validator.check(graph.lifetimes(order), plan.offsets_bytes, ends)
         assert plan.pool_bytes >= peak_bytes(graph, order) == graph.peak_bytes(order)
-        assert plan.pool_bytes >= found.lower_bound_bytes
+        assert plan.pool_bytes >= result.lower_bound_bytes
 
 
 def test_regions_are_steps():
@@ -174,23 +174,23 @@ def test_regions_are_steps():
         region("y", "thin0", "thin1", "thin2", channels=4),
     )
     network = RegionGraph(name="n", regions=regions, outputs=("y",))
-    graph = StepGraph.of_regions(network, "fp16")
+    graph = StepGraph.from_regions(network, "fp16")
     assert graph.peak_bytes() == network.liveness("fp16").peak_bytes
-    found = reorder(graph)
-    certify(graph, found)
-    changed = replace(network, regions=tuple(regions[step] for step in found.order))
-    assert changed.liveness("fp16").peak_bytes == found.peak_bytes < network.liveness("fp16").peak_bytes
+    result = reorder(graph)
+    certify(graph, result)
+    changed = replace(network, regions=tuple(regions[step] for step in result.order))
+    assert changed.liveness("fp16").peak_bytes == result.peak_bytes < network.liveness("fp16").peak_bytes
 
 
 @pytest.mark.long
 def test_too_large_to_prove():
     graph = random_graph(150, 1, reads=3)
     begin = time.monotonic()
-    found = reorder(graph, seconds=1)
+    result = reorder(graph, seconds=1)
     assert time.monotonic() - begin < 5
-    certify(graph, found)
-    assert not found.optimal and found.lower_bound_bytes < found.peak_bytes < found.given_peak_bytes
-    assert reorder(graph, seconds=0).peak_bytes == found.given_peak_bytes
+    certify(graph, result)
+    assert not result.optimal and result.lower_bound_bytes < result.peak_bytes < result.original_peak_bytes
+    assert reorder(graph, seconds=0).peak_bytes == result.original_peak_bytes
 
 
 def test_the_same_order_every_time():
@@ -214,8 +214,8 @@ def test_the_search_can_be_interrupted():
 
 
 def test_an_empty_program():
-    found = reorder(StepGraph(steps=[], size_bytes={"x": 3}, inputs=("x",)))
-    assert found.order == () and found.optimal and found.peak_bytes == 0
+    result = reorder(StepGraph(steps=[], size_bytes={"x": 3}, inputs=("x",)))
+    assert result.order == () and result.optimal and result.peak_bytes == 0
 
 
 def test_a_program_that_is_wrong_is_refused():

@@ -37,8 +37,8 @@ def test_marks_are_the_tables_of_the_script(update_results):
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     for page, text in texts.items():
         marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n(.*?)<!-- (\S+) end -->", text, flags=re.DOTALL)
-        own = [name for name in update_results.TABLES if update_results.page_of(name) == page]
-        assert [begin for begin, _, _ in marked] == [end for _, _, end in marked] == own
+        page_tables = [name for name in update_results.TABLES if update_results.page_of(name) == page]
+        assert [begin for begin, _, _ in marked] == [end for _, _, end in marked] == page_tables
     text = "".join(texts.values())
     for script, *arguments in update_results.TABLES.values():
         assert f"`scripts/{' '.join([script, *arguments])}`" in text
@@ -52,13 +52,13 @@ def test_marks_are_the_tables_of_the_script(update_results):
 def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
     """What is chosen is what the system has, and no end is without effect or within the others."""
     sensitivity = importlib.import_module("sensitivity")
-    on = pimflow.system(channel_sharing=sharing)
-    values = sensitivity.values(on)
-    assert ("channel_mode_switch_ns" in values) == on.time_shared
+    base = pimflow.system(channel_sharing=sharing)
+    values = sensitivity.values(base)
+    assert ("channel_mode_switch_ns" in values) == base.is_time_shared
     for value in values.values():
         assert value.low <= value.chosen <= value.high and value.low < value.high
-        systems = {value.changed(on, each).identity for each in (value.low, value.chosen, value.high)}
-        assert on.identity in systems and len(systems) == len({value.low, value.chosen, value.high})
+        systems = {value.changed(base, number).identity for number in (value.low, value.chosen, value.high)}
+        assert base.identity in systems and len(systems) == len({value.low, value.chosen, value.high})
 
 
 @pytest.mark.long
@@ -67,7 +67,9 @@ def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_res
     """All but the time that it took."""
     bench_memory = importlib.import_module("bench_memory")
     module = frontend.load(name).module
-    found = bench_memory.zoo_table([bench_memory.zoo_row(name, module, way, 60.0) for way in (True, False)])
+    table_text = bench_memory.zoo_table(
+        [bench_memory.zoo_row(name, module, views, 60.0) for views in (True, False)]
+    )
     text = update_results.page_of("pools").read_text(encoding="utf-8")
 
     def cells(table: str) -> list[list[str]]:
@@ -75,18 +77,18 @@ def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_res
         return [line[:5] + line[6:] for line in lines]
 
     pools = text.partition("<!-- pools begin")[2].partition("<!-- pools end")[0]
-    assert cells(pools) == cells(found) and len(cells(pools)) == 2
+    assert cells(pools) == cells(table_text) and len(cells(pools)) == 2
 
 
 def test_tables_of_a_small_network(reproduce_occamy):
-    found = reproduce_occamy.collect(["toy"], ["counts", "memory", "sweep"], runs=1, torch=False)
-    assert list(found) == ["counts", "memory"]  # the toy is not swept
-    counts, (small, large) = reproduce_occamy.counts_table(found["counts"]), found["memory"]
+    parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "sweep"], runs=1, torch=False)
+    assert list(parts) == ["counts", "memory"]  # the toy is not swept
+    counts, (small, large) = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]
     assert "| toy | - | 19 / 46 / 19 | 8 / " in counts
     assert (small["batch"], large["batch"]) == (1, 32)
     for row in (small, large):
         assert row["optimal"] and row["pool_bytes"] <= row["lazy_peak_bytes"] < row["eager_bytes"]
-    text = reproduce_occamy.TABLES["memory"](found["memory"])
+    text = reproduce_occamy.TABLES["memory"](parts["memory"])
     assert f"| toy | 32 | {large['pool_bytes'] / 1e6:.3f} |" in text
     ratio = large["pool_bytes"] / large["lazy_peak_bytes"]
     assert f"pool to lazy {ratio:.3f} (paper" in text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
-from lifetimes import at_once, bytes_of, collide, tables
+from lifetimes import bytes_of, collide, live_together, tables
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime
@@ -15,7 +15,7 @@ from pimflow.errors import VerificationError
 from pimflow.memory import validator
 
 
-def legal(lifetimes, offsets, pool):
+def is_legal(lifetimes, offsets, pool):
     """The definition, a byte at a time."""
     for index, life in enumerate(lifetimes):
         offset = offsets[life.name]
@@ -23,9 +23,9 @@ def legal(lifetimes, offsets, pool):
             return False
         if not bytes_of(life, offset) <= set(range(pool)):
             return False
-        for other in lifetimes[:index]:
-            shared = bytes_of(life, offset) & bytes_of(other, offsets[other.name])
-            if shared and at_once(life, other):
+        for earlier in lifetimes[:index]:
+            shared = bytes_of(life, offset) & bytes_of(earlier, offsets[earlier.name])
+            if shared and live_together(life, earlier):
                 return False
     return True
 
@@ -47,7 +47,7 @@ def test_a_moved_buffer_is_seen(lifetimes, data):
     offset = data.draw(st.integers(0, plan.pool_bytes))
     offsets = plan.offsets_bytes | {moved.name: offset}
     assert accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes)
-    assert accepts(lifetimes, offsets, plan.pool_bytes) == legal(lifetimes, offsets, plan.pool_bytes)
+    assert accepts(lifetimes, offsets, plan.pool_bytes) == is_legal(lifetimes, offsets, plan.pool_bytes)
     assert not accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes - 1)
 
 
@@ -59,7 +59,7 @@ def test_a_lifetime_that_grew_is_seen(lifetimes, data):
     index = data.draw(st.integers(0, len(lifetimes) - 1))
     grown = list(lifetimes)
     grown[index] = replace(grown[index], begin=0, end=8)
-    expected = legal(grown, plan.offsets_bytes, plan.pool_bytes)
+    expected = is_legal(grown, plan.offsets_bytes, plan.pool_bytes)
     assert accepts(grown, plan.offsets_bytes, plan.pool_bytes) == expected
 
 
@@ -122,31 +122,36 @@ def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes,
     by_class = {}  # buffers that share bytes lie in one region, and none has to lie anywhere
     spread = [
         replace(
-            each, memory=by_class.setdefault(each.alias or each.name, data.draw(regions)), offset_bytes=None
+            lifetime,
+            memory=by_class.setdefault(lifetime.alias or lifetime.name, data.draw(regions)),
+            offset_bytes=None,
         )
-        for each in lifetimes
+        for lifetime in lifetimes
     ]
-    apart = memory.plan(spread)
-    one = memory.in_one_pool(apart)
-    ranges = {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in one.pools}
-    assert {pool.memory: pool.pool_bytes for pool in one.pools} == {
-        p.memory: p.pool_bytes for p in apart.pools
+    separate = memory.plan(spread)
+    plan = memory.merge_pools(separate)
+    ranges = {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in plan.pools}
+    assert {pool.memory: pool.pool_bytes for pool in plan.pools} == {
+        p.memory: p.pool_bytes for p in separate.pools
     }
-    taken = [byte for begin, end in ranges.values() for byte in range(begin, end)]
-    assert len(taken) == len({*taken}) and all(byte < one.pool_bytes for byte in taken)
+    region_bytes = [byte for begin, end in ranges.values() for byte in range(begin, end)]
+    assert len(region_bytes) == len({*region_bytes}) and all(byte < plan.pool_bytes for byte in region_bytes)
 
-    def inside(offsets):
-        return all(bytes_of(each, offsets[each.name]) <= {*range(*ranges[each.memory])} for each in spread)
+    def is_inside(offsets):
+        return all(
+            bytes_of(lifetime, offsets[lifetime.name]) <= {*range(*ranges[lifetime.memory])}
+            for lifetime in spread
+        )
 
-    moved, offset = data.draw(st.sampled_from(spread)), data.draw(st.integers(0, one.pool_bytes))
-    offsets = one.offsets_bytes | {moved.name: offset}
-    for places in (one.offsets_bytes, offsets):
+    moved, offset = data.draw(st.sampled_from(spread)), data.draw(st.integers(0, plan.pool_bytes))
+    offsets = plan.offsets_bytes | {moved.name: offset}
+    for places in (plan.offsets_bytes, offsets):
         try:
-            validator.check_ranges(spread, places, ranges, one.pool_bytes)
+            validator.check_ranges(spread, places, ranges, plan.pool_bytes)
             accepted = True
         except VerificationError:
             accepted = False
-        assert accepted == (legal(spread, places, one.pool_bytes) and inside(places))
+        assert accepted == (is_legal(spread, places, plan.pool_bytes) and is_inside(places))
 
 
 @pytest.mark.parametrize(

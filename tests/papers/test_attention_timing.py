@@ -11,7 +11,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest, timed
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
 from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
@@ -23,9 +23,9 @@ RUNS = compare.attacc_runs(Path(__file__).parents[1] / "timing/data/attacc_bank.
 @pytest.mark.parametrize(("accumulators", "most"), ((1, 115_712), (32, 38_000)))
 def test_scores_on_aim_without_refresh(accumulators, most):
     """CENT's mapping takes 115,712 cycles in the AiM simulator; regrouped for 32 accumulators 36,320."""
-    pim = compare.without_refresh(PimSpec.load("aim-gddr6"), accumulators)
+    pim = compare.disable_refresh(PimSpec.load("aim-gddr6"), accumulators)
     layout = KeyLayout(attention=compare.decode(4096), pim=pim, dtype="fp16", channels=8, spread=8)
-    assert timed(layout, programs.scores(layout, 4096), BuiltIn()).cycles <= most
+    assert time_product(layout, programs.scores(layout, 4096), BuiltIn()).cycles <= most
 
 
 def test_weights_on_aim_without_refresh():
@@ -47,7 +47,7 @@ def test_neupims_formula():
 
 def test_attaccs_runs():
     short = [run for run in RUNS if int(run["L"]) * int(run["nhead"]) < 80_000][::4][:12]
-    median, largest = compare.summary([compare.attacc(run) for run in short])
+    median, largest = compare.error_summary([compare.attacc(run) for run in short])
     assert median <= 0.10 and largest <= 0.25
     powers = {run["power_constraint"] for run in short}
     assert powers == {"True", "False"}
@@ -61,8 +61,8 @@ def test_near_the_bound_of_rows(name):
     a key. With several, a device with one buffer opens a row, or writes a vector, for each.
     """
     pim = PimSpec.load(name)
-    shared = list(compare.on_devices([pim], tokens=2048, channels=2, kv_heads=(8,)))
-    found = list(compare.on_devices([pim], tokens=2048, channels=2, kv_heads=(32,)))
+    shared = list(compare.device_products([pim], tokens=2048, channels=2, kv_heads=(8,)))
+    found = list(compare.device_products([pim], tokens=2048, channels=2, kv_heads=(32,)))
     assert len(found) == len(shared) == 2
     assert all(each.fraction_with_bus >= 0.9 for each in shared), shared
     assert pim.global_buffers == 1 or all(each.fraction >= 0.9 for each in shared), shared
@@ -76,7 +76,7 @@ def test_near_the_bound_of_rows(name):
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_no_order_beats_the_bound(name):
     """Without refresh: its share of the time is a mean, and a short program may have none."""
-    pim = compare.without_refresh(PimSpec.load(name))
+    pim = compare.disable_refresh(PimSpec.load(name))
     for kv_heads in (8, 2):
         a = compare.decode(384, heads=8, kv_heads=kv_heads)
         scores, queries = a.heads * 384, a.heads * a.head_size
@@ -91,8 +91,8 @@ def test_no_order_beats_the_bound(name):
             keys, values = KeyLayout(**made), ValueLayout(**made)
             for order in programs.ORDERS:
                 scores, mix = programs.scores(keys, 384, order), programs.mix(values, 384, order)
-                assert timed(keys, scores, BuiltIn()).cycles >= bounds["keys"]
-                assert timed(values, mix, BuiltIn()).cycles >= bounds["values"]
+                assert time_product(keys, scores, BuiltIn()).cycles >= bounds["keys"]
+                assert time_product(values, mix, BuiltIn()).cycles >= bounds["values"]
 
 
 def test_the_fastest_is_one_of_those_that_fit():
@@ -100,10 +100,10 @@ def test_the_fastest_is_one_of_those_that_fit():
     aim = PimSpec.load("aim-gddr6")
     a = compare.decode(64, heads=3)
     for product in (KEYS, VALUES):
-        assert fastest(product, a, aim, "fp16", 4, BuiltIn()).layout.spread == 4
+        assert fastest_product(product, a, aim, "fp16", 4, BuiltIn()).layout.spread == 4
     mute = replace(aim, constraints=tuple(rule for rule in aim.constraints if "WRITE" not in rule.after))
     with pytest.raises(UnsupportedOpError, match="no rules for WRITE"):
-        fastest(KEYS, a, mute, "fp16", 4, BuiltIn())
+        fastest_product(KEYS, a, mute, "fp16", 4, BuiltIn())
 
 
 def test_lanes_read_less_on_a_device_without_adder_trees():
@@ -115,6 +115,6 @@ def test_lanes_read_less_on_a_device_without_adder_trees():
         made = {"attention": a, "pim": hbm, "dtype": "fp16", "channels": 2, "spread": 2}
         by_lanes, trees = cls(**made, lanes=16), cls(**made)
         accumulate = {"accumulate": True} if cls is ValueLayout else {}
-        cycles = timed(by_lanes, step(by_lanes, 2048, **accumulate), BuiltIn()).cycles
-        assert cycles < 0.8 * timed(trees, step(trees, 2048), BuiltIn()).cycles
+        cycles = time_product(by_lanes, step(by_lanes, 2048, **accumulate), BuiltIn()).cycles
+        assert cycles < 0.8 * time_product(trees, step(trees, 2048), BuiltIn()).cycles
         assert bound >= 0.9 * cycles

@@ -20,13 +20,13 @@ import onnxruntime
 import pytest
 import tvm
 from page_tables import BY_CONVENTION, README, RESULTS, ROOT, block, row, rows
-from papers.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
+from papers.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, plan_figures
 from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import zoo
 from pimflow.hardware import system
-from pimflow.placement import Goal, Searched, search
+from pimflow.placement import Goal, SearchResult, search
 
 pytestmark = pytest.mark.long
 
@@ -40,7 +40,7 @@ class Ran:
     model: str
     y: np.ndarray
     reference: np.ndarray
-    searched: Searched
+    searched: SearchResult
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -99,7 +99,7 @@ def pair(found: dict) -> str:
 
 def test_what_is_claimed_is_what_is_found(ran, compare_networks):
     """In full, under `strict`: one figure of a price that moves moves these."""
-    own = result(ran.searched)
+    own = plan_figures(ran.searched)
     convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
     shown = row(BY_CONVENTION, "networks", network=ran.model, **convention)
     assert tuple(shown.values()) == compare_networks.row(ran.model, ran.searched)
@@ -153,7 +153,7 @@ def test_other_conventions_are_what_is_found(ran, compare_networks):
     shown = row(RESULTS, f"pimflow speed-up {' '.join(convention)}", network=ran.model)
     for each in (PIMFLOW, OURS):
         other = searches.search(ran.model, each.system(*convention), Goal(modes=each.modes))
-        assert shown[each.name] == pair(result(other))
+        assert shown[each.name] == pair(plan_figures(other))
     accounting, timing = convention
     listed = {"network": ran.model, "accounting": accounting, "timing": timing, "splits": "exact"}
     assert tuple(row(BY_CONVENTION, "networks", **listed).values()) == compare_networks.row(ran.model, other)

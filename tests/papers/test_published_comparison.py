@@ -30,7 +30,7 @@ from pimflow.core.plan import MODES
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.hardware.systems import CHARGES
-from pimflow.placement import Candidates, Goal, Profiling
+from pimflow.placement import CandidateGenerator, Goal, Profiling
 from pimflow.placement.solvers.evaluate import evaluate
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -58,9 +58,9 @@ def test_what_may_do_more_is_no_slower(rows):
     """By convention; configurations that have the modes and loop orders of others, and some beside."""
     assert len(rows) == len(CONFIGURATIONS) * len(CONVENTIONS)
     for accounting, timing in CONVENTIONS:
-        own = {r["configuration"]: r for r in select(rows, accounting=accounting, timing=timing)}
-        latency_ns = {name: row["latency_ns"] for name, row in own.items()}
-        for more, less in (
+        row_by_name = {r["configuration"]: r for r in select(rows, accounting=accounting, timing=timing)}
+        latency_ns = {name: row["latency_ns"] for name, row in row_by_name.items()}
+        for superset, subset in (
             ("Newton++", "Newton+"),
             ("MD-DP", "Newton++"),
             ("Pipeline", "Newton++"),
@@ -70,50 +70,50 @@ def test_what_may_do_more_is_no_slower(rows):
             ("pimflow", "all loop orders"),
             ("pimflow", "PIMFlow"),
         ):
-            assert latency_ns[more] <= latency_ns[less] * (1 + 1e-9)
-        for each in CONFIGURATIONS:
-            row = own[each.name]
+            assert latency_ns[superset] <= latency_ns[subset] * (1 + 1e-9)
+        for configuration in CONFIGURATIONS:
+            row = row_by_name[configuration.name]
             assert row["latency_ns"] <= row["latency_gpu_only_ns"]
-            assert set(row["regions"]) <= set(each.modes)
+            assert set(row["regions"]) <= set(configuration.modes)
 
 
 def test_convolutions_are_what_the_regions_take(searches):
     """Of the GPU alone, kernel by kernel; of a plan, together with all else its latency."""
-    on = system(accounting="paper")
-    found = searches.search("toy", on, Goal())
-    graph, gpu = found.graph, []
+    target = system(accounting="paper")
+    search_result = searches.search("toy", target, Goal())
+    graph, gpu = search_result.graph, []
     for region in filter(is_convolution, graph.regions):
-        gpu.append(found.maker.make(region, "GPU", gpu_channels=on.gpu.memory_channels))
-    alone_ns = sum(Cost.of(candidate).latency_ns for candidate in gpu)
-    assert convolutions_ns(found, found.gpu_only) == pytest.approx(alone_ns, rel=1e-6)
-    assert 0 < convolutions_ns(found, found.evaluation) < found.evaluation.latency_ns
+        gpu.append(search_result.maker.make(region, "GPU", gpu_channels=target.gpu.memory_channels))
+    alone_ns = sum(Cost.from_candidate(candidate).latency_ns for candidate in gpu)
+    assert convolutions_ns(search_result, search_result.gpu_only) == pytest.approx(alone_ns, rel=1e-6)
+    assert 0 < convolutions_ns(search_result, search_result.evaluation) < search_result.evaluation.latency_ns
     (share,) = shares(searches, ["toy"])
-    alone = found.gpu_only.latency_ns
+    alone = search_result.gpu_only.latency_ns
     assert share["1x1"] + share["k x k"] + share["depthwise"] == pytest.approx(alone_ns / alone, rel=1e-6)
     assert sum(value for name, value in share.items() if name != "model") == pytest.approx(1.0)
 
 
 def test_all_terms_together_are_full_accounting(searches):
     """Task by task; and no term makes anything cheaper."""
-    graph, full = searches.graph("toy"), Candidates(searches.graph("toy"), system())
-    every = Candidates(graph, system(accounting="+".join(["paper", *CHARGES])), full.costs)
-    paper = Candidates(graph, system(accounting="paper"), full.costs)
+    graph, full = searches.graph("toy"), CandidateGenerator(searches.graph("toy"), system())
+    all_charges = CandidateGenerator(graph, system(accounting="+".join(["paper", *CHARGES])), full.costs)
+    paper = CandidateGenerator(graph, system(accounting="paper"), full.costs)
     dearer = set()
     for region in graph.regions:
-        splits = [c for c in full.all(region) if c.rewrite.mode == "SPLIT"]
+        splits = [c for c in full.candidates(region) if c.rewrite.mode == "SPLIT"]
         for mode, gpu, axis in [("PIM", 0, "rows")] + [
             ("SPLIT", c.rewrite.gpu_rows, c.rewrite.axis) for c in splits
         ]:
-            if full.refusal(region):
+            if full.unsupported_reason(region):
                 continue
-            wanted = full.make(region, mode, gpu, axis=axis)
-            assert every.make(region, mode, gpu, axis=axis) == wanted
+            expected = full.make(region, mode, gpu, axis=axis)
+            assert all_charges.make(region, mode, gpu, axis=axis) == expected
             free_ns = makespan_ns(paper.make(region, mode, gpu, axis=axis).tasks)
             for charge in CHARGES:
-                some = Candidates(graph, system(accounting=f"paper+{charge}"), full.costs)
+                some = CandidateGenerator(graph, system(accounting=f"paper+{charge}"), full.costs)
                 time_ns = makespan_ns(some.make(region, mode, gpu, axis=axis).tasks)
-                assert free_ns <= time_ns <= makespan_ns(wanted.tasks)
-                dearer |= {charge} if time_ns > free_ns or some.absorb(region).task else set()
+                assert free_ns <= time_ns <= makespan_ns(expected.tasks)
+                dearer |= {charge} if time_ns > free_ns or some.fused_epilogue_cost(region).task else set()
     assert dearer >= {"pim-launch", "epilogue"}
 
 
@@ -124,58 +124,67 @@ def test_what_is_no_accounting_is_refused(accounting):
 
 
 def test_the_ablation_begins_and_ends_with_the_comparison(searches, rows):
-    found = terms(searches, "toy")
-    assert [row["term"] for row in found] == ["paper", *TERMS]
+    term_rows = terms(searches, "toy")
+    assert [row["term"] for row in term_rows] == ["paper", *TERMS]
     for which, (accounting, timing) in ((0, CONVENTIONS[0]), (-1, CONVENTIONS[-1])):
         (row,) = select(rows, accounting=accounting, timing=timing, configuration=PIMFLOW.name)
-        assert found[which]["together"]["latency_ns"] == row["latency_ns"]
+        assert term_rows[which]["together"]["latency_ns"] == row["latency_ns"]
         (row,) = select(rows, accounting=accounting, timing=timing, configuration=OURS.name)
         assert gains(searches, "toy")[-1][accounting]["latency_ns"] == row["latency_ns"]
-    assert found[1]["alone"] == found[1]["together"]
+    assert term_rows[1]["alone"] == term_rows[1]["together"]
 
 
 def test_the_published_gpu_is_met(searches):
     """Launches and executions so changed that the GPU alone takes as long as the published one."""
-    ways = {row["way"]: row for row in gpu_side(searches, "toy", 2e5, 20)}
-    kernels, launch_ns = ways["as here"]["kernels"], ways["as here"]["launch_ns"]
-    assert ways["both"]["latency_gpu_only_ns"] == pytest.approx(2e5)
-    assert ways["both"]["launch_ns"] * kernels == pytest.approx(20 * launch_ns)
-    assert ways["no launches"]["latency_gpu_only_ns"] == pytest.approx(
-        ways["as here"]["latency_gpu_only_ns"] - kernels * launch_ns
+    row_by_way = {row["way"]: row for row in gpu_side(searches, "toy", 2e5, 20)}
+    kernels, launch_ns = row_by_way["as here"]["kernels"], row_by_way["as here"]["launch_ns"]
+    assert row_by_way["both"]["latency_gpu_only_ns"] == pytest.approx(2e5)
+    assert row_by_way["both"]["launch_ns"] * kernels == pytest.approx(20 * launch_ns)
+    assert row_by_way["no launches"]["latency_gpu_only_ns"] == pytest.approx(
+        row_by_way["as here"]["latency_gpu_only_ns"] - kernels * launch_ns
     )
     graph = searches.graph("toy")
-    maker = Candidates(graph, system())
-    whole = tuple(maker.make(r, "GPU", gpu_channels=maker.system.gpu.memory_channels) for r in graph.regions)
-    slow = replace(maker.system.gpu, launch_ns=ways["launches"]["launch_ns"])
-    again = Candidates(graph, replace(maker.system, gpu=slow))
+    generator = CandidateGenerator(graph, system())
+    gpu_only = tuple(
+        generator.make(r, "GPU", gpu_channels=generator.system.gpu.memory_channels) for r in graph.regions
+    )
+    slow = replace(generator.system.gpu, launch_ns=row_by_way["launches"]["launch_ns"])
+    slow_generator = CandidateGenerator(graph, replace(generator.system, gpu=slow))
     table = searches.search("toy", system(), Goal(modes=("GPU",))).table
-    slower = tuple(again.make(r, "GPU", gpu_channels=slow.memory_channels) for r in graph.regions)
-    before, after = (evaluate(graph, chosen, table, system()).latency_ns for chosen in (whole, slower))
-    assert ways["launches"]["latency_gpu_only_ns"] == pytest.approx(after) and after > before
+    slower = tuple(slow_generator.make(r, "GPU", gpu_channels=slow.memory_channels) for r in graph.regions)
+    before, after = (evaluate(graph, chosen, table, system()).latency_ns for chosen in (gpu_only, slower))
+    assert row_by_way["launches"]["latency_gpu_only_ns"] == pytest.approx(after) and after > before
 
 
 def test_prices_change_energy_alone(searches, rows):
     """By hand, of a COMP in a bank: 16 multiply-adds, a column, and a read of the buffer or a sixteenth."""
-    found = energies(searches, ["toy"])
+    energy_rows = energies(searches, ["toy"])
     e = system().pim.energy
     full_pj = 16 * (e["multiply_pj"] + e["add_pj"]) + e["column_read_pj"] + e["buffer_read_pj"]
     once_pj = full_pj - e["buffer_read_pj"] * 15 / 16
-    for row in select(found, configuration="read once"):
-        wanted = {name: row[name] for name in ("accounting", "timing")}
-        (same,) = select(rows, configuration="PIMFlow", **wanted)
+    for row in select(energy_rows, configuration="read once"):
+        convention = {name: row[name] for name in ("accounting", "timing")}
+        (same,) = select(rows, configuration="PIMFlow", **convention)
         assert row["latency_ns"] == same["latency_ns"]
         comps = same["energies_pj"]["pim_comp"]
         assert row["energies_pj"]["pim_comp"] == pytest.approx(comps * once_pj / full_pj)
-        (frugal,) = select(found, configuration="least energy", **wanted)
-        (ours,) = select(rows, configuration="pimflow", **wanted)
+        (frugal,) = select(energy_rows, configuration="least energy", **convention)
+        (ours,) = select(rows, configuration="pimflow", **convention)
         assert frugal["energy_pj"] <= min(ours["energy_pj"], same["energy_pj"]) * (1 + 1e-9)
 
 
 def test_the_page_has_a_place_for_every_table(script, searches, rows):
-    found = {"comparison": rows, "energies": energies(searches, ["toy"]), "shares": shares(searches, ["toy"])}
-    found |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
-    found |= {"GPU side": gpu_side(searches, "toy", 2e5, 20), "sizes": select(rows, configuration="PIMFlow")}
-    tables = script.tables(json.loads(json.dumps(found)))
+    figures = {
+        "comparison": rows,
+        "energies": energies(searches, ["toy"]),
+        "shares": shares(searches, ["toy"]),
+    }
+    figures |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
+    figures |= {
+        "GPU side": gpu_side(searches, "toy", 2e5, 20),
+        "sizes": select(rows, configuration="PIMFlow"),
+    }
+    tables = script.tables(json.loads(json.dumps(figures)))
     text = script.PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- (pimflow [^>]*) begin -->", text)) == set(tables)
     for name, table in tables.items():
@@ -188,11 +197,13 @@ def test_the_page_has_a_place_for_every_table(script, searches, rows):
 def test_means_are_those_of_the_networks(rows):
     """Two networks: the toy, and one that is four times as much faster."""
     twin = [{**row, "model": "twin", "speedup": 4 * row["speedup"]} for row in rows]
-    own = select(rows, accounting="paper", timing="strict", configuration="PIMFlow")
+    paper_rows = select(rows, accounting="paper", timing="strict", configuration="PIMFlow")
     table = pimflow_tables.speedups(rows + twin, "paper", "strict")
     mean = next(line for line in table.splitlines() if "geometric mean" in line)
-    assert f"/ {2 * own[0]['speedup']:.3f} |" in mean
-    assert f"/ {4 * own[0]['speedup']:.3f} |" in next(line for line in table.splitlines() if "most" in line)
+    assert f"/ {2 * paper_rows[0]['speedup']:.3f} |" in mean
+    assert f"/ {4 * paper_rows[0]['speedup']:.3f} |" in next(
+        line for line in table.splitlines() if "most" in line
+    )
 
 
 def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
@@ -210,10 +221,10 @@ def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
 
 
 def test_the_picture_shows_every_configuration(rows):
-    whole = pimflow_tables.figure(rows)
-    shown = whole["data"]["values"]
+    chart = pimflow_tables.figure(rows)
+    shown = chart["data"]["values"]
     assert len({value["convention"] for value in shown}) == len(CONVENTIONS)
     first = select(rows, accounting=CONVENTIONS[0][0], timing=CONVENTIONS[0][1])
-    own = [v for v in shown if v["convention"] == shown[0]["convention"] and v["network"] != "mean"]
-    assert sorted(value["speedup"] for value in own) == sorted(row["speedup"] for row in first)
+    values = [v for v in shown if v["convention"] == shown[0]["convention"] and v["network"] != "mean"]
+    assert sorted(value["speedup"] for value in values) == sorted(row["speedup"] for row in first)
     assert set(MODES) >= {mode for row in first for mode in row["regions"]}

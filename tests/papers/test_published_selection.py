@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 from papers import taso_selection, taso_tables
-from papers.taso_selection import LIBRARIES, claims, restricted, study
-from selections import product_form
+from papers.taso_selection import LIBRARIES, claims, restrict_library, study_network
+from selections import min_time_ns
 
 from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection import measuring
-from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.problem import Budgets
-from pimflow.primitive_selection.profile import Profile, applicable, bound_ns
+from pimflow.primitive_selection.profile import Profile, applicable_primitives, bound_ns
 from pimflow.primitive_selection.search import minimise
 from pimflow.primitives import PRIMITIVES
 
@@ -32,11 +32,11 @@ SLOW = {"loops": 40.0, "direct": 2.0, "windows": 1.5, "winograd": 3.0}  # times 
 
 def made_up() -> Profile:
     """Of every primitive for the toy: a machine on which direct convolution is slow, and loops far slower."""
-    layers = Layers(apart(region_graph("toy", NetworkOptions(), None)))
+    layers = Layers(separate_concats(region_graph("toy", NetworkOptions(), None)))
     times = {
         (p.name, layer): round(bound_ns(p, layer) * SLOW.get(p.family, 2.5) * (1 + p.lanes / 64))
-        for layer in set(layers.chosen.values())
-        for p in applicable(layer)
+        for layer in set(layers.primitive_layers.values())
+        for p in applicable_primitives(layer)
     }
     moves = {move: 100.0 + sum(move[0]) for move in layers.moves.values()}
     return Profile(device=Machine().device, code="made up", times_ns=times, moves_ns=moves)
@@ -44,7 +44,7 @@ def made_up() -> Profile:
 
 @pytest.fixture(scope="module")
 def toy():
-    return taso_selection.selections(["toy"], replace(made_up()))["toy"]
+    return taso_selection.select_networks(["toy"], replace(made_up()))["toy"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def few(problem, count=3):
         return list(dict.fromkeys(c.name for c in picked))[:count]
 
     kept = {name: some(name) for name in problem.table.candidates}
-    return problem.restricted(lambda name, c: c.name in kept[name])
+    return problem.restrict(lambda name, c: c.name in kept[name])
 
 
 def every(problem):
@@ -77,7 +77,7 @@ def test_claims_are_those_of_all_choices(toy, model):
     problem = few(replace(toy.problem, memory_model=model))
     sums = list(every(problem))
     assert 500 < len(sums) < 5000
-    row = claims(study("toy", problem, "all", points=4))
+    row = claims(study_network("toy", problem, "all", points=4))
     quick = min(sums, key=lambda s: (s.time_ns, s.memory_bytes))
     least = min(s.memory_bytes for s in sums)
     fast_memory = min(s.memory_bytes for s in sums if s.time_ns == quick.time_ns)
@@ -98,7 +98,7 @@ def test_claims_are_those_of_all_choices(toy, model):
 
 @pytest.mark.long
 def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, found):
-    problem = restricted(toy.problem, "published")
+    problem = restrict_library(toy.problem, "published")
     families = {
         PRIMITIVES[c.rewrite.primitive].family
         for step in problem.steps
@@ -118,7 +118,7 @@ def test_sets_of_families_hold_what_they_say(found):
     kept = {"loops", "direct", "windows", "winograd", "pointwise"}
     named = {name: PRIMITIVES[name].family for name in PRIMITIVES} | {None: "loops"}
     small = replace(
-        added, problem=added.problem.restricted(lambda _, c: named[c.rewrite.primitive or None] in kept)
+        added, problem=added.problem.restrict(lambda _, c: named[c.rewrite.primitive or None] in kept)
     )
     rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}
@@ -136,13 +136,13 @@ def test_sets_of_families_hold_what_they_say(found):
 def test_what_a_file_does_not_have_is_predicted_from_it():
     profile = made_up()
     fewer = {key: ns for n, (key, ns) in enumerate(sorted(profile.times_ns.items(), key=repr)) if n % 2}
-    found = taso_selection.selections(["toy"], replace(profile, times_ns=fewer))["toy"]
-    counts = taso_selection.known(found)
+    found = taso_selection.select_networks(["toy"], replace(profile, times_ns=fewer))["toy"]
+    counts = taso_selection.time_counts(found)
     assert counts["measured"] == len(fewer)
     assert sum(counts.values()) == len(profile.times_ns)
-    assert taso_selection.together({"toy": found}).times_ns == fewer
+    assert taso_selection.merge_profiles({"toy": found}).times_ns == fewer
     with pytest.raises(ProfileError, match="too few to predict"):
-        taso_selection.selections(["toy"], replace(profile, times_ns={}))
+        taso_selection.select_networks(["toy"], replace(profile, times_ns={}))
 
 
 @pytest.mark.long
@@ -150,8 +150,8 @@ def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
     monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [100.0] * len(keys))
     said = []
-    found = taso_selection.selections(["toy"], "measured", say=said.append)["toy"]
-    assert taso_selection.known(found)["predicted"] == 0
+    found = taso_selection.select_networks(["toy"], "measured", say=said.append)["toy"]
+    assert taso_selection.time_counts(found)["predicted"] == 0
     assert said[0] == "toy: times" and said[-1] == "toy: 100% of the times"
     assert 15 <= len(said) <= 21
 
@@ -163,13 +163,13 @@ def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
     assert (row["layers"], row["variables"]) == (8, 456) and 1 <= row["points"] <= 3
     assert row["gap"] < 1e-12
     assert 0 < row["fastest_s"] < 1
-    table = taso_tables.solve_times([row])
+    table = taso_tables.solve_times_table([row])
     assert f"| alexnet | 8 | 456 | {row['fastest_s']:.2f} | {row['front_s']:.1f} | 3.37 |" in table
 
 
 @pytest.mark.long
 def test_the_tables_say_what_was_found(toy, found):
-    known = {"toy": taso_selection.known(toy)}
+    known = {"toy": taso_selection.time_counts(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
     tables = taso_tables.tables(found, [], known, sets)
     text = (ROOT / "docs" / "results_taso.md").read_text()
@@ -182,12 +182,12 @@ def test_the_tables_say_what_was_found(toy, found):
     row = added["published"].claims
     met = "met" if row["over_greedy"] >= 8 else "not met"
     assert f"{row['over_greedy']:.2f} ({met})" in tables["taso claims"]
-    assert json.loads(json.dumps(taso_selection.plain(added["all"])))["claims"] == added["all"].claims
+    assert json.loads(json.dumps(taso_selection.json_form(added["all"])))["claims"] == added["all"].claims
 
 
 @pytest.mark.long
 def test_pictures_have_every_front(found):
-    fronts = taso_tables.figure_of_fronts(found)
+    fronts = taso_tables.fronts_figure(found)
     ((paper, ours, workspace),) = [row["hconcat"] for row in fronts["vconcat"]]
     by_key = {(each.library, each.problem.memory_model): each for each in found}
 
@@ -197,7 +197,7 @@ def test_pictures_have_every_front(found):
     assert points(paper) == len(by_key["published", "sum"].memory)
     assert points(ours) == len(by_key["all", "liveness"].memory)
     assert points(workspace) == len(by_key["published", "sum"].workspace)
-    first = taso_tables.figure_of_network(found, "toy")
+    first = taso_tables.network_figure(found, "toy")
     assert [len(row["hconcat"]) for row in first["vconcat"]] == [4, 4]
 
 
@@ -250,7 +250,7 @@ def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
 @pytest.mark.long
 def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper():
     """The paper's own form, and every choice, on a network of its evaluation."""
-    found = taso_selection.selections(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
+    found = taso_selection.select_networks(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
     problem = few(replace(found.problem, memory_model="sum"), 2)
     sums = list(every(problem))
     assert len(sums) > 200
@@ -260,7 +260,7 @@ def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper():
         budget = least.memory_bytes + int((quick.memory_bytes - least.memory_bytes) * share)
         best = min(s.time_ns for s in sums if s.memory_bytes <= budget)
         assert minimise(problem, "time", Budgets(memory_bytes=budget)).sums.time_ns == pytest.approx(best)
-        assert product_form(problem, budget) == pytest.approx(best, rel=1e-6)
+        assert min_time_ns(problem, budget) == pytest.approx(best, rel=1e-6)
     limit_ns = 1.5 * quick.time_ns
     for objective, size in (("memory", "memory_bytes"), ("workspace", "workspace_bytes")):
         smallest = minimise(problem, objective, Budgets(time_ns=limit_ns)).sums

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from papers.taso_selection import LIBRARIES, best_speedup, restricted
+from papers.taso_selection import LIBRARIES, best_speedup, restrict_library
 
 import pimflow
 from pimflow import memory
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.layers import Layers
-from pimflow.primitive_selection.prediction import predicted_ns
+from pimflow.primitive_selection.prediction import predict_ns
 from pimflow.primitive_selection.problem import Budgets
-from pimflow.primitive_selection.profile import Profile, applicable, unmeasured
+from pimflow.primitive_selection.profile import Profile, applicable_primitives, count_unmeasured
 from pimflow.primitive_selection.search import fastest, front, minimise
 
 pytestmark = pytest.mark.long
@@ -36,10 +36,10 @@ def found():
 
 
 def test_every_layer_has_its_times(found):
-    layers = set(Layers(found.problem.graph).chosen.values())
-    every = sum(len(applicable(layer)) for layer in layers)
+    layers = set(Layers(found.problem.graph).primitive_layers.values())
+    every = sum(len(applicable_primitives(layer)) for layer in layers)
     stored = sum(layer in layers for _, layer in STORED.times_ns)
-    assert len(layers) == 50 and unmeasured(STORED, layers) == every - stored
+    assert len(layers) == 50 and count_unmeasured(STORED, layers) == every - stored
     chosen = [step for step in found.problem.steps if step.chosen]
     assert len(chosen) == 58 and all(len(step.candidates) >= 12 for step in chosen)
 
@@ -77,7 +77,7 @@ def test_greedy_needs_a_slow_direct_convolution_to_be_eight_times_slower(found):
     """The paper's figure: not with our register tiles, but with loops for what needs no workspace."""
     ratios = {}
     for library in LIBRARIES:
-        problem = restricted(replace(found.problem, memory_model="sum"), library)
+        problem = restrict_library(replace(found.problem, memory_model="sum"), library)
         ratios[library], _ = best_speedup(front(problem, 6))
     assert 1.0 <= ratios["all"] < 8.0 < ratios["published"]
 
@@ -90,7 +90,7 @@ def test_a_time_budget_is_kept(found):
 
 def test_what_was_chosen_beats_loops_here_too(found):
     """Five layers, measured on this machine."""
-    layers = Layers(found.problem.graph).chosen
+    layers = Layers(found.problem.graph).primitive_layers
     few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
     for name in few:
         chosen = found.selected.choice[name].rewrite.primitive
@@ -103,7 +103,7 @@ def test_layers_that_were_not_measured_are_predicted():
     layers = sorted({layer for _, layer in STORED.times_ns}, key=repr)
     held = set(layers[::5])
     known = {key: ns for key, ns in STORED.times_ns.items() if key[1] not in held}
-    guesses = predicted_ns(replace(STORED, times_ns=known), held)
+    guesses = predict_ns(replace(STORED, times_ns=known), held)
     assert guesses.keys() >= STORED.times_ns.keys() - known.keys()
     errors = [abs(math.log(guesses[key] / ns)) for key, ns in STORED.times_ns.items() if key[1] in held]
     assert np.median(errors) < math.log(4 / 3)

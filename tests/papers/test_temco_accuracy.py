@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from papers.temco_accuracy import accuracies
-from papers.trained_networks import accuracy, trained
+from papers.trained_networks import accuracy, train
 
 from pimflow import zoo
 from pimflow.hardware import system
@@ -17,7 +17,7 @@ def test_training_changes_a_copy_and_is_the_same_again():
     model = zoo.load_model("glyphs", batch=10)
     before = onnx.ModelProto()
     before.CopyFrom(model)
-    first, second = (trained(model, 2, learning_rate=1e-3, seed=4) for _ in range(2))
+    first, second = (train(model, 2, learning_rate=1e-3, seed=4) for _ in range(2))
     assert model == before and first == second and first != model
     for one, other in zip(first.graph.initializer, model.graph.initializer, strict=True):
         moved = np.abs(numpy_helper.to_array(one) - numpy_helper.to_array(other)).max()

@@ -17,7 +17,7 @@ ELEMENTWISE = {
 }
 
 
-def evaluated(mod: tvm.IRModule, *operands: np.ndarray) -> np.ndarray:
+def evaluate_by_numpy(mod: tvm.IRModule, *operands: np.ndarray) -> np.ndarray:
     """The result of ``main``, convolutions tap by tap."""
     values = dict(zip(mod["main"].params, operands, strict=True))
 

@@ -94,32 +94,32 @@ def run(
     elements : int
         Of its pool in shared memory; another access than to these is found by chance alone.
     """
-    found = re.search(
+    match = re.search(
         rf'extern "C" __global__ void __launch_bounds__\((\d+)\) {name}\(([^)]*)\) {{.*?\n}}\n', source, re.S
     )
-    threads, parameters = int(found[1]), re.findall(r"(\w+) ?\* __restrict__ (\w+)_ptr", found[2])
-    pool = re.search(r"extern __shared__ __align__\(\d+\) half (\w+)\[\];", found[0])[1]
+    threads, parameters = int(match[1]), re.findall(r"(\w+) ?\* __restrict__ (\w+)_ptr", match[2])
+    pool = re.search(r"extern __shared__ __align__\(\d+\) half (\w+)\[\];", match[0])[1]
     arguments = ", ".join(f"({kind}*)a[{i}]" for i, (kind, _) in enumerate(parameters))
     names = {"threads": threads, "blocks": blocks, "name": name, "pool": pool, "elements": elements}
-    code = SHIM + found[0] + MAIN.format(arguments=arguments, **names)
+    code = SHIM + match[0] + MAIN.format(arguments=arguments, **names)
     (folder / "kernel.cc").write_text(code)
-    built = folder / "kernel.so"
+    library = folder / "kernel.so"
     flags = ["-std=c++20", "-O2", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", "-pthread"]
-    subprocess.run(["c++", *flags, str(folder / "kernel.cc"), "-o", str(built)], check=True)
-    lying = {parameter: _aligned(arrays[parameter]) for _, parameter in parameters}
-    given = [lying[parameter].ctypes.data for _, parameter in parameters]
-    kernel = ctypes.CDLL(str(built)).run
+    subprocess.run(["c++", *flags, str(folder / "kernel.cc"), "-o", str(library)], check=True)
+    copies = {parameter: _copy_aligned(arrays[parameter]) for _, parameter in parameters}
+    addresses = [copies[parameter].ctypes.data for _, parameter in parameters]
+    kernel = ctypes.CDLL(str(library)).run
     kernel.restype = ctypes.c_int64
-    multiplied = kernel((ctypes.c_void_p * len(given))(*given))
-    for parameter, values in lying.items():
+    multiplied = kernel((ctypes.c_void_p * len(addresses))(*addresses))
+    for parameter, values in copies.items():
         arrays[parameter].reshape(-1)[:] = values
     return multiplied
 
 
-def _aligned(values: np.ndarray) -> np.ndarray:
+def _copy_aligned(values: np.ndarray) -> np.ndarray:
     """A flat copy that begins where a GPU's allocations do: at a multiple of 256 bytes."""
     room = np.empty(values.nbytes + 256, np.uint8)
     begin = -room.ctypes.data % 256
-    copied = room[begin : begin + values.nbytes].view(values.dtype)
-    copied[:] = values.reshape(-1)
-    return copied
+    copy = room[begin : begin + values.nbytes].view(values.dtype)
+    copy[:] = values.reshape(-1)
+    return copy

@@ -56,7 +56,7 @@ def runs_alike(mod: tvm.IRModule) -> None:
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def convolved(x: relax.Expr, filters, **attributes) -> relax.Call:
+def conv2d_nhwc(x: relax.Expr, filters, **attributes) -> relax.Call:
     """`x` [N, H, W, C] with constant `filters` [O, H, W, I]; TVMScript can call it."""
     return relax.op.nn.conv2d(x, relax.const(filters), data_layout="NHWC", kernel_layout="OHWI", **attributes)
 

@@ -37,7 +37,7 @@ def convolution(x: relax.Expr, filters: relax.Expr, **attrs) -> relax.Expr:
     return op.nn.conv2d(x, filters, data_layout="NHWC", kernel_layout="OHWI", **attrs)
 
 
-def stored_too(emit, x):
+def shared_sum(emit, x):
     """The sum is read by another kernel beside the convolution's: a second result."""
     total = emit(op.add(x, constant(1, 1, 1, 16)))
     y = emit(convolution(total, constant(16, 3, 3, 16), padding=1))
@@ -45,8 +45,8 @@ def stored_too(emit, x):
 
 
 def _elu(emit, y):
-    one = relax.const(1.0)
-    return emit(op.subtract(emit(op.nn.relu(y)), emit(op.nn.relu(emit(op.subtract(one, emit(op.exp(y))))))))
+    unit = relax.const(1.0)
+    return emit(op.subtract(emit(op.nn.relu(y)), emit(op.nn.relu(emit(op.subtract(unit, emit(op.exp(y))))))))
 
 
 def _softplus(emit, y):
@@ -106,8 +106,8 @@ def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mea
         if pool:
             window, step, padding = pool
             kind = op.nn.avg_pool2d if mean else op.nn.max_pool2d
-            more = {"count_include_pad": True} if mean else {}
-            y = kind(y, [window] * 2, [step] * 2, [padding] * 4, layout="NHWC", **more)
+            options = {"count_include_pad": True} if mean else {}
+            y = kind(y, [window] * 2, [step] * 2, [padding] * 4, layout="NHWC", **options)
             y = emit(y, name_hint="pool")
         if not outputs:
             return y
@@ -120,7 +120,7 @@ def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mea
 
 
 OPERATORS = {
-    "two results": stored_too,
+    "two results": shared_sum,
     "adaptive pool": lambda emit, x: emit(op.nn.adaptive_avg_pool2d(x, (5, 5), layout="NHWC")),
     "softmax": lambda emit, x: emit(op.nn.softmax(x)),
     "layer norm": lambda emit, x: emit(op.nn.layer_norm(x, constant(16), constant(16), [-1])),

@@ -12,7 +12,7 @@ from pimflow.relay_passes.flat import rebuild, with_layer_names, with_roles
 ACTIVATIONS = {"relu": relax.op.nn.relu, "sigmoid": relax.op.sigmoid}
 
 
-class Graph:
+class SkipGraph:
     """Layers over maps [1, height, height, channels], each by name; chains have roles."""
 
     def __init__(self, channels: int, height: int = 4):
@@ -68,7 +68,7 @@ class Graph:
 @st.composite
 def networks(draw) -> tvm.IRModule:
     """A few decomposed layers, activations, sums and concatenations of whatever is there."""
-    graph = Graph(draw(st.integers(2, 4)))
+    graph = SkipGraph(draw(st.integers(2, 4)))
     there = [graph.conv(graph.x, 4, "first")]
     for index in range(draw(st.integers(3, 7))):
         kind = draw(st.sampled_from(["layer", "layer", "layer", "add", "concat", "act"]))

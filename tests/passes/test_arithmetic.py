@@ -49,16 +49,16 @@ def convolutions(draw):
 def test_convolutions_over_one_two_and_three_axes(drawn):
     axes, groups, inputs, outputs, taps, sizes, strides, padding = drawn
     attributes = {"strides": strides, "padding": padding * 2, "groups": groups}
-    found = count(
+    arithmetic = count(
         lambda x, w: CONVOLUTIONS[axes](x, w, **attributes),
         (2, groups * inputs, *sizes),
         (groups * outputs, inputs, *taps),
     )
     pixels = [(x + 2 * p - k) // s + 1 for x, p, k, s in zip(sizes, padding, taps, strides)]
-    assert found.product.macs == 2 * math.prod(pixels) * groups * outputs * inputs * math.prod(taps)
-    assert (found.operations, found.multiplications) == (0, 0)
-    assert found.product.n * found.product.many == groups * outputs
-    assert found.product.second_elements == groups * outputs * inputs * math.prod(taps)
+    assert arithmetic.product.macs == 2 * math.prod(pixels) * groups * outputs * inputs * math.prod(taps)
+    assert (arithmetic.operations, arithmetic.multiplications) == (0, 0)
+    assert arithmetic.product.n * arithmetic.product.many == groups * outputs
+    assert arithmetic.product.second_elements == groups * outputs * inputs * math.prod(taps)
 
 
 @given(convolutions())
@@ -67,12 +67,12 @@ def test_transposed_convolutions_multiply_no_zeros_between_pixels(drawn):
     """Each element of the input by each tap of each output channel of its group."""
     axes, groups, inputs, outputs, taps, sizes, strides, _ = drawn
     attributes = {"strides": strides, "groups": groups}
-    found = count(
+    arithmetic = count(
         lambda x, w: TRANSPOSED[axes](x, w, **attributes),
         (2, groups * inputs, *sizes),
         (groups * inputs, outputs, *taps),
     )
-    assert found.product.macs == 2 * math.prod(sizes) * groups * inputs * outputs * math.prod(taps)
+    assert arithmetic.product.macs == 2 * math.prod(sizes) * groups * inputs * outputs * math.prod(taps)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_transposed_convolutions_multiply_no_zeros_between_pixels(drawn):
     ],
 )
 def test_matrix_products(first, second, macs):
-    found = count(op.matmul, first, second)
-    assert (found.product.macs, found.operations) == (macs, 0)
+    arithmetic = count(op.matmul, first, second)
+    assert (arithmetic.product.macs, arithmetic.operations) == (macs, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,15 @@ def test_matrix_products(first, second, macs):
     ],
 )
 def test_einsum(subscripts, shapes, product, operations):
-    found = count(lambda *tensors: op.einsum(relax.Tuple(list(tensors)), subscripts), *shapes)
-    made = found.product and (found.product.many, found.product.m, found.product.n, found.product.k)
-    assert made == product
-    assert found.operations == operations
+    arithmetic = count(lambda *tensors: op.einsum(relax.Tuple(list(tensors)), subscripts), *shapes)
+    sizes = arithmetic.product and (
+        arithmetic.product.many,
+        arithmetic.product.m,
+        arithmetic.product.n,
+        arithmetic.product.k,
+    )
+    assert sizes == product
+    assert arithmetic.operations == operations
 
 
 @pytest.mark.parametrize(
@@ -126,13 +131,17 @@ def test_einsum(subscripts, shapes, product, operations):
 )
 def test_operations_of_elements(make, operations, multiplications):
     """Of 5 rows of 64; a softmax: largest, difference, exponential, sum, quotient."""
-    found = count(make, (5, 64))
-    assert (found.product, found.operations, found.multiplications) == (None, operations, multiplications)
+    arithmetic = count(make, (5, 64))
+    assert (arithmetic.product, arithmetic.operations, arithmetic.multiplications) == (
+        None,
+        operations,
+        multiplications,
+    )
 
 
 def test_a_window_costs_an_operation_a_tap():
-    found = count(lambda x: op.nn.max_pool2d(x, (5, 5), padding=(2, 2)), (1, 4, 9, 9))
-    assert found.operations == 25 * 4 * 81
+    arithmetic = count(lambda x: op.nn.max_pool2d(x, (5, 5), padding=(2, 2)), (1, 4, 9, 9))
+    assert arithmetic.operations == 25 * 4 * 81
 
 
 def test_regions_of_a_network():

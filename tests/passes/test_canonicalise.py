@@ -110,7 +110,7 @@ def residual_block() -> onnx.ModelProto:
 
 def test_a_network_from_onnx():
     model = residual_block()
-    before, after = onnx_graph.imported(model), onnx_graph.from_onnx(model)
+    before, after = onnx_graph.import_onnx(model), onnx_graph.from_onnx(model)
     close(before, after)
     kinds = operators(after)
     assert kinds.count("nn.conv2d") == 4 and kinds.count("matmul") == 1
@@ -123,8 +123,8 @@ def test_a_network_from_onnx():
 
 
 def layers(mod: tvm.IRModule) -> list[str]:
-    found = [b.var for b in main_bindings(mod) if operator(b.value) in ("nn.conv2d", "matmul")]
-    return [layer_name(mod, var) for var in found]
+    variables = [b.var for b in main_bindings(mod) if operator(b.value) in ("nn.conv2d", "matmul")]
+    return [layer_name(mod, var) for var in variables]
 
 
 def test_a_layer_that_folds_away_leaves_the_others_running():
@@ -138,7 +138,7 @@ def test_a_layer_that_folds_away_leaves_the_others_running():
     model = onnx_model(nodes, {"x": (1, 3, 4, 4)}, constants, ["y"])
     after = onnx_graph.from_onnx(model)
     assert layers(after)[-1] == "layer"
-    close(onnx_graph.imported(model), after)
+    close(onnx_graph.import_onnx(model), after)
 
 
 @I.ir_module

@@ -13,10 +13,10 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.core.chains import Decomposed, Link
+from pimflow.core.chains import LayerChain, Link
 from pimflow.core.region import ConvGeometry
 from pimflow.decomposition.factorisation import decompose
-from pimflow.decomposition.factors import METHODS, limits
+from pimflow.decomposition.factors import METHODS, max_ranks
 from pimflow.decomposition.ranks import RankRule
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
@@ -46,16 +46,18 @@ def module(body, shape=(2, 7, 6, 4)) -> tvm.IRModule:
     return rebuild(builder.get(), lambda *_: None)
 
 
-def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = None) -> dict[str, Decomposed]:
+def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = None) -> dict[str, LayerChain]:
     """Of all layers, by default at full rank."""
-    found = {}
+    decompositions = {}
     for layer in decomposable_layers(mod):
         g = layer.geometry
         sh, sw = layer.upsampling.scale if layer.upsampling else (1, 1)
-        full = limits(method, (g.oc // g.groups // (sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups))
-        of_layer = rule or RankRule(kind="ranks", ranks=full)
-        found[layer.name] = decompose(layer.name, layer.filters, g, method, of_layer, layer.upsampling)
-    return found
+        full = max_ranks(method, (g.oc // g.groups // (sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups))
+        layer_rule = rule or RankRule(kind="ranks", ranks=full)
+        decompositions[layer.name] = decompose(
+            layer.name, layer.filters, g, method, layer_rule, layer.upsampling
+        )
+    return decompositions
 
 
 def residual(builder, x):
@@ -65,8 +67,8 @@ def residual(builder, x):
     first = builder.emit(relax.op.nn.relu(first))
     second = conv(builder, first, 6, kernel=(1, 1), seed=3, name="second")
     second = conv(builder, second, 6, seed=4, padding=[1, 1, 1, 1], groups=6, name="depthwise")
-    both = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(first, second))))
-    flat = builder.emit(relax.op.mean(both, axis=[1, 2]))
+    total = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(first, second))))
+    flat = builder.emit(relax.op.mean(total, axis=[1, 2]))
     fc = builder.emit(relax.op.matmul(flat, constant(6, 5, seed=5)), name_hint="fc")
     return builder.emit(relax.op.add(fc, constant(1, 5, seed=6)), name_hint="fc_out")
 
@@ -112,7 +114,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     last = Link(
         name="lconv", role="lconv", filters=np.array([[[[7]]], [[[8]]]], np.float32), geometry=replace(g, c=1)
     )
-    chain = Decomposed(
+    chain = LayerChain(
         layer="fc", method="svd", ranks=(1,), relative_error=0.0, geometry=g, links=(first, last)
     )
     tvm.ir.assert_structural_equal(Decompose({"fc": chain})(Before), Expected)
@@ -168,9 +170,9 @@ def test_transposed_convolutions_are_decomposed_as_such(data):
         return builder.emit(relax.op.nn.relu(builder.emit(up, name_hint="up")))
 
     before = SubpixelConvolution()(module(body))
-    found = chains(before, data.draw(st.sampled_from(METHODS)))
-    after = Decompose(found)(before)
-    links = found["up"].links
+    decompositions = chains(before, data.draw(st.sampled_from(METHODS)))
+    after = Decompose(decompositions)(before)
+    links = decompositions["up"].links
     assert links[0].scale == links[-1].scale == (1, 1)
     assert np.prod([link.scale for link in links], axis=0).tolist() == strides
     assert list(roles(after)) == [f"up.{link.name}" for link in links]
@@ -178,7 +180,7 @@ def test_transposed_convolutions_are_decomposed_as_such(data):
     last = next(b for b in main_bindings(after) if b.var.name == "up_lconv")
     assert shape(last.var) == shape(main_bindings(after)[-1].var)
     assert close(before, after)
-    tvm.ir.assert_structural_equal(Decompose(found)(after), after)
+    tvm.ir.assert_structural_equal(Decompose(decompositions)(after), after)
 
 
 def test_a_spread_that_others_read_too_is_left_as_it_is():
@@ -215,33 +217,33 @@ def test_a_spread_that_others_read_too_is_left_as_it_is():
 def test_at_a_low_rank_only_the_filters_change():
     """The module computes what the original does with the filters that the chain says it has."""
     before = module(lambda b, x: conv(b, x, 6, padding=[1, 1, 1, 1]))
-    found = chains(before, rule=RankRule.parse("0.4"))["conv"]
-    u, core, v = (link.filters for link in reversed(found.links))
+    decomposition = chains(before, rule=RankRule.parse("0.4"))["conv"]
+    u, core, v = (link.filters for link in reversed(decomposition.links))
     composed = np.einsum("or,ryxi,ic->oyxc", u[:, 0, 0], core, v[:, 0, 0])
     (original,) = (layer.filters for layer in decomposable_layers(before))
     error = np.linalg.norm(original - composed) / np.linalg.norm(original)
-    assert error == pytest.approx(found.relative_error, abs=1e-6) and error > 0.1
+    assert error == pytest.approx(decomposition.relative_error, abs=1e-6) and error > 0.1
     rank1 = relax.const(composed.astype(np.float32))
 
     def rewrite(_, var, value):
         return relax.Call(value.op, [value.args[0], rank1], value.attrs) if var.name == "conv" else None
 
-    assert close(rebuild(before, rewrite), Decompose({"conv": found})(before))
+    assert close(rebuild(before, rewrite), Decompose({"conv": decomposition})(before))
 
 
 def test_a_second_run_changes_nothing():
     before = module(residual)
-    found = chains(before)
-    once = Decompose(found)(before)
-    tvm.ir.assert_structural_equal(Decompose(found)(once), once)
+    decompositions = chains(before)
+    once = Decompose(decompositions)(before)
+    tvm.ir.assert_structural_equal(Decompose(decompositions)(once), once)
     assert decomposable_layers(once) == []  # what is decomposed has roles
 
 
 def test_layers_that_are_not_named_stay():
     before = module(residual)
     tvm.ir.assert_structural_equal(Decompose({})(before), before)
-    found = chains(before)
-    after = Decompose({"second": found["second"]})(before)
+    decompositions = chains(before)
+    after = Decompose({"second": decompositions["second"]})(before)
     assert {"first", "depthwise"} < set(names(after, "nn.conv2d")) and names(after, "matmul") == ["fc"]
 
 
@@ -253,13 +255,13 @@ def test_what_can_be_decomposed():
         scores = builder.emit(relax.op.matmul(flat, builder.emit(relax.op.permute_dims(flat, [0, 2, 1]))))
         return builder.emit(relax.op.matmul(scores, constant(20, 3)), name_hint="tokens")
 
-    found = decomposable_layers(module(body))
-    assert [(layer.name, layer.fc) for layer in found] == [("grouped", False), ("tokens", True)]
-    assert (found[1].geometry.n, found[1].geometry.c, found[1].geometry.oc) == (40, 20, 3)
+    layers = decomposable_layers(module(body))
+    assert [(layer.name, layer.fc) for layer in layers] == [("grouped", False), ("tokens", True)]
+    assert (layers[1].geometry.n, layers[1].geometry.c, layers[1].geometry.oc) == (40, 20, 3)
 
 
 def test_weights_keep_their_type_and_integers_are_left_alone():
-    def typed(dtype):
+    def product_module(dtype):
         builder = relax.BlockBuilder()
         x = relax.Var("x", relax.TensorType((3, 4), dtype))
         with builder.function("main", [x]):
@@ -269,16 +271,16 @@ def test_weights_keep_their_type_and_integers_are_left_alone():
             builder.emit_func_output(output)
         return rebuild(builder.get(), lambda *_: None)
 
-    half = Decompose(chains(typed("float16")))(typed("float16"))
+    half = Decompose(chains(product_module("float16")))(product_module("float16"))
     assert operators(half) == ["matmul"] * 2 and str(half["main"].ret_ty.dtype) == "float16"
-    assert decomposable_layers(typed("int32")) == []
+    assert decomposable_layers(product_module("int32")) == []
 
 
 def test_roles_reach_the_regions_through_other_passes():
     before = module(residual)
     after = PushBias()(Decompose(chains(before))(before))
-    found = {region.name: region.role for region in extract_regions(after).regions if region.role}
-    assert found == {
+    role_by_region = {region.name: region.role for region in extract_regions(after).regions if region.role}
+    assert role_by_region == {
         "first.fconv": "fconv",
         "first.core": "core",
         "first.lconv": "lconv",

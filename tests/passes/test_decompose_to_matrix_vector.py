@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import close, convolved, names, operators
+from graphs import close, conv2d_nhwc, names, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -23,8 +23,8 @@ class Before:
     @R.function
     def main(x: R.Tensor((2, 6, 5, 3), "float32")):
         with R.dataflow():
-            tall = convolved(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
-            point = convolved(tall, POINTWISE)
+            tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
+            point = conv2d_nhwc(tall, POINTWISE)
             y = R.nn.relu(point)
             R.output(y)
         return y
@@ -69,7 +69,7 @@ class NotDense:
     @R.function
     def main(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
         with R.dataflow():
-            a = convolved(x, FILTERS[:3, ..., :1], groups=3)
+            a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
             b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
             c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
             R.output(c)

@@ -18,15 +18,15 @@ NODES = 40
 
 def chain(nodes: int = NODES) -> onnx.ModelProto:
     """Two softmaxes behind a chain of sums and products, each with a weight of its own."""
-    made = [
+    chain_nodes = [
         helper.make_node(("Add", "Mul")[i % 2], [f"t{i}" if i else "x", f"w{i}"], [f"t{i + 1}"], f"n{i}")
         for i in range(nodes)
     ]
-    made.append(helper.make_node("Softmax", [f"t{nodes}"], ["s"], "soft"))
-    made.append(helper.make_node("Softmax", ["s"], ["y"], "softer"))
+    chain_nodes.append(helper.make_node("Softmax", [f"t{nodes}"], ["s"], "soft"))
+    chain_nodes.append(helper.make_node("Softmax", ["s"], ["y"], "softer"))
     values = np.random.default_rng(0).uniform(0.5, 1, (nodes, 4, 8)).astype(np.float32)
     graph = helper.make_graph(
-        made,
+        chain_nodes,
         "chain",
         [helper.make_tensor_value_info("x", 1, [4, 8])],
         [helper.make_tensor_value_info("y", 1, [4, 8])],
@@ -35,7 +35,7 @@ def chain(nodes: int = NODES) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def built(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, ...], int]]:
+def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, ...], int]]:
     """An executable, and by what kernels may be handed of a caller the checks that LLVM gets with one."""
     counts = {}
 
@@ -56,7 +56,7 @@ def built(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, .
 
 def test_only_inputs_are_checked():
     """A kernel of 40 weights had 500 checks, each with a message that names all of its arguments."""
-    _, counts = built(chain())
+    _, counts = build_and_count(chain())
     assert set(counts) == {(), (0,)}
     assert counts[()] == 0
     assert 8 <= counts[0,] <= 12 + NODES + 1  # one check of the device for all arguments
@@ -64,11 +64,11 @@ def test_only_inputs_are_checked():
 
 def test_a_callers_tensor_in_pieces_is_refused():
     """`main` checks shapes and types only: read as one piece, it gave wrong values."""
-    executable, _ = built(chain(2))
+    executable, _ = build_and_count(chain(2))
     run = relax.VirtualMachine(executable, tvm.cpu())["main"]
     value = np.arange(64, dtype=np.float32).reshape(4, 16)
-    whole = np.ascontiguousarray(value[:, ::2])
-    assert run(tvm.runtime.tensor(whole)).numpy().shape == (4, 8)
+    contiguous = np.ascontiguousarray(value[:, ::2])
+    assert run(tvm.runtime.tensor(contiguous)).numpy().shape == (4, 8)
     with pytest.raises(ValueError, match="strides"):
         run(tvm_ffi.from_dlpack(value[:, ::2]))
 
@@ -85,5 +85,5 @@ def test_views_of_inputs_are_checked():
         [helper.make_tensor_value_info("y", 1, [2, 32])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    _, counts = built(model)
+    _, counts = build_and_count(model)
     assert counts[0,] > 8

@@ -69,7 +69,7 @@ def test_what_depends_on_an_input_stays():
     tvm.ir.assert_structural_equal(EvaluateConstants()(before), before)
 
 
-def of_input(expression) -> tvm.IRModule:
+def module_with_input(expression) -> tvm.IRModule:
     x, builder = relax.Var("x", relax.TensorType((2, 3), "float32")), relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
@@ -90,7 +90,7 @@ def test_tvm_compiles_what_is_not_known_here():
         lambda b, x: relax.op.add(x, b.emit(relax.op.ones_like(b.emit(relax.op.exp(x))))),
         lambda b, x: b.emit(relax.op.shape_to_tensor(b.emit(relax.op.shape_of(x)))),
     ):
-        before = of_input(expression)
+        before = module_with_input(expression)
         after = alive(CompileConstants()(before))
         tvm.ir.assert_structural_equal(after, alive(folded(before)))
         assert operators(after) in (["add"], [])
@@ -98,5 +98,5 @@ def test_tvm_compiles_what_is_not_known_here():
 
 def test_without_constants_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(relax.transform, "FoldConstant", lambda: pytest.fail("compiles every operator"))
-    mod = of_input(lambda b, x: relax.op.add(relax.const(B), b.emit(relax.op.multiply(x, x))))
+    mod = module_with_input(lambda b, x: relax.op.add(relax.const(B), b.emit(relax.op.multiply(x, x))))
     assert CompileConstants()(mod).same_as(mod)

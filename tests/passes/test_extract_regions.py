@@ -96,18 +96,20 @@ def test_a_residual_network():
 
 def test_filters_in_the_order_of_the_im2col_vector():
     """[OC, K] with K over (kh, kw, c): what a program multiplies with."""
-    found = filters(onnx_graph.from_onnx(residual_network()))
-    assert set(found) == {"stem", "dw", "project", "grouped", "fc"}
-    np.testing.assert_array_equal(found["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27))
-    np.testing.assert_array_equal(found["fc"], weight(5, 6))
+    layer_filters = filters(onnx_graph.from_onnx(residual_network()))
+    assert set(layer_filters) == {"stem", "dw", "project", "grouped", "fc"}
+    np.testing.assert_array_equal(
+        layer_filters["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27)
+    )
+    np.testing.assert_array_equal(layer_filters["fc"], weight(5, 6))
 
 
 def test_the_digest_follows_shapes_and_names_but_not_weights():
     model = residual_network()
     digest = regions(model).digest
-    other = residual_network()
-    other.graph.initializer[0].raw_data = weight(7, 4, 3, 3, 3)[0].tobytes()
-    assert regions(other).digest == digest
+    changed_model = residual_network()
+    changed_model.graph.initializer[0].raw_data = weight(7, 4, 3, 3, 3)[0].tobytes()
+    assert regions(changed_model).digest == digest
     assert regions(residual_network(stem="root")).digest != digest
 
 

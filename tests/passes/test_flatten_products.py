@@ -126,32 +126,34 @@ def programs(draw):
     return dims, draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 7)), max_size=8))
 
 
-def step(kind: str, choice: int, seed: int, x: relax.Var, made: list[relax.Var]) -> relax.Call:
+def step(kind: str, choice: int, seed: int, x: relax.Var, values: list[relax.Var]) -> relax.Call:
     width, rank = shape(x)[-1], len(shape(x))
-    makers = {
+    builders = {
         "product": lambda: op.matmul(x, constant(width, 3 + choice % 2, seed=seed)),
         "bias": lambda: op.add(constant(width, seed=seed), x),
         "row": lambda: op.multiply(x, constant(shape(x)[-2], 1, seed=seed)),
         "relu": lambda: op.nn.relu(x),
         "gelu": lambda: op.nn.gelu(x),
         "norm": lambda: op.nn.layer_norm(x, constant(width), constant(width, seed=9), [-1]),
-        "add": lambda: op.add(x, [each for each in made if shape(each) == shape(x)][0 if choice < 4 else -1]),
+        "add": lambda: op.add(
+            x, [value for value in values if shape(value) == shape(x)][0 if choice < 4 else -1]
+        ),
         "turn": lambda: op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]),
         "reshape": lambda: op.reshape(x, (1, *shape(x)) if rank < 4 else (-1, width)),
         "clip": lambda: op.clip(x, -1, 1),
     }
-    return makers[kind]()
+    return builders[kind]()
 
 
-def built(program) -> tvm.IRModule:
+def program_module(program) -> tvm.IRModule:
     dims, steps = program
 
     def body(emit, x):
-        made = [x]
+        values = [x]
         for seed, (kind, choice) in enumerate(steps):
-            source = made[-1] if choice < 6 else made[choice % len(made)]
-            made.append(emit(step(kind, choice, seed, source, made)))
-        return op.add(made[-1], relax.const(1.0))
+            source = values[-1] if choice < 6 else values[choice % len(values)]
+            values.append(emit(step(kind, choice, seed, source, values)))
+        return op.add(values[-1], relax.const(1.0))
 
     return module(dims, body)
 
@@ -159,7 +161,7 @@ def built(program) -> tvm.IRModule:
 @settings(max_examples=examples(12))
 @given(programs())
 def test_no_product_keeps_leading_axes_and_no_value_changes(program):
-    before = built(program)
+    before = program_module(program)
     after = FlattenProducts()(before)
     for binding in main_bindings(after):
         if operator(binding.value) == "matmul":

@@ -83,18 +83,18 @@ def test_the_rewrite():
     st.sampled_from([(1, 1), (3, 3), (2, 5), (5, 1)]),
     st.integers(1, 2),
 )
-def test_any_padding_gives_the_same_bits(layout, zeros, own, kernel, dilation):
+def test_any_padding_gives_the_same_bits(layout, zeros, padding, kernel, dilation):
     """And it is folded exactly where no window then lies in padding alone."""
     top, bottom, left, right = zeros
     widths = {"NCHW": (0, 0, 0, 0, *zeros), "NHWC": (0, 0, *zeros, 0, 0)}[layout]
     dims = {"NCHW": (1, C, 9, 10), "NHWC": (1, 9, 10, C)}[layout]
-    attributes = {"padding": list(own), "dilation": dilation}
+    attributes = {"padding": list(padding), "dilation": dilation}
     before = module(lambda b, x: conv(b, pad(b, x, widths), layout, kernel, **attributes), dims)
     after = FoldPadding()(before)
-    whole = [p + z for p, z in zip(own, (top, left, bottom, right))]
+    total = [p + z for p, z in zip(padding, (top, left, bottom, right))]
     windows = [(k - 1) * dilation + 1 for k in kernel] * 2
-    folded = all(p < window for p, window in zip(whole, windows))
-    assert paddings(after) == [whole if folded else list(own)]
+    folded = all(p < window for p, window in zip(total, windows))
+    assert paddings(after) == [total if folded else list(padding)]
     assert ("nn.pad" in operators(after)) != folded
     assert same_bits(before, after)
 
@@ -103,7 +103,7 @@ def ones(builder, x):
     return conv(builder, pad(builder, x, SPATIAL, value=1.0))
 
 
-def reflected(builder, x):
+def reflection(builder, x):
     return conv(builder, pad(builder, x, (0, 0, 0, 0, 1, 1, 1, 1), "reflect"))
 
 
@@ -126,13 +126,13 @@ def filters(builder, x):
     return builder.emit(relax.op.nn.conv2d(padded, padded))
 
 
-@pytest.mark.parametrize("body", [ones, reflected, channels, another_reader, an_output, filters])
+@pytest.mark.parametrize("body", [ones, reflection, channels, another_reader, an_output, filters])
 def test_other_padding_stays(body):
     before = module(body)
     tvm.ir.assert_structural_equal(FoldPadding()(before), before)
 
 
-def padded_model(opset: int, mode: str = "constant", value: float = 0.0) -> onnx.ModelProto:
+def model_with_pad(opset: int, mode: str = "constant", value: float = 0.0) -> onnx.ModelProto:
     """A Pad before a convolution, as exporters of TensorFlow write SAME padding."""
     widths = np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64)
     weights = np.random.default_rng(0).standard_normal((4, C, 3, 3)).astype(np.float32)
@@ -164,14 +164,14 @@ def padded_model(opset: int, mode: str = "constant", value: float = 0.0) -> onnx
 
 @pytest.mark.parametrize("opset", [9, 13, 18])
 def test_networks_have_no_kernel_that_pads(opset):
-    network = load(padded_model(opset))
+    network = load(model_with_pad(opset))
     assert paddings(network.module) == [[0, 0, 1, 1]]
     assert operators(network.module).count("nn.pad") == operators(network.module).count("call_tir") == 0
 
 
 @pytest.mark.parametrize(("mode", "value"), [("constant", 1.5), ("edge", 0.0)])
 def test_other_pads_of_networks_are_computed(mode, value):
-    network = load(padded_model(13, mode, value))
+    network = load(model_with_pad(13, mode, value))
     inputs = network.example_inputs()
-    (found,) = run(network.module, *inputs.values())
-    np.testing.assert_allclose(found, network.reference(inputs)[0], rtol=1e-4, atol=1e-4)
+    (result,) = run(network.module, *inputs.values())
+    np.testing.assert_allclose(result, network.reference(inputs)[0], rtol=1e-4, atol=1e-4)

@@ -374,11 +374,11 @@ def test_any_network(model):
     mod = onnx_graph.from_onnx(model)
     matches_onnx_runtime(model, mod)
     graph = extract_regions(mod)
-    known = {"%x"}
+    defined_names = {"%x"}
     for region in graph.regions:
-        assert set(region.inputs) <= known
-        known.add(region.name)
-    assert set(graph.outputs) <= known
+        assert set(region.inputs) <= defined_names
+        defined_names.add(region.name)
+    assert set(graph.outputs) <= defined_names
     if len(graph.outputs) == 1 == len(model.graph.output):
         assert graph.outputs == (graph.regions[-1].name,)
 

@@ -15,11 +15,11 @@ from tvm.relax import op
 
 from pimflow.compiler import phases as pipeline
 from pimflow.fusion.kernels import relax_formulas
-from pimflow.fusion.kernels.emitter import LANES, MOST_PLACES
+from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS
 from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.hardware import system
-from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.flat import fused, layer_name, main_bindings, operator, with_roles
+from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.relay_passes.flat import fused_runs, layer_name, main_bindings, operator, with_roles
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
@@ -27,10 +27,10 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-CPU = named_target("llvm+pim")
+CPU = target_by_name("llvm+pim")
 
 
-def lowered(mod: tvm.IRModule) -> tvm.IRModule:
+def lower_kernels(mod: tvm.IRModule) -> tvm.IRModule:
     phases = [*pipeline.kernel_phases(CPU, "fp32"), ScheduleCpu(), LiftWorkspaces()]
     with CPU:
         return tvm.transform.Sequential(phases)(mod)
@@ -64,10 +64,10 @@ def test_one_kernel_gives_the_same(mod):
     runs = whole_run(mod)
     together = FuseGroups(runs)(mod)
     assert len(kernel_groups(together)) == 1
-    (kernel,) = kernels(lowered(together)).values()
+    (kernel,) = kernels(lower_kernels(together)).values()
     assert kernel.attrs["tirx.is_scheduled"]
     assert WORKSPACES not in kernel.attrs, "tiles lie on the stack"
-    assert sum(allocated_bytes(kernel)) <= ON_STACK_BYTES + 4 * LANES * MOST_PLACES
+    assert sum(allocation_bytes(kernel)) <= ON_STACK_BYTES + 4 * LANES * MAX_PIXELS
     assert_alike(mod, together)
 
 
@@ -115,24 +115,24 @@ def test_slopes_along_rows_end_a_run():
     assert chains_of(network) == []
 
 
-def allocated_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
+def allocation_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
     """Sizes of what a kernel declares."""
-    found = [0]
+    sizes = [0]
 
     def visit(stmt: tvm.tirx.AllocBuffer) -> None:
-        found.append(prod(map(int, stmt.buffer.shape)) * tvm.DataType(str(stmt.buffer.dtype)).itemsize)
+        sizes.append(prod(map(int, stmt.buffer.shape)) * tvm.DataType(str(stmt.buffer.dtype)).itemsize)
 
     tvm_ffi.structural_walk(func.body, [(tvm.tirx.AllocBuffer, visit)], order="pre")
-    return found
+    return sizes
 
 
 @pytest.mark.parametrize(("pool", "outputs"), [(None, 6), ((2, 2, 0), 6), ((3, 2, 1), 6), ((3, 2, 1), 0)])
 def test_tensors_between_are_gone(pool, outputs):
     """What a kernel holds beside its operands is little of the tensor that it does not hold."""
     mod = fused_chain((1, 112, 112, 6), 64, outputs, pool=pool)
-    (kernel,) = kernels(lowered(FuseGroups(activation_chains(mod))(mod))).values()
+    (kernel,) = kernels(lower_kernels(FuseGroups(activation_chains(mod))(mod))).values()
     assert WORKSPACES not in kernel.attrs
-    assert sum(allocated_bytes(kernel)) * 32 < 4 * 112 * 112 * 64
+    assert sum(allocation_bytes(kernel)) * 32 < 4 * 112 * 112 * 64
 
 
 def test_chains_are_found_by_role_not_by_shape():
@@ -154,14 +154,14 @@ def residual(emit, x):
     return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")))
 
 
-def windowed_twice(emit, x):
+def two_windows(emit, x):
     y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
     y = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool1")
     y = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool2")
     return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")))
 
 
-def pooled_twice(emit, x):
+def two_pools(emit, x):
     y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
     z = emit(op.nn.max_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool1")
     return emit(op.add(z, emit(op.nn.avg_pool2d(y, (2, 2), layout="NHWC"), name_hint="pool2")))
@@ -186,7 +186,7 @@ def with_row(emit, x, row):
     return emit(op.add(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv"), row))
 
 
-def flattened(emit, x, _):
+def flat_result(emit, x, _):
     y = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
     return emit(op.reshape(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv"), (1, -1)))
 
@@ -203,11 +203,11 @@ def test_the_last_region_of_a_run_may_go_on_pixel_by_pixel():
     together = OutlineGroups({("lconv", "fconv"): ""})(mod)
     assert len(kernel_groups(together)) == 1
     arrays = [RNG.standard_normal([int(d) for d in p.ty.shape]).astype("float32") for p in mod["main"].params]
-    expected, found = (ran(each, *arrays) for each in (mod, together))
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    expected, result = (ran(module, *arrays) for module in (mod, together))
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("network", "other"), [(with_row, (1, 1, 7, 4)), (flattened, (1, 5, 7, 4))])
+@pytest.mark.parametrize(("network", "other"), [(with_row, (1, 1, 7, 4)), (flat_result, (1, 5, 7, 4))])
 def test_a_region_that_does_more_is_in_no_run(network, other):
     mod = roles_of(network, (1, 5, 7, 8), other)
     assert activation_chains(mod) and region_runs(mod) == ()
@@ -217,12 +217,12 @@ def chains_of(network) -> list[list[str]]:
     return activation_chains(roles_of(network, (1, 8, 8, 8)))
 
 
-@pytest.mark.parametrize("network", [read_twice, residual, pooled_twice])
+@pytest.mark.parametrize("network", [read_twice, residual, two_pools])
 def test_what_others_need_stays(network):
     assert chains_of(network) == []
 
 
-@pytest.mark.parametrize("network", [windowed_twice, residual_behind_a_pool])
+@pytest.mark.parametrize("network", [two_windows, residual_behind_a_pool])
 def test_a_run_ends_at_its_pooling_where_more_is_read(network):
     assert chains_of(network) == [["lconv", "pool1"]]
 
@@ -236,5 +236,5 @@ def test_fusing_runs_twice_changes_nothing():
     mod = fused_chain((1, 8, 8, 4), 32, 4)
     runs = activation_chains(mod)
     once = FuseGroups(runs)(mod)
-    assert fused(once) == runs and activation_chains(once) == []
+    assert fused_runs(once) == runs and activation_chains(once) == []
     assert FuseGroups(runs)(once).same_as(once)

@@ -51,8 +51,8 @@ class Floats:
 def test_what_it_rewrites():
     after = IntegerReductions()(Before)
     tvm.ir.assert_structural_equal(after, Expected)
-    again = IntegerReductions()(after)
-    tvm.ir.assert_structural_equal(again, after)
+    second = IntegerReductions()(after)
+    tvm.ir.assert_structural_equal(second, after)
 
 
 def test_floats_stay_as_they_are():

@@ -14,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
-from pimflow.relay_passes.flat import main_bindings, operator, renames
+from pimflow.relay_passes.flat import is_pure_reshape, main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.regions import arithmetic, extract_regions, padded_inputs
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
@@ -26,8 +26,8 @@ def grouping(mod: tvm.IRModule) -> list[list[str]]:
     return [[b.var.name for b in group.bindings] for group in kernel_groups(mod)]
 
 
-def kept(mod: tvm.IRModule) -> list[str]:
-    return [var.name for group in kernel_groups(mod) for var in group.kept]
+def result_names(mod: tvm.IRModule) -> list[str]:
+    return [var.name for group in kernel_groups(mod) for var in group.extra_outputs]
 
 
 @I.ir_module
@@ -263,7 +263,7 @@ class Gathered:
 )
 def test_which_operators_share_a_kernel(mod, expected, stored):
     assert grouping(mod) == expected
-    assert kept(mod) == stored
+    assert result_names(mod) == stored
     if mod not in (AfterOpaque, Finished):
         runs_alike(mod)
 
@@ -286,7 +286,7 @@ def test_what_only_a_kernels_own_operands_read_goes_there_too(shared):
     mod = builder.get()
     group, *rest = kernel_groups(mod)
     assert [operator(b.value) for b in group.bindings] == ["add", "sigmoid", "multiply", "nn.conv2d"]
-    assert len(group.kept) == shared and not any(other.fusible for other in rest)
+    assert len(group.extra_outputs) == shared and not any(next_group.fusible for next_group in rest)
     runs_alike(mod)
 
 
@@ -339,7 +339,7 @@ def graphs_of_operators(draw, opaque: bool):
 
 
 def results(group: KernelGroup) -> set[relax.Var]:
-    return {group.result, *group.kept}
+    return {group.result, *group.extra_outputs}
 
 
 @settings(max_examples=examples(180))
@@ -347,18 +347,18 @@ def results(group: KernelGroup) -> set[relax.Var]:
 def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     bindings, groups = main_bindings(mod), kernel_groups(mod)
     assert sorted(bindings.index(b) for g in groups for b in g.bindings) == list(range(len(bindings)))
-    known = set(mod["main"].params)
+    available = set(mod["main"].params)
     for group in groups:
         inside = [b.var for b in group.bindings]
         if not group.fusible:
-            assert len(inside) == 1 or (group.view and renames(group.bindings))
+            assert len(inside) == 1 or (group.view and is_pure_reshape(group.bindings))
         for index, binding in enumerate(group.bindings):
-            assert set(relax.analysis.free_vars(binding.value)) <= known | set(inside[:index])
+            assert set(relax.analysis.free_vars(binding.value)) <= available | set(inside[:index])
         assert results(group) <= set(inside)
-        known |= results(group)
+        available |= results(group)
     anchored = [b for g in groups for b in g.bindings if b is g.anchor]
     assert len(anchored) == sum(g.anchor is not None for g in groups)
-    assert mod["main"].body.body in known
+    assert mod["main"].body.body in available
 
 
 @settings(max_examples=examples(15))
@@ -421,11 +421,11 @@ def test_a_long_chain_is_read_once(monkeypatch):
     length, emitted, grouped = 40, [], []
     emit, group = relax.BlockBuilder.emit, kernel_groups
 
-    def counted_emit(self, expr, *args, **options):
+    def count_emit(self, expr, *args, **options):
         emitted.append(expr)
         return emit(self, expr, *args, **options)
 
-    def counted_groups(mod, **options):
+    def count_groups(mod, **options):
         grouped.append(mod)
         return group(mod, **options)
 
@@ -433,19 +433,19 @@ def test_a_long_chain_is_read_once(monkeypatch):
         raise AssertionError("ConvertLayout takes the square of the operators")
 
     mod = chain(lambda x: relax.op.nn.relu(relax.op.add(x, relax.const(1.0))), length, layer=False)
-    monkeypatch.setattr(relax.BlockBuilder, "emit", counted_emit)
+    monkeypatch.setattr(relax.BlockBuilder, "emit", count_emit)
     monkeypatch.setattr(relax.transform, "ConvertLayout", refuse)
-    made = Canonicalise()(mod)
+    canonical = Canonicalise()(mod)
     assert not emitted
     for place in (extract_regions, padded_inputs):
-        monkeypatch.setattr(place, "kernel_groups", counted_groups)
-    graph = extract_regions.extract_regions(made, "chain")
+        monkeypatch.setattr(place, "kernel_groups", count_groups)
+    graph = extract_regions.extract_regions(canonical, "chain")
     assert sum(len(region.operators) for region in graph.regions) >= length
     assert len(grouped) == 1
 
 
 def test_equal_operators_are_lowered_once():
     """For their arithmetic: the time of a chain would be that of its lowering."""
-    arithmetic._lowered_count.cache_clear()
+    arithmetic._operator_count.cache_clear()
     extract_regions.extract_regions(chain(relax.op.exp, 60, layer=False), "chain")
-    assert arithmetic._lowered_count.cache_info().misses == 1
+    assert arithmetic._operator_count.cache_info().misses == 1

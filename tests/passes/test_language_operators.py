@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-from decoders import MICROSOFT, grouped, one_node, query, tables
+from decoders import MICROSOFT, gqa_model, one_node, query, tables
 from graphs import PLAIN_CODE
 from length import long_but
 from onnx.backend.test.case import node
@@ -20,17 +20,17 @@ from tvm import relax
 from pimflow import frontend, zoo
 from pimflow.compiler import phases
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.attention import attention_of
+from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.flat import main_bindings
 
 
-def built(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_build(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     """What a build of `model` gives."""
     network = frontend.load(model)
     machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
     operands = [tvm.runtime.tensor(arrays[name].astype(dtype)) for name, (_, dtype) in network.inputs.items()]
     results = machine["main"](*operands)
-    return [each.numpy() for each in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
+    return [result.numpy() for result in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
 
 
 def require_alike(model: onnx.ModelProto, arrays: dict[str, np.ndarray], places: int | None = None) -> None:
@@ -38,13 +38,13 @@ def require_alike(model: onnx.ModelProto, arrays: dict[str, np.ndarray], places:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     data = {value.name for value in model.graph.input}
     expected = session.run(None, {name: array for name, array in arrays.items() if name in data})
-    for got, wanted in zip(built(model, arrays), expected, strict=True):
-        assert got.shape == wanted.shape
+    for got, reference in zip(run_build(model, arrays), expected, strict=True):
+        assert got.shape == reference.shape
         filled = slice(None) if got.ndim < 4 else slice(places)
-        np.testing.assert_allclose(got[..., filled, :], wanted[..., filled, :], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got[..., filled, :], reference[..., filled, :], rtol=1e-4, atol=1e-4)
 
 
-def shipped(kind: str) -> dict[str, TestCase]:
+def onnx_cases(kind: str) -> dict[str, TestCase]:
     """The cases of the onnx package, by name, without those that are spelled out.
 
     It makes them when their module is imported. To ask it for one kind computes those of all others too.
@@ -56,7 +56,7 @@ def shipped(kind: str) -> dict[str, TestCase]:
     return {case.name.removeprefix("test_"): case for case in cases}
 
 
-CASES = shipped("Attention") | shipped("RotaryEmbedding")
+CASES = onnx_cases("Attention") | onnx_cases("RotaryEmbedding")
 QUICK = (
     "attention_4d_gqa_with_past_and_present",
     "attention_4d_attn_mask_bool",
@@ -71,11 +71,11 @@ QUICK = (
 def test_a_shipped_case_is_right(case):
     ((inputs, outputs),) = case.data_sets
     names = [value.name for value in case.model.graph.input]
-    results = built(case.model, dict(zip(names, map(np.asarray, inputs), strict=True)))
-    for got, wanted in zip(results, outputs, strict=True):
-        assert got.shape == wanted.shape
-        bound = 2e-2 if wanted.dtype.itemsize == 2 else 1e-4
-        np.testing.assert_allclose(got.astype("f"), wanted.astype("f"), rtol=bound, atol=bound)
+    results = run_build(case.model, dict(zip(names, map(np.asarray, inputs), strict=True)))
+    for got, expected in zip(results, outputs, strict=True):
+        assert got.shape == expected.shape
+        bound = 2e-2 if expected.dtype.itemsize == 2 else 1e-4
+        np.testing.assert_allclose(got.astype("f"), expected.astype("f"), rtol=bound, atol=bound)
 
 
 def test_the_package_ships_what_the_issue_counts():
@@ -97,20 +97,20 @@ GROUPED = {
 
 @pytest.mark.parametrize("made", long_but(["a step with angles", "a cache of fixed length"], GROUPED))
 def test_grouped_queries(made):
-    require_alike(*grouped(**made), places=made["past"] + made["tokens"])
+    require_alike(*gqa_model(**made), places=made["past"] + made["tokens"])
 
 
 def test_grouped_queries_are_one_call_over_the_cache():
-    network = frontend.load(grouped(5, 1, length=12)[0])
-    calls = (attention_of(network.module, each.value) for each in main_bindings(network.module))
-    (attention,) = (each for each in calls if each is not None)
+    network = frontend.load(gqa_model(5, 1, length=12)[0])
+    calls = (attention_from_call(network.module, item.value) for item in main_bindings(network.module))
+    (attention,) = (item for item in calls if item is not None)
     assert (attention.heads, attention.kv_heads, attention.keys) == (4, 2, 12)
     assert attention.positioned and attention.causal
 
 
 @pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"k_quant_type": "PER_TENSOR"}])
 def test_what_is_not_supported_is_refused_by_name(attributes):
-    model, _ = grouped(5, 1, **attributes)
+    model, _ = gqa_model(5, 1, **attributes)
     with pytest.raises(
         UnsupportedOpError, match=f"GroupQueryAttention of node 'node'.*{next(iter(attributes))}"
     ):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tvm
-from by_numpy import evaluated
-from graphs import convolved, inputs, names, operators, run
+from by_numpy import evaluate_by_numpy
+from graphs import conv2d_nhwc, inputs, names, operators, run
 from hypothesis import given, settings
 from length import examples, long_but
-from skip_graphs import Graph, networks
+from skip_graphs import SkipGraph, networks
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -15,7 +15,7 @@ from tvm.script import relax as R
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
-from pimflow.relay_passes.decomposition.optimize_skips import copied, skips
+from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat
 from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -23,18 +23,18 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 def close(before, after) -> bool:
     (x,) = inputs(before)
-    a, b = evaluated(before, x), evaluated(after, x)
+    a, b = evaluate_by_numpy(before, x), evaluate_by_numpy(after, x)
     return a.shape == b.shape and np.abs(a - b).max() <= 1e-4 * np.abs(a).max()
 
 
-def joined(activations=("relu", "relu"), *, bias=(True, True), how="concat", tail="relu"):
+def joint_layers(activations=("relu", "relu"), *, bias=(True, True), join="concat", tail="relu"):
     """Two decomposed layers side by side that meet, and a third that reads them."""
-    graph = Graph(3)
+    graph = SkipGraph(3)
     parts = [
         graph.layer(graph.x, 8, name, activation=activation, bias=with_bias)
         for name, activation, with_bias in zip("ab", activations, bias)
     ]
-    met = graph.concat(parts, "met") if how == "concat" else graph.add(*parts, "met")
+    met = graph.concat(parts, "met") if join == "concat" else graph.add(*parts, "met")
     met = graph.emit(relax.op.nn.relu(met), "after") if tail == "relu" else met
     return graph.module(graph.emit(relax.op.nn.relu(graph.layer(met, 4, "c")), "result"))
 
@@ -52,9 +52,9 @@ def test_lconvs_that_are_concatenated_become_one():
         ):
             R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "b": "lconv"}})
             with R.dataflow():
-                a = convolved(x, [[[[1.0]]], [[[2.0]]]])
+                a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
                 ra = R.nn.relu(a)
-                b = convolved(y, [[[[3.0]]]])
+                b = conv2d_nhwc(y, [[[[3.0]]]])
                 rb = R.nn.relu(b)
                 c = R.concat((ra, rb), axis=3)
                 R.output(c)
@@ -74,7 +74,7 @@ def test_lconvs_that_are_concatenated_become_one():
             )
             with R.dataflow():
                 xy = R.concat((x, y), axis=3)
-                c_lconv = convolved(xy, [[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]])
+                c_lconv = conv2d_nhwc(xy, [[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]])
                 c = R.nn.relu(c_lconv)
                 R.output(c)
             return c
@@ -93,7 +93,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
             with R.dataflow():
                 c = R.concat((x, y), axis=3)
                 r = R.nn.relu(c)
-                f = convolved(r, [[[[1.0, 2.0, 3.0]]]])
+                f = conv2d_nhwc(r, [[[[1.0, 2.0, 3.0]]]])
                 z = R.sigmoid(f)
                 R.output(z)
             return z
@@ -112,9 +112,9 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
             )
             with R.dataflow():
                 rx = R.nn.relu(x)
-                f_1 = convolved(rx, [[[[1.0]]]])
+                f_1 = conv2d_nhwc(rx, [[[[1.0]]]])
                 ry = R.nn.relu(y)
-                f_2 = convolved(ry, [[[[2.0, 3.0]]]])
+                f_2 = conv2d_nhwc(ry, [[[[2.0, 3.0]]]])
                 f = R.add(f_1, f_2)
                 z = R.sigmoid(f)
                 R.output(z)
@@ -126,11 +126,11 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
 @pytest.mark.parametrize(
     "before",
     [
-        joined(),
-        pytest.param(joined(bias=(True, False)), marks=pytest.mark.long),
-        pytest.param(joined((None, None), tail=""), marks=pytest.mark.long),
-        pytest.param(joined((None, None), how="add"), marks=pytest.mark.long),
-        joined((None, None), bias=(False, True), how="add"),
+        joint_layers(),
+        pytest.param(joint_layers(bias=(True, False)), marks=pytest.mark.long),
+        pytest.param(joint_layers((None, None), tail=""), marks=pytest.mark.long),
+        pytest.param(joint_layers((None, None), join="add"), marks=pytest.mark.long),
+        joint_layers((None, None), bias=(False, True), join="add"),
     ],
 )
 def test_merged_lconvs_compute_the_same_on_llvm(before):
@@ -144,7 +144,7 @@ def test_merged_lconvs_compute_the_same_on_llvm(before):
 
 @pytest.mark.parametrize("activation", long_but(["relu"], ["relu", "sigmoid", None]))
 def test_split_fconvs_compute_the_same_on_llvm(activation):
-    before = joined((activation, "relu"))
+    before = joint_layers((activation, "relu"))
     after = SplitConcat()(before)
     assert names(after, "nn.conv2d").count("c_fconv") == 0 and "concat" not in operators(after)
     assert roles(after)["c.fconv_1"] == roles(after)["c.fconv_2"] == "fconv"
@@ -157,7 +157,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
 @settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_in_every_form(before):
-    for base in (before, copied(before, skips(before))):
+    for base in (before, copy_skips(before, skips(before))):
         merged = MergeLconvs()(base)
         for after in (merged, SplitConcat()(base), SplitConcat()(merged)):
             assert close(before, after)
@@ -168,12 +168,12 @@ def test_any_network_computes_the_same_in_every_form(before):
 
 
 def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
-    before = joined()
+    before = joint_layers()
     a, b = filters_of(before, "a_lconv")[:, 0, 0], filters_of(before, "b_lconv")[:, 0, 0]
     zeros = np.zeros_like(a)
     merged = filters_of(MergeLconvs()(before), "met_lconv")[:, 0, 0]
     np.testing.assert_array_equal(merged, np.block([[a, zeros], [zeros, b]]))
-    before = joined((None, None), how="add")
+    before = joint_layers((None, None), join="add")
     a, b = filters_of(before, "a_lconv")[:, 0, 0], filters_of(before, "b_lconv")[:, 0, 0]
     np.testing.assert_array_equal(filters_of(MergeLconvs()(before), "met_lconv")[:, 0, 0], np.block([[a, b]]))
 
@@ -181,10 +181,10 @@ def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
 @pytest.mark.parametrize(
     "before",
     [
-        joined(("relu", "sigmoid")),
-        joined(("relu", None)),
-        joined(how="add"),  # a sum of activations is no sum of lconvs
-        with_roles(joined(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
+        joint_layers(("relu", "sigmoid")),
+        joint_layers(("relu", None)),
+        joint_layers(join="add"),  # a sum of activations is no sum of lconvs
+        with_roles(joint_layers(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
     ],
 )
 def test_lconvs_that_do_not_agree_stay(before):
@@ -192,26 +192,28 @@ def test_lconvs_that_do_not_agree_stay(before):
 
 
 def test_an_lconv_that_others_read_stays():
-    graph = Graph(3)
+    graph = SkipGraph(3)
     a, b = graph.layer(graph.x, 8, "a"), graph.layer(graph.x, 8, "b")
-    both = graph.concat([a, b], "met")
-    mod = graph.module(graph.concat([both, graph.emit(relax.op.sigmoid(a), "other")], "result"))
+    concatenation = graph.concat([a, b], "met")
+    mod = graph.module(graph.concat([concatenation, graph.emit(relax.op.sigmoid(a), "other")], "result"))
     tvm.ir.assert_structural_equal(MergeLconvs()(mod), mod)
 
 
 def test_what_is_no_fconv_of_a_concatenation_is_not_split():
     for before in (
-        with_roles(joined(), {name: role for name, role in roles(joined()).items() if role != "fconv"}),
-        joined(how="add"),
+        with_roles(
+            joint_layers(), {name: role for name, role in roles(joint_layers()).items() if role != "fconv"}
+        ),
+        joint_layers(join="add"),
     ):
         tvm.ir.assert_structural_equal(SplitConcat()(before), before)
 
 
 def test_neighbours_that_agree_are_merged_and_the_others_stay():
-    graph = Graph(3)
-    other = graph.conv(graph.x, 4, "kept")
+    graph = SkipGraph(3)
+    plain_layer = graph.conv(graph.x, 4, "kept")
     parts = [graph.layer(graph.x, 8, name) for name in "ab"]
-    met = graph.concat([other, *parts], "met")
+    met = graph.concat([plain_layer, *parts], "met")
     mod = graph.module(graph.emit(relax.op.nn.relu(graph.layer(met, 4, "c")), "result"))
     after = MergeLconvs()(mod)
     (met,) = (b for b in main_bindings(after) if b.var.name == "met" and operator(b.value) == "concat")
@@ -220,7 +222,7 @@ def test_neighbours_that_agree_are_merged_and_the_others_stay():
 
 
 def test_a_part_is_reduced_as_soon_as_it_is_there():
-    after = SplitConcat()(joined())
+    after = SplitConcat()(joint_layers())
     order = [b.var.name for b in main_bindings(after)]
     assert order.index("c_fconv_1") < order.index("b_fconv")  # the first part waits in its reduced form
 
@@ -232,9 +234,9 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
             with R.dataflow():
-                a = convolved(x, [[[[1.0]]], [[[2.0]]]])
+                a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
                 b = R.add(a, R.const([[[[5.0, 7.0]]]]))
-                f = convolved(b, [[[[3.0, 4.0]]]], strides=[2, 2])
+                f = conv2d_nhwc(b, [[[[3.0, 4.0]]]], strides=[2, 2])
                 y = R.nn.relu(f)
                 R.output(y)
             return y
@@ -245,7 +247,7 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
             with R.dataflow():
-                f = convolved(x, [[[[11.0]]]], strides=[2, 2])
+                f = conv2d_nhwc(x, [[[[11.0]]]], strides=[2, 2])
                 b = R.add(f, R.const([[[[43.0]]]]))
                 y = R.nn.relu(b)
                 R.output(y)
@@ -258,7 +260,7 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
 
 @pytest.mark.parametrize("why", ["activation", "read by others", "residual"])
 def test_an_lconv_stays_where_more_lies_behind_it(why):
-    graph = Graph(3)
+    graph = SkipGraph(3)
     x = graph.layer(graph.x, 8, "a", activation="relu" if why == "activation" else "")
     y = graph.add(x, x, "twice") if why == "residual" else x
     y = graph.layer(y, 8, "b")

@@ -12,10 +12,10 @@ from tvm import relax
 from tvm.relax import op
 
 from pimflow.compiler.build import with_primitives
-from pimflow.compiler.kernel_calls import parts
+from pimflow.compiler.kernel_calls import kernel_parts
 from pimflow.core.region import CONCAT_SUFFIX, MOVES
 from pimflow.hardware import system
-from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitive_selection.profile import Device, Profile
 from pimflow.primitives import PRIMITIVES
@@ -45,17 +45,17 @@ def steps(emit, tensors, kind, which, channels):
         pixel = emit(op.mean(x, [1, 2], keepdims=True))
         pixel = emit(convolution(pixel, constant(c, 1, 1, c))) if kind == "gate" else pixel
         return emit(op.multiply(x, pixel))
-    alike = [t for t in tensors if shape(t)[:3] == (n, h, w) and not t.same_as(x)]
+    same_shape = [t for t in tensors if shape(t)[:3] == (n, h, w) and not t.same_as(x)]
     if kind == "join":
-        return emit(op.concat([x, *alike[-1:]], 3) if alike else op.nn.relu(x))
-    same = [t for t in alike if shape(t)[3] == c]
+        return emit(op.concat([x, *same_shape[-1:]], 3) if same_shape else op.nn.relu(x))
+    same = [t for t in same_shape if shape(t)[3] == c]
     return emit(op.add(x, same[-1] if same else constant(1, 1, 1, c)))
 
 
 @st.composite
-def networks(draw, more=()) -> tvm.IRModule:
+def networks(draw, extra_kinds=()) -> tvm.IRModule:
     """Branches, joins, residuals, gates and pools in any order, and a mean."""
-    kinds = st.sampled_from([*more, "conv", "window", "max", "average", "clip", "gate", "join", "sum"])
+    kinds = st.sampled_from([*extra_kinds, "conv", "window", "max", "average", "clip", "gate", "join", "sum"])
     step = st.tuples(kinds, st.integers(0, 3), st.sampled_from([16, 32]))
     drawn = draw(st.lists(step, min_size=3, max_size=9))
 
@@ -71,66 +71,66 @@ def networks(draw, more=()) -> tvm.IRModule:
 
 def problem(mod: tvm.IRModule) -> SelectionProblem:
     """With one primitive of each layout, and pools that are as fast in all."""
-    layers = Layers(apart(extract_regions(mod)))
+    layers = Layers(separate_concats(extract_regions(mod)))
     profile = Profile(
         device=Device(cpu="", model="made up", threads=1),
         code="",
         times_ns={
             (name, layer): 1.0
-            for layer in layers.chosen.values()
+            for layer in layers.primitive_layers.values()
             for name in FEW
             if PRIMITIVES[name].applies(layer)
         },
         moves_ns=dict.fromkeys(layers.moves.values(), 1.0),
-        pools_ns=dict.fromkeys(layers.pooled, 1.0),
+        pools_ns=dict.fromkeys(layers.pool_layouts, 1.0),
     )
     return SelectionProblem(graph=layers.graph, table=layers.table(profile))
 
 
-def compiled(mod: tvm.IRModule, choice) -> tvm.IRModule:
+def compile_choice(mod: tvm.IRModule, choice) -> tvm.IRModule:
     primitives = {n: PRIMITIVES[c.rewrite.primitive] for n, c in choice.items() if c.rewrite.primitive}
     layouts = {n: c.input.layout for n, c in choice.items() if not c.rewrite.primitive}
     return with_primitives(mod, primitives, layouts)
 
 
-def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
+def layout_moves(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
     """By tensor and reader, where the order of a tensor's bytes changes between them, by moving them."""
-    region, known = {}, {region.name for region in apart(extract_regions(original)).regions}
+    region, region_names = {}, {region.name for region in separate_concats(extract_regions(original)).regions}
     for name, group in region_groups(original).items():
         for b in group.bindings:
             joined = f"{name}{CONCAT_SUFFIX}"
-            region[b.var.name] = joined if operator(b.value) == "concat" and joined in known else name
-    found: set[tuple[str, str]] = set()
-    made = {b.var: b.value for b in main_bindings(mod)}
+            region[b.var.name] = joined if operator(b.value) == "concat" and joined in region_names else name
+    moves: set[tuple[str, str]] = set()
+    values = {b.var: b.value for b in main_bindings(mod)}
     roots: dict[relax.Var, tuple[relax.Var, np.ndarray]] = {}  # same elements, in which order
 
     def root(var):
         return roots.get(var) or (var, np.arange(np.prod(shape(var))).reshape(shape(var)))
 
-    for var, value in made.items():
+    for var, value in values.items():
         if operator(value) in MOVES and isinstance(value.args[0], relax.Var):
-            of, order = root(value.args[0])
+            source, order = root(value.args[0])
             axes = value.attrs.axes if operator(value) == "permute_dims" else None
             order = order.reshape(shape(var)) if axes is None else order.transpose([int(a) for a in axes])
-            roots[var] = (of, order)
-    for var, value in made.items():
+            roots[var] = (source, order)
+    for var, value in values.items():
         for operand in relax.analysis.free_vars(value) if var not in roots else ():
-            of, order = root(operand)
+            source, order = root(operand)
             if (order.ravel() != np.arange(order.size)).any():
-                found.add((region.get(of.name, of.name), region.get(var.name, ">")))
-    return found
+                moves.add((region.get(source.name, source.name), region.get(var.name, ">")))
+    return moves
 
 
-def picked(problem: SelectionProblem, numbers: list[int]):
+def pick_candidates(problem: SelectionProblem, numbers: list[int]):
     names = [region.name for region in problem.graph.regions]
-    found = {}
+    choice = {}
     for name, number in zip(names, numbers * len(names)):
         candidates = problem.table.candidates[name]
-        found[name] = candidates[number % len(candidates)]
-    return found
+        choice[name] = candidates[number % len(candidates)]
+    return choice
 
 
-def expected(problem: SelectionProblem, choice) -> set[tuple[str, str]]:
+def selection_moves(problem: SelectionProblem, choice) -> set[tuple[str, str]]:
     return {
         (t.tensor.removeprefix("%"), ">" if t.reader.endswith(">") else t.reader)
         for t in problem.transforms(choice)
@@ -143,17 +143,17 @@ choices = st.lists(st.integers(0, 11), min_size=1, max_size=12)
 @settings(max_examples=examples(15), deadline=None)
 @given(networks(["scale"]), choices)
 def test_transforms_are_those_of_the_selection(mod, numbers):
-    found = problem(mod)
-    choice = picked(found, numbers)
-    assert moved(compiled(mod, choice), mod) == expected(found, choice)
+    selection = problem(mod)
+    choice = pick_candidates(selection, numbers)
+    assert layout_moves(compile_choice(mod, choice), mod) == selection_moves(selection, choice)
 
 
 @settings(max_examples=examples(5), deadline=None)
 @given(networks(["scale"]), choices)
 def test_values(mod, numbers):
-    choice = picked(problem(mod), numbers)
+    choice = pick_candidates(problem(mod), numbers)
     x = np.random.default_rng(0).standard_normal((1, SIDE, SIDE, 16), np.float32)
-    (reference,), (result,) = outputs(mod, [x]), outputs(compiled(mod, choice), [x])
+    (reference,), (result,) = outputs(mod, [x]), outputs(compile_choice(mod, choice), [x])
     assert np.abs(result - reference).max() <= 1e-4 * max(np.abs(reference).max(), 1e-3)
 
 
@@ -161,11 +161,11 @@ def test_values(mod, numbers):
 @settings(max_examples=examples(6), deadline=None)
 @given(networks())
 def test_in_one_layout_nothing_but_the_input_is_transformed(layout, mod):
-    found = problem(mod)
+    selection = problem(mod)
     choice = {
         name: next(c for c in candidates if c.input.layout == layout)
-        for name, candidates in found.table.candidates.items()
+        for name, candidates in selection.table.candidates.items()
     }
-    after = compiled(mod, choice)
-    assert {tensor for tensor, _ in moved(after, mod)} <= {"p0"}
-    assert list(parts(after, system()).values()).count("transform") <= (layout != "HWC")
+    after = compile_choice(mod, choice)
+    assert {tensor for tensor, _ in layout_moves(after, mod)} <= {"p0"}
+    assert list(kernel_parts(after, system()).values()).count("transform") <= (layout != "HWC")

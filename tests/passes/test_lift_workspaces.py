@@ -15,28 +15,28 @@ from tvm.script import tirx as T
 
 from pimflow import frontend
 from pimflow.compiler import phases
-from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
 
-CPU, GPU = named_target("llvm+pim"), named_target("cuda+pim")
+CPU, GPU = target_by_name("llvm+pim"), target_by_name("cuda+pim")
 
 
-def lifted(mod: tvm.IRModule, target: tvm.target.Target = CPU) -> tvm.IRModule:
+def lift_workspaces(mod: tvm.IRModule, target: tvm.target.Target = CPU) -> tvm.IRModule:
     with target:
         return LiftWorkspaces()(mod)
 
 
 def workspaces(mod: tvm.IRModule) -> list[tuple[str, list[int]]]:
     """Shapes of the workspaces in ``main``, with the kernels that they belong to."""
-    found = []
+    shapes = []
     for call in (b.value for b in main_bindings(mod) if operator(b.value) == "call_tir"):
         kernel = call.args[0]
         count = int((mod[kernel].attrs or {}).get(WORKSPACES, 0))
-        made = call.ty_args[0].fields[-count:] if count else []
-        found += [(kernel.name_hint, [int(d) for d in ty.shape]) for ty in made]
-    return found
+        types = call.ty_args[0].fields[-count:] if count else []
+        shapes += [(kernel.name_hint, [int(d) for d in ty.shape]) for ty in types]
+    return shapes
 
 
 # ---- nothing is hidden ----
@@ -102,7 +102,7 @@ def test_hidden_memory_is_seen(name, target):
 
 
 @T.inline
-def turned(x, y, large, small):
+def reverse_vector(x, y, large, small):
     for i in range(300):
         with T.sblock("large"):
             v = T.axis.spatial(300, i)
@@ -123,7 +123,7 @@ class Before:
     def kernel(x: T.Buffer((300,), "float32"), y: T.Buffer((300,), "float32")):
         large = T.sblock_alloc_buffer((300,))
         small = T.sblock_alloc_buffer((255,))
-        turned(x, y, large, small)
+        reverse_vector(x, y, large, small)
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):
@@ -143,7 +143,7 @@ class Expected:
     ):
         T.func_attr({"pimflow.workspaces": 1})
         small = T.sblock_alloc_buffer((255,))
-        turned(x, y, large, small)
+        reverse_vector(x, y, large, small)
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):
@@ -166,9 +166,9 @@ class Expected:
 
 
 def test_rewrite():
-    after = lifted(Before)
+    after = lift_workspaces(Before)
     tvm.ir.assert_structural_equal(after, Expected, map_free_vars=True)
-    tvm.ir.assert_structural_equal(lifted(after), after)
+    tvm.ir.assert_structural_equal(lift_workspaces(after), after)
     x = tvm.runtime.tensor(np.random.default_rng(3).standard_normal(300, np.float32))
     results = [relax.VirtualMachine(tvm.compile(m, CPU), tvm.cpu())["main"](x) for m in (Before, after)]
     assert results[0].numpy().tobytes() == results[1].numpy().tobytes()
@@ -201,10 +201,10 @@ class Module:
         return y
 """
     fits = tvm.script.from_source(source.format(elements=STACK_BYTES // 4 - 1))
-    tvm.ir.assert_structural_equal(lifted(fits), fits)
-    assert workspaces(lifted(fits, GPU)) == [("kernel", [STACK_BYTES // 4 - 1])]
+    tvm.ir.assert_structural_equal(lift_workspaces(fits), fits)
+    assert workspaces(lift_workspaces(fits, GPU)) == [("kernel", [STACK_BYTES // 4 - 1])]
     exceeds = tvm.script.from_source(source.format(elements=STACK_BYTES // 4))
-    assert workspaces(lifted(exceeds)) == [("kernel", [STACK_BYTES // 4])]
+    assert workspaces(lift_workspaces(exceeds)) == [("kernel", [STACK_BYTES // 4])]
 
 
 def test_a_shape_is_that_of_the_call():
@@ -212,14 +212,14 @@ def test_a_shape_is_that_of_the_call():
     mod = graph(lambda emit, x: emit(op.cumsum(x, 1)), (3, 700))
     with GPU:
         mod = tvm.transform.Sequential(phases.kernel_phases(GPU, "fp32"))(mod)
-    assert [shape for _, shape in workspaces(lifted(mod, GPU))] == [[3, 700]]
-    assert all("T.alloc_buffer" not in f.script() for f in kernels(lifted(mod, GPU)).values())
+    assert [shape for _, shape in workspaces(lift_workspaces(mod, GPU))] == [[3, 700]]
+    assert all("T.alloc_buffer" not in f.script() for f in kernels(lift_workspaces(mod, GPU)).values())
 
 
 def test_kernels_of_several_results_keep_them():
     mod = graph(lambda emit, x: emit(relax.TupleGetItem(emit(op.topk(x, 3)), 1)), (4, 700))
     with GPU:
         mod = tvm.transform.Sequential(phases.kernel_phases(GPU, "fp32"))(mod)
-    after = lifted(mod, GPU)
+    after = lift_workspaces(mod, GPU)
     assert workspaces(after)
     assert after["main"].ret_ty.dtype == "int32"

@@ -80,11 +80,11 @@ def test_rewrite():
     after = OutlinePim({"fc": FC})(Before)
     tvm.ir.assert_structural_equal(after, Expected)
     # Relax runs the function as it stands, when nobody generates code for it.
-    assert same_bits(Before, inlined(after))
+    assert same_bits(Before, inline_functions(after))
     tvm.ir.assert_structural_equal(OutlinePim({"fc": FC})(after), after)
 
 
-def inlined(mod: tvm.IRModule) -> tvm.IRModule:
+def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` whose outlined functions are plain Relax again."""
     functions = {
         gv: f.without_attr("Codegen") if "Codegen" in f.attrs else f for gv, f in mod.functions_items()
@@ -122,15 +122,15 @@ def network(producer, geometry: ConvGeometry) -> tvm.IRModule:
     return builder.get()
 
 
-def joined(x, y):
+def concatenation(x, y):
     return relax.op.concat([x, y], axis=3)
 
 
-def padded(x, y):
+def padding(x, y):
     return relax.op.nn.pad(x, [0, 0, 2, 1, 0, 3, 2, 2])
 
 
-def sliced(x, y):
+def row_slice(x, y):
     return relax.op.strided_slice(x, [1], [1], [6], assume_inbound=True)
 
 
@@ -143,7 +143,7 @@ WINDOWS = {
     "3x3, padding never read": {"kh": 3, "kw": 3, "stride": (2, 2), "padding": (0, 0, 1, 1)},
     "1x3, dilated": {"kw": 3, "dilation": (1, 2), "padding": (0, 2, 0, 2)},
 }
-PRODUCERS = {"concat": (joined, 7, 6, 8), "pad": (padded, 10, 9, 8), "slice": (sliced, 5, 6, 4)}
+PRODUCERS = {"concat": (concatenation, 7, 6, 8), "pad": (padding, 10, 9, 8), "slice": (row_slice, 5, 6, 4)}
 
 
 # A split slices the layer's input before the function: a few windows test all of it.
@@ -183,14 +183,14 @@ def test_the_function_takes_the_layers_input(producer, h, w, c, window, gpu_rows
 def test_errors_inside_a_pass_keep_their_type():
     """A pass runs below TVM, which hands on only the errors that it knows."""
     with pytest.raises(PimflowError, match="a split needs"):
-        SplitMdDp({"conv": 99})(network(joined, GEOMETRY))
+        SplitMdDp({"conv": 99})(network(concatenation, GEOMETRY))
 
 
 # ---- what is added to a product goes into the latches ----
 
 LATCHED = replace(FC, initial="bias")
 ADDED = replace(FC, initial="add")
-JOINED = replace(FC, geometry=FC.geometry.joined, added_channels=4)
+JOINED = replace(FC, geometry=FC.geometry.with_added_channels, added_channels=4)
 BOTH = replace(JOINED, initial="bias")
 ACTIVATED = replace(ADDED, activation="relu")
 CLIPPED = replace(FC, activation="relu6")
@@ -374,7 +374,7 @@ class ExpectedBoth:
 def test_what_the_program_does_goes_into_the_function(before, expected, fc):
     after = OutlinePim({"fc": fc})(before)
     tvm.ir.assert_structural_equal(after, expected)
-    assert same_bits(before, inlined(after))
+    assert same_bits(before, inline_functions(after))
     tvm.ir.assert_structural_equal(OutlinePim({"fc": fc})(after), after)
 
 
@@ -407,7 +407,7 @@ def test_a_product_that_others_read_too_keeps_its_addition(before, fc):
 
 @pytest.mark.parametrize(("before", "initial"), [(BeforeResidual, ""), (BeforeBoth, "bias")])
 def test_a_region_that_adds_a_tensor_gives_the_networks_values(before, initial):
-    geometry = FC.geometry.joined
+    geometry = FC.geometry.with_added_channels
     pim = PimSpec.load("aim-gddr6") if initial else NEWTON
     order = schedules(geometry, pim, "fp16")[0]
     to = dict(region="fc", dtype="fp16", channels=2, schedule=order)

@@ -5,7 +5,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.flat import layer_name
-from pimflow.relay_passes.regions.padded_inputs import copied_inputs
+from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 
 @I.ir_module
@@ -41,17 +41,19 @@ class Narrow:
 
 
 def reasons(mod, **options) -> dict[str, str]:
-    return {layer_name(mod, var): why for var, why in copied_inputs(mod, **options).items()}
+    return {layer_name(mod, var): why for var, why in input_copy_reasons(mod, **options).items()}
 
 
 def test_reasons():
-    found = reasons(Inputs)
-    assert set(found) == {"given", "first", "second", "after_move", "part", "whole"}, "they pad rows"
-    assert found["first"] == found["whole"] == ""
-    assert "input of the network" in found["given"]
-    assert "between the zeros of 'first'" in found["second"]
-    assert "permute_dims" in found["after_move"]
-    assert "concatenation" in found["part"]
+    reason_by_layer = reasons(Inputs)
+    assert set(reason_by_layer) == {"given", "first", "second", "after_move", "part", "whole"}, (
+        "they pad rows"
+    )
+    assert reason_by_layer["first"] == reason_by_layer["whole"] == ""
+    assert "input of the network" in reason_by_layer["given"]
+    assert "between the zeros of 'first'" in reason_by_layer["second"]
+    assert "permute_dims" in reason_by_layer["after_move"]
+    assert "concatenation" in reason_by_layer["part"]
     assert "56 B into its tensor" in reasons(Narrow)["conv"]
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tvm
-from by_numpy import evaluated
-from graphs import convolved, inputs, names, operators, same_bits
+from by_numpy import evaluate_by_numpy
+from graphs import conv2d_nhwc, inputs, names, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -33,9 +33,9 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
-            wide = convolved(x, WIDE)
+            wide = conv2d_nhwc(x, WIDE)
             biased = R.add(wide, R.const(BIAS))
-            deep = convolved(biased, DEEP, padding=1, groups=16)
+            deep = conv2d_nhwc(biased, DEEP, padding=1, groups=16)
             y = R.nn.relu(deep)
             R.output(y)
         return y
@@ -49,16 +49,16 @@ class Expected:
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
             x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
-            wide0 = convolved(x0, WIDE)
+            wide0 = conv2d_nhwc(x0, WIDE)
             x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
-            wide1 = convolved(x1, WIDE)
+            wide1 = conv2d_nhwc(x1, WIDE)
             wide = R.concat((wide0, wide1), axis=1)
             biased0 = R.add(wide0, R.const(BIAS))
-            deep0 = convolved(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
+            deep0 = conv2d_nhwc(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
             y0 = R.nn.relu(deep0)
             read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
             biased1 = R.add(read1, R.const(BIAS))
-            deep1 = convolved(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
+            deep1 = conv2d_nhwc(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
             y1 = R.nn.relu(deep1)
             y = R.concat((y0, y1), axis=1)
             R.output(y)
@@ -77,8 +77,8 @@ def test_rewrite():
 
 @pytest.mark.parametrize("regions", [("wide", "other"), ("biased", "deep")])
 def test_what_is_not_there_is_left_alone(regions):
-    other = Pipeline(regions=regions, modes=("PIM", "GPU"), cuts=(2,))
-    tvm.ir.assert_structural_equal(PipelineRows([other])(Before), Before)
+    pipeline = Pipeline(regions=regions, modes=("PIM", "GPU"), cuts=(2,))
+    tvm.ir.assert_structural_equal(PipelineRows([pipeline])(Before), Before)
     tvm.ir.assert_structural_equal(PipelineRows([])(Before), Before)
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_pipelined_is_refused(regions, modes, cuts, says):
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ChainConvolution:
     """One region of a chain."""
 
     kernel: int
@@ -110,7 +110,7 @@ class Convolution:
     silu: bool  # whether it begins with one
     follows: str  # what its epilogue is
 
-    def emitted(self, builder: relax.BlockBuilder, x: relax.Var, name: str, more: list) -> relax.Var:
+    def emit(self, builder: relax.BlockBuilder, x: relax.Var, name: str, residuals: list) -> relax.Var:
         channels = shape(x)[-1]
         out = channels if self.depthwise else 12 - channels  # 4 and 8 by turns
         per_group = 1 if self.depthwise else channels
@@ -133,8 +133,10 @@ class Convolution:
             y = builder.emit(relax.op.multiply(y, relax.const(RNG.standard_normal(shape(y), np.float32))))
         if "residual" in self.follows:
             rows = 1 if "broadcast" in self.follows else shape(y)[1]
-            more.append(relax.Var(f"{name}_residual", relax.TensorType((1, rows, *shape(y)[2:]), "float32")))
-            y = builder.emit(relax.op.add(more[-1], y))
+            residuals.append(
+                relax.Var(f"{name}_residual", relax.TensorType((1, rows, *shape(y)[2:]), "float32"))
+            )
+            y = builder.emit(relax.op.add(residuals[-1], y))
         return builder.emit(relax.op.nn.relu(y)) if "relu" in self.follows else y
 
 
@@ -142,7 +144,7 @@ FOLLOWS = st.sampled_from(
     ("", "bias", "bias relu", "residual", "bias residual relu", "map", "broadcast residual")
 )
 CONVOLUTION = st.builds(
-    Convolution,
+    ChainConvolution,
     kernel=st.integers(1, 4),
     stride=st.integers(1, 2),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
@@ -160,29 +162,29 @@ def runs(draw):
     x = relax.Var("x", relax.TensorType((1, draw(st.integers(8, 24)), 2, 4), "float32"))
     builder, params = relax.BlockBuilder(), [x]
     height = shape(x)[1]
-    for each in chain:
-        padded = height + sum(each.padding) - (each.kernel - 1) * each.dilation
+    for layer in chain:
+        padded = height + sum(layer.padding) - (layer.kernel - 1) * layer.dilation
         assume(padded >= 1)
-        height = (padded - 1) // each.stride + 1
+        height = (padded - 1) // layer.stride + 1
     assume(height >= 2)
-    more: list[relax.Var] = []
+    residuals: list[relax.Var] = []
     with builder.function("main"):
         with builder.dataflow():
             y = x
-            for position, each in enumerate(chain):
-                y = each.emitted(builder, y, f"conv_{'abcd'[position]}", more)
+            for position, layer in enumerate(chain):
+                y = layer.emitted(builder, y, f"conv_{'abcd'[position]}", residuals)
             out = builder.emit_output(relax.op.negative(y))
-        builder.emit_func_output(out, [*params, *more])
+        builder.emit_func_output(out, [*params, *residuals])
     cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
     modes = draw(st.lists(st.sampled_from(("GPU", "PIM")), min_size=len(chain), max_size=len(chain)))
-    for position, each in enumerate(chain):
-        if each.silu or (position and chain[position - 1].follows and modes[position - 1] == "PIM"):
+    for position, layer in enumerate(chain):
+        if layer.silu or (position and chain[position - 1].follows and modes[position - 1] == "PIM"):
             modes[position] = "GPU"
     regions = tuple(f"conv_{letter}" for letter in "abcd"[: len(chain)])
     return builder.get(), Pipeline(regions=regions, modes=tuple(modes), cuts=tuple(cuts))
 
 
-def applied(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
+def apply_or_reject(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
     """`mod` in stages; examples that cannot be are left out."""
     try:
         return PipelineRows([run])(mod)
@@ -194,21 +196,24 @@ def applied(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
 @given(runs())
 def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     before, run = case
-    after = applied(before, run)
+    after = apply_or_reject(before, run)
     stages = len(run.cuts) + 1
     assert operators(after).count("nn.conv2d") == stages * len(run.regions)
     operands = inputs(before)
-    assert np.array_equal(evaluated(after, *operands), evaluated(before, *operands))
+    assert np.array_equal(evaluate_by_numpy(after, *operands), evaluate_by_numpy(before, *operands))
     rows = {name: 0 for name in run.regions}
     for binding in main_bindings(after):
         if operator(binding.value) == "nn.conv2d":
             rows[binding.var.name.split("__")[0]] += shape(binding.var)[1]
-    whole = {name: 0 for name in run.regions} | {
+    original_rows = {name: 0 for name in run.regions} | {
         binding.var.name: shape(binding.var)[1]
         for binding in main_bindings(before)
         if operator(binding.value) == "nn.conv2d"
     }
-    assert all(rows[name] <= whole[name] for name in rows) and rows[run.regions[-1]] == whole[run.regions[-1]]
+    assert (
+        all(rows[name] <= original_rows[name] for name in rows)
+        and rows[run.regions[-1]] == original_rows[run.regions[-1]]
+    )
 
 
 @settings(max_examples=examples(24))
@@ -216,26 +221,26 @@ def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
 def test_parts_are_issued_as_soon_as_their_turn_comes(case):
     """A part of a region on the other device comes after the next part of the region before it."""
     before, run = case
-    order = [name.split("__stage") for name in names(applied(before, run), "nn.conv2d")]
-    at = {(run.regions.index(name), int(stage)): place for place, (name, stage) in enumerate(order)}
-    for (position, stage), place in at.items():
+    order = [name.split("__stage") for name in names(apply_or_reject(before, run), "nn.conv2d")]
+    place_of = {(run.regions.index(name), int(stage)): place for place, (name, stage) in enumerate(order)}
+    for (position, stage), place in place_of.items():
         if position:
-            assert at[position - 1, stage] < place
+            assert place_of[position - 1, stage] < place
         if position and stage < len(run.cuts):
-            other = run.modes[position] != run.modes[position - 1]
-            assert (at[position - 1, stage + 1] < place) == other
+            crosses_devices = run.modes[position] != run.modes[position - 1]
+            assert (place_of[position - 1, stage + 1] < place) == crosses_devices
 
 
 @settings(max_examples=examples(5))
 @given(runs())
 def test_llvm_gives_the_same_bits(case):
     before, run = case
-    assert same_bits(before, applied(before, run))
+    assert same_bits(before, apply_or_reject(before, run))
 
 
 def test_parts_lie_in_their_tensor():
     """Rows of 4 * 16 elements begin at multiples of 64 bytes: nothing is copied, one kernel a part."""
     groups = kernel_groups(PipelineRows([RUN])(Before))
-    assert not any(group.copied for group in groups)
+    assert not any(group.copy_reasons for group in groups)
     assert sum(group.fusible for group in groups) == 4
     assert len(operators(Before)) == 4

@@ -50,7 +50,9 @@ def test_other_slopes_are_left():
     ir.assert_structural_equal(PlainActivations()(before), before)
 
 
-def spelled(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1.0, root=ROOT):
+def spell_gelu(
+    emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1.0, root=ROOT
+):
     """A GELU of `x` in the operators of exporters: its factors in any order, its operands swapped or not."""
     const = lambda value: relax.const(value, "float32")  # noqa: E731
     pair = lambda name, a, b: (b, a) if name in swapped else (a, b)  # noqa: E731
@@ -70,7 +72,7 @@ def spelled(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, ha
     st.booleans(),
 )
 def test_however_a_gelu_is_spelled_it_is_one(order, grouped, swapped, divided):
-    before = module(lambda emit, x: spelled(emit, x, order, grouped, swapped, divided))
+    before = module(lambda emit, x: spell_gelu(emit, x, order, grouped, swapped, divided))
     after = PlainActivations()(before)
     assert operators(after) == ["nn.gelu"]
     (x,) = inputs(before)
@@ -80,12 +82,12 @@ def test_however_a_gelu_is_spelled_it_is_one(order, grouped, swapped, divided):
 
 @pytest.mark.parametrize("wrong", [{"half": 0.51}, {"one": 0.99}, {"root": 1.5}])
 def test_what_is_nearly_a_gelu_is_left(wrong):
-    before = module(lambda emit, x: spelled(emit, x, **wrong))
+    before = module(lambda emit, x: spell_gelu(emit, x, **wrong))
     ir.assert_structural_equal(PlainActivations()(before), before)
 
 
 def test_a_gelu_of_something_else_is_left():
-    before = module(lambda emit, x, y: relax.op.multiply(spelled(emit, x), y), second=(2, 3, 4, 4))
+    before = module(lambda emit, x, y: relax.op.multiply(spell_gelu(emit, x), y), second=(2, 3, 4, 4))
     after = PlainActivations()(before)
     assert operators(after) == ["nn.gelu", "multiply"]
 
@@ -100,11 +102,11 @@ def test_a_gelu_of_something_else_is_left():
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_silu_is_one_operator_with_the_same_values(swapped):
-    def spelled_out(emit, x):
+    def silu(emit, x):
         curve = emit(relax.op.sigmoid(x))
         return relax.op.multiply(curve, x) if swapped else relax.op.multiply(x, curve)
 
-    before = module(spelled_out)
+    before = module(silu)
     after = PlainActivations()(before)
     assert operators(after) == ["nn.silu"]
     x = np.clip(inputs(before)[0], -20, 20)
@@ -112,14 +114,14 @@ def test_a_silu_is_one_operator_with_the_same_values(swapped):
 
 
 def test_what_is_nearly_a_silu_is_left():
-    def of_another(emit, x, y):
+    def other_factor(emit, x, y):
         return relax.op.multiply(y, emit(relax.op.sigmoid(x)))
 
     def read_twice(emit, x):
         curve = emit(relax.op.sigmoid(x))
         return relax.op.add(emit(relax.op.multiply(x, curve)), curve)
 
-    for before in (module(of_another, second=(2, 3, 4, 4)), module(read_twice)):
+    for before in (module(other_factor, second=(2, 3, 4, 4)), module(read_twice)):
         ir.assert_structural_equal(PlainActivations()(before), before)
 
 

@@ -19,7 +19,7 @@ from pimflow.compiler import phases as pipeline
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.hardware import System
 from pimflow.memory import plan
-from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
@@ -35,13 +35,13 @@ def views(mod: tvm.IRModule) -> list[str]:
     return [group.result.name for group in kernel_groups(mod) if group.view]
 
 
-def allocated(mod: tvm.IRModule, on: System = ELIDED) -> tvm.IRModule:
-    return pipeline.allocate(mod, named_target("llvm+pim"), on)
+def allocate(mod: tvm.IRModule, target_system: System = ELIDED) -> tvm.IRModule:
+    return pipeline.allocate(mod, target_by_name("llvm+pim"), target_system)
 
 
-def execute(mod: tvm.IRModule, on: System = ELIDED) -> tuple[list[np.ndarray], list[int]]:
+def execute(mod: tvm.IRModule, target_system: System = ELIDED) -> tuple[list[np.ndarray], list[int]]:
     """Results of `mod` as pimflow builds it, and the bytes of every storage that the machine allocates."""
-    machine = relax.VirtualMachine(pipeline.build(mod, PLAIN_CODE, on), tvm.cpu())
+    machine = relax.VirtualMachine(pipeline.build(mod, PLAIN_CODE, target_system), tvm.cpu())
     storages: list[int] = []
 
     def watch(_function, name, before, _result, *args):
@@ -54,7 +54,7 @@ def execute(mod: tvm.IRModule, on: System = ELIDED) -> tuple[list[np.ndarray], l
     return [result.numpy() for result in results], storages
 
 
-def kept_apart(mod: tvm.IRModule) -> list[np.ndarray]:
+def run_unshared(mod: tvm.IRModule) -> list[np.ndarray]:
     """Results with every tensor in an allocation of its own, and every copy made."""
     transform = relax.transform
     phases = [
@@ -66,7 +66,7 @@ def kept_apart(mod: tvm.IRModule) -> list[np.ndarray]:
         transform.AttachGlobalSymbol(),
     ]
     lower = tvm.transform.module_pass(
-        lambda module, _: tvm.transform.Sequential(phases)(allocated(module, MADE)), opt_level=0, name="apart"
+        lambda module, _: tvm.transform.Sequential(phases)(allocate(module, MADE)), opt_level=0, name="apart"
     )
     machine = relax.VirtualMachine(tvm.compile(mod, PLAIN_CODE, relax_pipeline=lower), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(x) for x in inputs(mod)))
@@ -87,10 +87,10 @@ def graphs_of_parts(draw):
     kinds = ["relu", "add", "conv", "pool", "slice", "slice", "concat", "concat", "columns", "flat"]
     with builder.function("main", params):
         with builder.dataflow():
-            made, read = list(params), set()
+            values, read = list(params), set()
 
             def operand(rows=None):
-                pool = [v for v in made if rows is None or int(v.ty.shape[1]) == rows]
+                pool = [v for v in values if rows is None or int(v.ty.shape[1]) == rows]
                 var = pool[-1 - draw(st.integers(0, min(4, len(pool) - 1)))]
                 read.add(var)
                 return var
@@ -119,8 +119,8 @@ def graphs_of_parts(draw):
                     value = relax.op.reshape(flat, (1, rows, 4, 8))
                 else:
                     value = relax.op.nn.relu(a)
-                made.append(builder.emit(value))
-            results = [v for v in made[2:] if v not in read]
+                values.append(builder.emit(value))
+            results = [v for v in values[2:] if v not in read]
             output = builder.emit_output(relax.Tuple(results) if len(results) > 1 else results[0])
         builder.emit_func_output(output)
     return builder.get()
@@ -131,9 +131,9 @@ def graphs_of_parts(draw):
 def test_any_graph_keeps_its_values(mod):
     """Bit by bit: in one pool, with parts and results in place, as with every tensor by itself."""
     planned, storages = execute(mod)
-    for result, expected in zip(planned, kept_apart(mod), strict=True):
+    for result, expected in zip(planned, run_unshared(mod), strict=True):
         assert np.array_equal(result, expected)
-    liveness = buffers(allocated(mod)).liveness()
+    liveness = buffers(allocate(mod)).liveness()
     assert storages == ([plan(liveness.lifetimes).pool_bytes] if liveness.lifetimes else [])
 
 
@@ -141,14 +141,14 @@ def test_any_graph_keeps_its_values(mod):
 @given(graphs_of_parts())
 def test_what_shares_bytes_of_any_graph(mod):
     """Taking over operands never needs more memory; copies that are left have a reason."""
-    lowered = allocated(mod)
-    separate, shared = (buffers(lowered, in_place=each).liveness() for each in (False, True))
+    lowered = allocate(mod)
+    separate, shared = (buffers(lowered, in_place=in_place).liveness() for in_place in (False, True))
     assert shared.peak_bytes <= separate.peak_bytes
     assert all(life.within_bytes % ALIGNMENT_BYTES == 0 for life in shared.lifetimes)
     assert all(copied.reason and copied.size_bytes for copied in copies(mod))
     kinds = ("concat", "strided_slice", "reshape")
-    left = {b.var.name for b in main_bindings(mod) if operator(b.value) in kinds}
-    assert {copied.layer for copied in copies(mod)} | set(views(mod)) <= left
+    movable = {b.var.name for b in main_bindings(mod) if operator(b.value) in kinds}
+    assert {copied.layer for copied in copies(mod)} | set(views(mod)) <= movable
 
 
 # ---- which slices and concatenations are no copies ----
@@ -175,7 +175,7 @@ def relu(builder, x):
     return builder.emit(relax.op.nn.relu(x))
 
 
-def joined(builder, *parts, axis=1):
+def concatenate(builder, *parts, axis=1):
     return builder.emit(relax.op.concat(parts, axis=axis), name_hint="joined")
 
 
@@ -185,13 +185,13 @@ CASES = [
     ("from the end", lambda b, x: relu(b, rows(b, x, -2, 4)), ["part"], ""),
     ("every other row", lambda b, x: relu(b, rows(b, x, 0, 4, stride=2)), [], ""),
     ("columns", lambda b, x: relu(b, rows(b, x, 0, 2, axis=2)), [], ""),
-    ("joined rows", lambda b, x: joined(b, relu(b, x), relu(b, x)), ["joined"], ""),
-    ("an input", lambda b, x: joined(b, x, relu(b, x)), [], "an input or a constant"),
-    ("twice", lambda b, x: joined(b, *[relu(b, x)] * 2), [], "two places"),
-    ("channels", lambda b, x: joined(b, relu(b, x), relu(b, x), axis=3), [], "not contiguous"),
+    ("joined rows", lambda b, x: concatenate(b, relu(b, x), relu(b, x)), ["joined"], ""),
+    ("an input", lambda b, x: concatenate(b, x, relu(b, x)), [], "an input or a constant"),
+    ("twice", lambda b, x: concatenate(b, *[relu(b, x)] * 2), [], "two places"),
+    ("channels", lambda b, x: concatenate(b, relu(b, x), relu(b, x), axis=3), [], "not contiguous"),
     (
         "a part of another",
-        lambda b, x: joined(b, rows(b, relu(b, x), 0, 2), relu(b, x)),
+        lambda b, x: concatenate(b, rows(b, relu(b, x), 0, 2), relu(b, x)),
         ["part"],
         "another name",
     ),
@@ -256,19 +256,19 @@ def test_parts_in_half_precision_have_one_type():
     types = {b.var.name: str(b.var.ty.dtype) for b in main_bindings(after)}
     assert set(types.values()) == {"float32"}
 
-    mod = graph(lambda b, x: relu(b, joined(b, relu(b, x), relu(b, x))))
+    mod = graph(lambda b, x: relu(b, concatenate(b, relu(b, x), relu(b, x))))
     after = StoreHalf()(GroupKernels()(mod))
-    (whole,) = [b for b in main_bindings(after) if operator(b.value) == "concat"]
-    assert str(whole.var.ty.dtype) == "float16"
-    assert {str(part.ty.dtype) for part in whole.value.args[0].fields} == {"float16"}
+    (concatenation,) = [b for b in main_bindings(after) if operator(b.value) == "concat"]
+    assert str(concatenation.var.ty.dtype) == "float16"
+    assert {str(part.ty.dtype) for part in concatenation.value.args[0].fields} == {"float16"}
 
 
 # ---- which results take over an operand ----
 
 
 def overwritten(mod: tvm.IRModule) -> list[tuple[str, str]]:
-    found = buffers(allocated(mod))
-    return [(new.var.name, old.var.name) for new, old in found.overwritten.items()]
+    lowered = buffers(allocate(mod))
+    return [(new.var.name, old.var.name) for new, old in lowered.overwritten.items()]
 
 
 def conv(builder, x):
@@ -304,15 +304,17 @@ OVERWRITING = [
 def test_which_results_overwrite(make, count):
     mod = graph(make)
     assert len(overwritten(mod)) == count
-    results, expected = execute(mod)[0], kept_apart(mod)
+    results, expected = execute(mod)[0], run_unshared(mod)
     assert all(np.array_equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def test_a_kernel_that_overwrites_promises_nothing_about_aliases():
-    mod = allocated(graph(lambda b, x: add(b, conv(b, x), pool(b, x))))
+    mod = allocate(graph(lambda b, x: add(b, conv(b, x), pool(b, x))))
     after = PlanPool(lambda liveness: plan(liveness.lifetimes))(mod)
-    kept = [bool(f.attrs["tirx.noalias"]) for gv, f in after.functions_items() if gv.name_hint != "main"]
-    assert sorted(kept) == [False, True]
+    noalias_flags = [
+        bool(f.attrs["tirx.noalias"]) for gv, f in after.functions_items() if gv.name_hint != "main"
+    ]
+    assert sorted(noalias_flags) == [False, True]
 
 
 # ---- PlanPool ----
@@ -326,7 +328,7 @@ class Stacked:
     pool_bytes: int
 
 
-def stacked(liveness) -> Stacked:
+def stack_lifetimes(liveness) -> Stacked:
     sizes = [-(-life.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for life in liveness.lifetimes]
     begins = list(itertools.accumulate(sizes, initial=0))
     offsets = {life.name: begin for life, begin in zip(liveness.lifetimes, begins)}
@@ -334,8 +336,8 @@ def stacked(liveness) -> Stacked:
 
 
 def test_plan_pool_rewrites_every_allocation():
-    before = allocated(graph(lambda b, x: pool(b, conv(b, x))))
-    after = PlanPool(stacked)(before)
+    before = allocate(graph(lambda b, x: pool(b, conv(b, x))))
+    after = PlanPool(stack_lifetimes)(before)
     kinds = [operator(b.value) for block in after["main"].body.blocks for b in block.bindings]
     assert kinds.count("memory.alloc_storage") == 1 and "builtin.alloc_tensor" not in kinds
     tensors = [
@@ -348,6 +350,6 @@ def test_plan_pool_rewrites_every_allocation():
 
 
 def test_plan_pool_leaves_what_allocates_nothing():
-    after = PlanPool(stacked)(PlanPool(stacked)(allocated(graph(lambda b, x: relu(b, x)))))
+    after = PlanPool(stack_lifetimes)(PlanPool(stack_lifetimes)(allocate(graph(lambda b, x: relu(b, x)))))
     kinds = [operator(b.value) for block in after["main"].body.blocks for b in block.bindings]
     assert kinds.count("memory.alloc_storage") == 1

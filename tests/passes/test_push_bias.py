@@ -116,8 +116,8 @@ def test_a_reader_that_takes_no_bias_leaves_it_where_it_is(reader):
 def test_a_bias_stays_if_one_of_two_readers_does_not_take_it():
     def body(builder, x):
         t = bias(builder, conv(builder, x))
-        linear, other = conv(builder, t, seed=7), builder.emit(relax.op.nn.relu(t))
-        return builder.emit(relax.op.add(linear, other))
+        linear, rectified = conv(builder, t, seed=7), builder.emit(relax.op.nn.relu(t))
+        return builder.emit(relax.op.add(linear, rectified))
 
     before = module(body)
     tvm.ir.assert_structural_equal(PushBias()(before), before)
@@ -125,7 +125,7 @@ def test_a_bias_stays_if_one_of_two_readers_does_not_take_it():
 
 @settings(max_examples=examples(15), derandomize=True, deadline=None)
 @given(st.data())
-def test_any_graph_of_these_operators_keeps_its_values_and_a_second_run_changes_nothing(data):
+def test_graphs_keep_their_values_and_a_second_run_changes_nothing(data):
     def body(builder, x):
         tensors = [x]
         for step in range(data.draw(st.integers(2, 8))):

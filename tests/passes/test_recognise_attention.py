@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from decoders import Decoder
+from decoders import DecoderModel
 from graphs import PLAIN_CODE, close, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from pimflow import frontend
 from pimflow.compiler import phases
 from pimflow.core.attention import Attention, attend
 from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.relay_passes.attention import ATTENTION, attention_function, attention_of
+from pimflow.relay_passes.attention import ATTENTION, attention_from_call, attention_function
 from pimflow.relay_passes.canonical import attention_operands
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.flat import main_bindings, operator
@@ -32,10 +32,10 @@ STEP = Attention(
 )
 
 
-def found(mod: tvm.IRModule) -> list[Attention]:
+def attention_calls(mod: tvm.IRModule) -> list[Attention]:
     """The attention that ``main`` calls."""
-    each = (attention_of(mod, binding.value) for binding in main_bindings(mod))
-    return [attention for attention in each if attention is not None]
+    calls = (attention_from_call(mod, binding.value) for binding in main_bindings(mod))
+    return [attention for attention in calls if attention is not None]
 
 
 @I.ir_module
@@ -93,7 +93,7 @@ def plain(mod: tvm.IRModule) -> tvm.IRModule:
 
 def test_the_products_become_one_call():
     after = RecogniseAttention()(Before)
-    assert found(after) == [
+    assert attention_calls(after) == [
         Attention(batch=1, heads=2, kv_heads=2, head_size=4, value_size=5, queries=1, keys=3, scale=0.5)
     ]
     tvm.ir.assert_structural_equal(plain(after), Expected)
@@ -114,7 +114,7 @@ def test_a_cache_of_any_size_is_found():
             values = builder.emit(op.permute_dims(v, [0, 2, 1, 3]))
             y = builder.emit_output(op.matmul(scores, values))
         builder.emit_func_output(y)
-    (attention,) = found(RecogniseAttention()(builder.get()))
+    (attention,) = attention_calls(RecogniseAttention()(builder.get()))
     assert (attention.batch, attention.heads, attention.kv_heads, attention.keys) == (
         batch,
         heads,
@@ -134,9 +134,9 @@ def test_places_are_those_of_numpy(data):
     for _ in range(data.draw(st.integers(0, 4))):
         kind = data.draw(st.sampled_from(["reshape", "permute_dims", "broadcast_to", "repeat"]))
         if kind == "reshape":
-            whole = int(array.size)
-            first = data.draw(st.sampled_from([n for n in range(1, whole + 1) if whole % n == 0]))
-            array, value = array.reshape(first, -1), op.reshape(last, (first, whole // first))
+            count = int(array.size)
+            first = data.draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
+            array, value = array.reshape(first, -1), op.reshape(last, (first, count // first))
         elif kind == "permute_dims":
             axes = data.draw(st.permutations(range(array.ndim)))
             array, value = array.transpose(axes), op.permute_dims(last, axes)
@@ -173,16 +173,16 @@ FORMS = {
 @pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS.keys())
 def decoder(request):
     """A network, and what it is made of."""
-    return frontend.load(Decoder(**request.param).model()), request.param
+    return frontend.load(DecoderModel(**request.param).model()), request.param
 
 
 def test_every_form_is_described(decoder):
-    network, made = decoder
-    (attention,) = found(network.module)
-    tokens, mask = made.get("tokens", 1), made.get("mask", "")
+    network, options = decoder
+    (attention,) = attention_calls(network.module)
+    tokens, mask = options.get("tokens", 1), options.get("mask", "")
     assert attention == replace(
         STEP,
-        kv_heads=made.get("kv_heads", 4),
+        kv_heads=options.get("kv_heads", 4),
         queries=tokens,
         keys=7 + tokens,
         scale=pytest.approx(8**-0.5),
@@ -196,7 +196,7 @@ def test_a_build_gives_what_onnx_runtime_gives(decoder):
     network, _ = decoder
     machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
     values = network.example_inputs()
-    results = machine["main"](*(tvm.runtime.tensor(each) for each in values.values()))
+    results = machine["main"](*(tvm.runtime.tensor(value) for value in values.values()))
     for got, expected in zip(results, network.reference(values), strict=True):
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4, atol=1e-4)
 
@@ -204,25 +204,25 @@ def test_a_build_gives_what_onnx_runtime_gives(decoder):
 def test_a_region_is_the_kernels_that_are_built(decoder):
     network, _ = decoder
     regions = extract_regions(network.module).regions
-    (region,) = (each for each in regions if each.attention)
-    assert (region.operator, region.attention) == ("attention", *found(network.module))
+    (region,) = (candidate for candidate in regions if candidate.attention)
+    assert (region.operator, region.attention) == ("attention", *attention_calls(network.module))
     assert region.inputs[-2:] == ("present.0.key.append", "present.0.value.append") or region.attention.masked
     kernels = gpu_kernels(region, "fp16")
     assert [kernel.kind for kernel in kernels] == ["gemm", "stream", "gemm"]
     assert sum(kernel.macs for kernel in kernels if kernel.kind == "gemm") == region.attention.macs
     built = GroupKernels()(network.module)
     calls = (b.value for b in main_bindings(built) if isinstance(b.value, relax.Call))
-    made = [call.op for call in calls if isinstance(call.op, tvm.ir.GlobalVar)]
+    kernel_calls = [call.op for call in calls if isinstance(call.op, tvm.ir.GlobalVar)]
     assert not any(ATTENTION in (f.attrs or {}) for f in built.functions.values())
-    assert len(made) == sum(len(gpu_kernels(each, "fp16")) for each in regions)
+    assert len(kernel_calls) == sum(len(gpu_kernels(candidate, "fp16")) for candidate in regions)
 
 
 def test_the_first_product_reads_each_key_once():
     """Query heads that share keys are rows of one product: on the GPU too, the cache is read once."""
     (region,) = (
-        each
-        for each in extract_regions(frontend.load(Decoder(kv_heads=1).model()).module).regions
-        if each.attention
+        candidate
+        for candidate in extract_regions(frontend.load(DecoderModel(kv_heads=1).model()).module).regions
+        if candidate.attention
     )
     first, _, last = gpu_kernels(region, "fp16")
     read = sum(kernel.groups * kernel.n * kernel.k for kernel in (first, last))
@@ -235,18 +235,20 @@ def _square(emit, q, k, v):
     return emit(op.matmul(weights, v))
 
 
-def _returned(emit, q, k, v):
+def _with_scores(emit, q, k, v):
     scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]))))
     return relax.Tuple([emit(op.matmul(emit(op.nn.softmax(scores)), v)), scores])
 
 
-def _over_queries(emit, q, k, v):
+def _softmax_over_queries(emit, q, k, v):
     weights = emit(op.nn.softmax(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), axis=2))
     return emit(op.matmul(weights, v))
 
 
 @pytest.mark.parametrize(
-    ("network", "tokens"), [(_square, 5), (_returned, 2), (_over_queries, 2)], ids=["square", "kept", "axis"]
+    ("network", "tokens"),
+    [(_square, 5), (_with_scores, 2), (_softmax_over_queries, 2)],
+    ids=["square", "kept", "axis"],
 )
 def test_other_products_stay(network, tokens):
     mod = graph(network, (1, 2, tokens, 4), (1, 2, 5, 4), (1, 2, 5, 3))
@@ -254,7 +256,7 @@ def test_other_products_stay(network, tokens):
 
 
 @st.composite
-def described(draw):
+def attentions(draw):
     """Attention of every kind."""
     kv_heads, positioned = draw(st.sampled_from([1, 2])), draw(st.booleans())
     return Attention(
@@ -276,11 +278,11 @@ def described(draw):
 
 
 @settings(max_examples=examples(24))
-@given(described(), st.integers(0, 3))
+@given(attentions(), st.integers(0, 3))
 def test_the_operators_compute_what_the_description_says(attention, seed):
     rng = np.random.default_rng(seed)
     dims = (attention.query_shape, attention.key_shape, attention.value_shape)
-    q, k, v = (rng.normal(size=each).astype(np.float32) for each in dims)
+    q, k, v = (rng.normal(size=dims_of).astype(np.float32) for dims_of in dims)
     given = {"mask": rng.normal(size=(1, 1, *attention.score_shape[2:])).astype(np.float32)}
     given["position"] = rng.integers(0, attention.keys - attention.queries + 1, attention.batch)
     given = {
@@ -308,15 +310,15 @@ def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
 
     dims = [(1, 4, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
     rng = np.random.default_rng(0)
-    operands = [torch.from_numpy(rng.normal(size=each).astype(np.float32)) for each in dims]
+    operands = [torch.from_numpy(rng.normal(size=item).astype(np.float32)) for item in dims]
     if masked:
         operands.append(torch.tensor([[0.0] * 6 + [-torch.inf], [-torch.inf] * 7])[None, None])
     network = frontend.load(torch.export.export(Step(), tuple(operands)))
-    (attention,) = found(network.module)
+    (attention,) = attention_calls(network.module)
     assert (attention.kv_heads, attention.scale) == (2, pytest.approx(0.5))
-    (call,) = (b.value for b in main_bindings(network.module) if attention_of(network.module, b.value))
-    made = {b.var: b.value for b in main_bindings(network.module)}
-    assert [operator(made[each]) for each in call.args[1:3]] == ["concat", "concat"]
+    (call,) = (b.value for b in main_bindings(network.module) if attention_from_call(network.module, b.value))
+    values = {b.var: b.value for b in main_bindings(network.module)}
+    assert [operator(values[item]) for item in call.args[1:3]] == ["concat", "concat"]
     machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
-    got = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in operands))
+    got = machine["main"](*(tvm.runtime.tensor(item.numpy()) for item in operands))
     np.testing.assert_allclose(got.numpy(), Step()(*operands).numpy(), rtol=1e-5, atol=1e-5)

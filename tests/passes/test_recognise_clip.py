@@ -21,13 +21,13 @@ def kernels(shape: tuple[int, int], *steps) -> tvm.IRModule:
     """
     builder = relax.BlockBuilder()
     y = x = relax.Var("x", relax.TensorType(shape, "float32"))
-    given = [
-        relax.const(what) if isinstance(what, float) else relax.Var(name, relax.TensorType(what, "float32"))
-        for name, what, _ in steps
+    operands = [
+        relax.const(spec) if isinstance(spec, float) else relax.Var(name, relax.TensorType(spec, "float32"))
+        for name, spec, _ in steps
     ]
-    with builder.function("main", [x, *(var for var in given if isinstance(var, relax.Var))]):
+    with builder.function("main", [x, *(var for var in operands if isinstance(var, relax.Var))]):
         with builder.dataflow():
-            for (name, _, element), operand in zip(steps, given):
+            for (name, _, element), operand in zip(steps, operands):
                 y = builder.emit_te(
                     lambda a, low, f=element: te.compute(a.shape, lambda i, j: f(a, low, i, j)),
                     y,
@@ -57,17 +57,17 @@ class Expected:
 
 
 # None clamps an element by a scalar: a transpose, a scaled clamp, a clamp by a row, a sum.
-def scaled(x, low, i, j):
+def max_of_double(x, low, i, j):
     return te.max(x[i, j] * 2.0, low())
 
 
 OtherKernels = kernels(
     (3, 3),
     ("turned", 0.0, lambda x, low, i, j: te.max(x[j, i], low())),
-    ("scaled", 0.0, scaled),
+    ("scaled", 0.0, max_of_double),
     ("by_row", (3,), lambda x, low, i, j: te.max(x[i, j], low[j])),
     ("tensors", 1.0, lambda x, low, i, j: x[i, j] + low()),
-    ("scaled_by_a_parameter", (), scaled),
+    ("scaled_by_a_parameter", (), max_of_double),
 )
 
 
@@ -90,7 +90,7 @@ def clip(low: float | None, high: float | None, dtype: int = TensorProto.FLOAT) 
     node = helper.make_node("Clip", operands, ["y"], name="clip")
     model = onnx_model([node], {"x": (2, 3)}, {n: np.array(v) for n, v in bounds.items()}, ["y"], dtype)
     passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(passes)(onnx_graph.imported(model))
+    return tvm.transform.Sequential(passes)(onnx_graph.import_onnx(model))
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
 from pimflow.frontend import load, onnx_graph, onnx_runtime
-from pimflow.frontend.onnx_rewrites import without_weights
+from pimflow.frontend.onnx_rewrites import strip_weights
 
 
 @st.composite
-def stored_models(draw):
+def models(draw):
     """Of one addition, with tensors of all sizes, as raw bytes or as typed values."""
     sizes = draw(st.lists(st.integers(0, 3000), min_size=1, max_size=4))
     tensors = []
@@ -37,11 +37,11 @@ def stored_models(draw):
 
 
 @settings(max_examples=examples(15))
-@given(stored_models())
+@given(models())
 def test_what_the_reference_reads_is_the_model(model):
     before = model.SerializeToString()
     with tempfile.TemporaryDirectory() as folder:
-        path = onnx_runtime.stored(model, Path(folder), without_weights(model))
+        path = onnx_runtime.write_model(model, Path(folder), strip_weights(model))
         loaded = onnx.load(path)
         for tensor in loaded.graph.initializer:
             tensor.ClearField("data_location")  # onnx writes the default there
@@ -57,14 +57,16 @@ def test_what_the_reference_reads_is_the_model(model):
 
 def test_weights_drawn_where_they_are_kept_are_those_of_the_model():
     """Networks of the zoo are never held as models with their weights."""
-    whole, network = zoo.load_model("toy"), load("toy")
-    tvm.ir.assert_structural_equal(onnx_graph.from_onnx(whole), network.module)
+    full_model, network = zoo.load_model("toy"), load("toy")
+    tvm.ir.assert_structural_equal(onnx_graph.from_onnx(full_model), network.module)
     with tempfile.TemporaryDirectory() as folder:
-        model = zoo.load_model("toy", filled=False)
-        read = onnx.load(onnx_runtime.stored(model, Path(folder), without_weights(model)))
+        model = zoo.load_model("toy", fill_weights=False)
+        read = onnx.load(onnx_runtime.write_model(model, Path(folder), strip_weights(model)))
     assert {t.name: numpy_helper.to_array(t).tobytes() for t in read.graph.initializer} == {
-        t.name: numpy_helper.to_array(t).tobytes() for t in whole.graph.initializer
+        t.name: numpy_helper.to_array(t).tobytes() for t in full_model.graph.initializer
     }
     inputs = network.example_inputs()
-    for y, expected in zip(network.reference(inputs), onnx_runtime.reference(whole)(inputs), strict=True):
+    for y, expected in zip(
+        network.reference(inputs), onnx_runtime.reference(full_model)(inputs), strict=True
+    ):
         np.testing.assert_array_equal(y, expected)

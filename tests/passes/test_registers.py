@@ -8,8 +8,8 @@ from tvm.script import tirx as T
 
 from pimflow.compiler import phases
 from pimflow.hardware import system
-from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.schedules.thread_registers import thread_registers
+from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.relay_passes.schedules.thread_registers import allocate_in_threads
 
 
 @T.prim_func(s_tir=True)
@@ -36,24 +36,28 @@ def own(x: T.Buffer((2, 4), "int32"), y: T.Buffer((2, 4), "int32")):
 
 def test_rewrite():
     named = own.with_attr("global_symbol", "shared")
-    tvm.ir.assert_structural_equal(thread_registers(shared), named)
-    tvm.ir.assert_structural_equal(thread_registers(named), named)
+    tvm.ir.assert_structural_equal(allocate_in_threads(shared), named)
+    tvm.ir.assert_structural_equal(allocate_in_threads(named), named)
 
 
-def allocated_outside(body: tirx.Stmt) -> list[tirx.Buffer]:
+def registers_outside(body: tirx.Stmt) -> list[tirx.Buffer]:
     """Registers that no thread allocates."""
-    found, inside = [], []
+    outer, inside = [], []
 
     def launch(stmt: tirx.AttrStmt) -> None:
         if stmt.attr_key == "thread_extent":
-            tvm_ffi.structural_walk(stmt.body, [(tirx.AllocBuffer, lambda each: inside.append(each.buffer))])
+            tvm_ffi.structural_walk(
+                stmt.body, [(tirx.AllocBuffer, lambda allocation: inside.append(allocation.buffer))]
+            )
 
     visitors = [
         (tirx.AttrStmt, launch),
-        (tirx.AllocBuffer, lambda each: found.append(each.buffer)),
+        (tirx.AllocBuffer, lambda allocation: outer.append(allocation.buffer)),
     ]
     tvm_ffi.structural_walk(body, visitors)
-    return [b for b in found if b.scope() == "local" and not any(b.same_as(each) for each in inside)]
+    return [
+        b for b in outer if b.scope() == "local" and not any(b.same_as(allocation) for allocation in inside)
+    ]
 
 
 SCANS = [(relax.op.cumsum, axis, exclusive) for axis in (0, 1, 2) for exclusive in (False, True)]
@@ -67,10 +71,10 @@ def test_scans_along_any_axis(scan, axis, exclusive):
         with builder.dataflow():
             y = builder.emit_output(builder.emit(scan(x, axis=axis, exclusive=exclusive)))
         builder.emit_func_output(y)
-    lowered = phases.allocate(builder.get(), named_target("cuda+pim"), system())
+    lowered = phases.allocate(builder.get(), target_by_name("cuda+pim"), system())
     kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
-    assert kernels and not any(allocated_outside(kernel.body) for kernel in kernels)
+    assert kernels and not any(registers_outside(kernel.body) for kernel in kernels)
 
 
 def test_registers_outside_are_found():
-    assert len(allocated_outside(shared.body)) == 1 and not allocated_outside(own.body)
+    assert len(registers_outside(shared.body)) == 1 and not registers_outside(own.body)

@@ -15,7 +15,7 @@ from tvm.script import relax as R
 from pimflow.errors import UsageError
 from pimflow.memory.reorder import StepGraph, reorder
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
+from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, order_constraints
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 CHANNELS = 16
@@ -75,7 +75,7 @@ def test_what_is_no_order_is_refused(order, says):
 
 
 def test_what_would_change_kernels_waits():
-    assert waits(EarlyReader) == {"conv": ("early",)}
+    assert order_constraints(EarlyReader) == {"conv": ("early",)}
     regions = extract_regions(EarlyReader).regions
     assert [r.name for r in regions] == ["sum", "early", "conv"]
 
@@ -86,14 +86,14 @@ def networks(draw) -> tvm.IRModule:
     filters = np.ones((CHANNELS, 3, 3, CHANNELS), np.float32)
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 8, 8, CHANNELS), "float32"))
-    made: list[relax.Var] = [x]
+    values: list[relax.Var] = [x]
     with builder.function("main", [x]):
         with builder.dataflow():
             for index in range(draw(st.integers(2, 14))):
-                first = draw(st.sampled_from(made[-5:]))
+                first = draw(st.sampled_from(values[-5:]))
                 rows = int(first.ty.shape[1])
-                alike = [var for var in made[-6:] if int(var.ty.shape[1]) == rows]
-                second = draw(st.sampled_from(alike))
+                same_height = [var for var in values[-6:] if int(var.ty.shape[1]) == rows]
+                second = draw(st.sampled_from(same_height))
                 kind = draw(st.sampled_from(["conv", "pool", "relu", "add", "add", "concat", "slice"]))
                 if kind == "conv":
                     layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
@@ -111,9 +111,9 @@ def networks(draw) -> tvm.IRModule:
                     )
                 else:
                     value = relax.op.add(first, second)
-                made.append(builder.emit(value, name_hint=f"t{index}"))
-            mod_reads = draw(st.lists(st.sampled_from(made[1:]), min_size=1, max_size=3, unique=True))
-            output = builder.emit_output(relax.Tuple([*dict.fromkeys((*mod_reads, made[-1]))]))
+                values.append(builder.emit(value, name_hint=f"t{index}"))
+            mod_reads = draw(st.lists(st.sampled_from(values[1:]), min_size=1, max_size=3, unique=True))
+            output = builder.emit_output(relax.Tuple([*dict.fromkeys((*mod_reads, values[-1]))]))
         builder.emit_func_output(output)
     mod = relax.transform.DeadCodeElimination(["main"])(builder.get())
     return relax.transform.CanonicalizeBindings()(mod)
@@ -122,22 +122,24 @@ def networks(draw) -> tvm.IRModule:
 def forward(mod: tvm.IRModule, graph) -> dict[str, tuple[str, ...]]:
     """What waits for what; where that is not the given order, regions are tied to it and none may move."""
     place = {region.name: step for step, region in enumerate(graph.regions)}
-    found = waits(mod)
-    assume(all(place[first] < place[name] for name, firsts in found.items() for first in firsts))
-    return found
+    predecessors = order_constraints(mod)
+    assume(all(place[first] < place[name] for name, firsts in predecessors.items() for first in firsts))
+    return predecessors
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_any_order_has_the_same_regions(mod, draw):
     graph = extract_regions(mod)
-    wanted = forward(mod, graph)
-    left = {region.name: region for region in graph.regions}
+    required = forward(mod, graph)
+    remaining = {region.name: region for region in graph.regions}
     order: list[str] = []
-    while left:
-        ready = [n for n, r in left.items() if left.keys().isdisjoint({*r.inputs, *wanted.get(n, ())})]
+    while remaining:
+        ready = [
+            n for n, r in remaining.items() if remaining.keys().isdisjoint({*r.inputs, *required.get(n, ())})
+        ]
         order.append(draw.choice(ready))
-        del left[order[-1]]
+        del remaining[order[-1]]
     after = ReorderLayers(order)(mod)
     relax.analysis.well_formed(after)  # raises
     assert extract_regions(after).regions == tuple(graph.region(name) for name in order)
@@ -148,10 +150,10 @@ def test_any_order_has_the_same_regions(mod, draw):
 @given(networks())
 def test_a_found_order_is_one_of_them(mod):
     graph = extract_regions(mod)
-    steps = StepGraph.of_regions(graph, "fp16", waits=forward(mod, graph))
-    found = reorder(steps, seconds=2)
-    names = [graph.regions[step].name for step in found.order]
+    steps = StepGraph.from_regions(graph, "fp16", predecessors=forward(mod, graph))
+    reordering = reorder(steps, seconds=2)
+    names = [graph.regions[step].name for step in reordering.order]
     after = extract_regions(ReorderLayers(names)(mod))
     assert after.regions == tuple(graph.region(name) for name in names)
-    again = StepGraph.of_regions(after, "fp16")
-    assert again.peak_bytes() == found.peak_bytes <= found.given_peak_bytes
+    reordered_steps = StepGraph.from_regions(after, "fp16")
+    assert reordered_steps.peak_bytes() == reordering.peak_bytes <= reordering.original_peak_bytes

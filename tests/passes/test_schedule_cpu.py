@@ -15,14 +15,14 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from pimflow.compiler import phases
-from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.schedules.schedule_cpu import PARALLEL, ScheduleCpu
 
-CPU = named_target("llvm+pim")
+CPU = target_by_name("llvm+pim")
 
 
-def lowered(mod: tvm.IRModule) -> tvm.IRModule:
+def lower_kernels(mod: tvm.IRModule) -> tvm.IRModule:
     """As `ScheduleCpu` gets it."""
     with CPU:
         return tvm.transform.Sequential(phases.kernel_phases(CPU, "fp32"))(mod)
@@ -54,7 +54,7 @@ def convolutions(draw) -> tvm.IRModule:
     groups, inner, outer = draw(
         st.sampled_from([(1, 3, 10), (1, 16, 24), (4, 8, 6), (3, 1, 1), (16, 1, 1), (8, 1, 2), (1, 8, 1)])
     )
-    n, h, w, k = draw(st.tuples(*(st.integers(1, most) for most in (2, 17, 17, 3))))
+    n, h, w, k = draw(st.tuples(*(st.integers(1, limit) for limit in (2, 17, 17, 3))))
     attrs = {"strides": draw(st.integers(1, 2)), "padding": draw(st.integers(0, 2)), "groups": groups}
     epilogue = draw(st.sampled_from(["", "bias", "residual", "layout", "flat", "exp"]))
     prologue = draw(st.sampled_from(["", "sum", "exp", "layout"]))
@@ -75,7 +75,7 @@ def convolutions(draw) -> tvm.IRModule:
             y = emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, groups * outer)))))
         return emit(op.exp(y)) if epilogue == "exp" else y
 
-    return lowered(graph(network, (n, h + k, w + k, channels)))
+    return lower_kernels(graph(network, (n, h + k, w + k, channels)))
 
 
 @settings(max_examples=examples(12))
@@ -86,7 +86,7 @@ def test_convolutions_keep_bits(mod):
 
 @st.composite
 def reductions(draw) -> tvm.IRModule:
-    batch, m, k, n = draw(st.tuples(*(st.integers(1, most) for most in (2, 30, 40, 70))))
+    batch, m, k, n = draw(st.tuples(*(st.integers(1, limit) for limit in (2, 30, 40, 70))))
     kind = draw(st.sampled_from(["product", "mean", "rows", "all", "pool", "variance", "softmax"]))
 
     def network(emit, x):
@@ -100,7 +100,7 @@ def reductions(draw) -> tvm.IRModule:
         over = {"mean": [1], "rows": [2], "all": [0, 1, 2], "variance": [1, 2]}[kind]
         return emit((op.variance if kind == "variance" else op.mean)(x, over))
 
-    return lowered(graph(network, (batch, m, k)))
+    return lower_kernels(graph(network, (batch, m, k)))
 
 
 @settings(max_examples=examples(12))
@@ -125,7 +125,7 @@ def planes(draw) -> tvm.IRModule:
         y = emit(kind(x, (k, k), (stride, stride), (around,) * 4, layout=layout))
         return emit(op.exp(y) if behind == "exp" else op.nn.relu(y)) if behind else y
 
-    return lowered(graph(network, dims))
+    return lower_kernels(graph(network, dims))
 
 
 @settings(max_examples=examples(9))
@@ -137,7 +137,7 @@ def test_pools_in_every_layout_keep_bits(mod):
 
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
 def test_kernels_of_every_kind_keep_bits(network):
-    mod = lowered(graph(network, (1, 8, 8, 16)))
+    mod = lower_kernels(graph(network, (1, 8, 8, 16)))
     before, after = (tvm.compile(m, CPU) for m in (mod, ScheduleCpu()(mod)))
     x = tvm.runtime.tensor(np.random.default_rng(2).standard_normal((1, 8, 8, 16), np.float32))
     results = [relax.VirtualMachine(exe, tvm.cpu())["main"](x).numpy() for exe in (before, after)]
@@ -150,7 +150,7 @@ def block(emit, x):
 
 
 def test_a_convolution_has_no_tensor_inside():
-    mod = lowered(graph(block, (1, 28, 28, 32)))
+    mod = lower_kernels(graph(block, (1, 28, 28, 32)))
     assert large_tensors_inside(mod) == 3  # padding, convolution, bias
     after = keeps_bits(mod)
     assert large_tensors_inside(after) == 0
@@ -163,11 +163,11 @@ def test_rows_of_a_pool_are_padded_as_they_are_read():
     def pool(emit, x):
         return emit(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1)))
 
-    after = keeps_bits(lowered(graph(pool, (1, 64, 56, 56))))
+    after = keeps_bits(lower_kernels(graph(pool, (1, 64, 56, 56))))
     (func,) = kernels(after).values()
     assert len(lines(func, "if_then_else")) == 1 and lines(func, "T.parallel")
     assert large_tensors_inside(after) == 0
-    wide = lowered(graph(pool, (1, 2, 4, 300)))  # whose rows have no room on the stack
+    wide = lower_kernels(graph(pool, (1, 2, 4, 300)))  # whose rows have no room on the stack
     assert large_tensors_inside(keeps_bits(wide)) == 0
 
 
@@ -175,7 +175,7 @@ def test_what_is_costly_is_computed_once():
     def network(emit, x):
         return emit(convolution(emit(op.exp(x)), constant(8, 3, 3, 16), padding=1))
 
-    after = keeps_bits(lowered(graph(network, (1, 14, 14, 16))))
+    after = keeps_bits(lower_kernels(graph(network, (1, 14, 14, 16))))
     (func,) = kernels(after).values()
     assert [len(lines(func, text)) for text in ("T.exp", "if_then_else")] == [1, 1]
     assert large_tensors_inside(after) == 1
@@ -188,14 +188,14 @@ def test_what_flattens_the_sums_waits_for_all_of_them():
         y = emit(op.permute_dims(emit(op.nn.avg_pool2d(x, layout="NHWC")), [0, 3, 1, 2]))
         return emit(op.reshape(y, (1, 512 * 49)))
 
-    after = keeps_bits(lowered(graph(network, (1, 7, 7, 512))))
+    after = keeps_bits(lower_kernels(graph(network, (1, 7, 7, 512))))
     (func,) = kernels(after).values()
     assert lines(func, "T_reshape_intermediate[v_ax0, v_ax1] =")[0].startswith(" " * 12 + "T_reshape")
     assert large_tensors_inside(after) == 1
 
 
 def test_small_kernels_wake_no_threads():
-    (func,) = kernels(keeps_bits(lowered(graph(block, (1, 3, 3, 32))))).values()
+    (func,) = kernels(keeps_bits(lower_kernels(graph(block, (1, 3, 3, 32))))).values()
     assert not lines(func, "T.parallel")
 
 
@@ -269,12 +269,12 @@ def test_what_is_scheduled_stays():
 def test_what_is_no_plain_nest_stays():
     """A pool whose windows differ has a reduction inside of a block, and a sort is a call."""
     for name in ("adaptive pool", "sort"):
-        mod = lowered(graph(OPERATORS[name], (1, 8, 8, 16)))
+        mod = lower_kernels(graph(OPERATORS[name], (1, 8, 8, 16)))
         tvm.ir.assert_structural_equal(ScheduleCpu()(mod), mod)
 
 
 def test_a_nest_that_no_tile_fits_stays_a_nest():
-    mod = lowered(graph(block, (1, 5, 5, 32)))
+    mod = lower_kernels(graph(block, (1, 5, 5, 32)))
     with patch.object(s_tir.Schedule, "reverse_compute_at", side_effect=s_tir.ScheduleError("no")):
         (func,) = kernels(keeps_bits(mod)).values()
     assert not lines(func, "T.vectorized") and lines(func, "if_then_else") and not lines(func, "pad_temp[")
@@ -288,5 +288,5 @@ def test_a_long_chain_of_activations_stays_small():
             x = emit(op.nn.relu(x))
         return op.nn.relu(x)
 
-    scheduled = kernels(ScheduleCpu()(lowered(graph(network, (1, 4, 4, 8)))))
+    scheduled = kernels(ScheduleCpu()(lower_kernels(graph(network, (1, 4, 4, 8)))))
     assert 12 <= sum(func.script().count("T.Select") for func in scheduled.values()) <= 12 * 15

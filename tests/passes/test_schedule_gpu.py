@@ -27,7 +27,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.regions import kernel_groups
-from pimflow.relay_passes.schedules.loops import nodes, reduced
+from pimflow.relay_passes.schedules.loops import nodes, reduction_axes
 from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -42,7 +42,7 @@ def target(arch: str = TURING) -> tvm.target.Target:
     return tvm.target.Target({"kind": "cuda", "arch": arch, **limits}, {"kind": "llvm"})
 
 
-def lowered(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
+def lower_kernels(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
     """As `ScheduleGpu` gets it."""
     transform = relax.transform
     phases = [GroupKernels(), StoreHalf(), relax.backend.DispatchSortScan(), transform.LegalizeOps()]
@@ -52,11 +52,11 @@ def lowered(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
 
 
 def only_kernel(network, *shapes: tuple[int, ...]) -> tirx.PrimFunc:
-    (func,) = kernels(lowered(graph(network, *shapes))).values()
+    (func,) = kernels(lower_kernels(graph(network, *shapes))).values()
     return func
 
 
-def scheduled(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
+def schedule_gpu(mod: tvm.IRModule, arch: str = TURING) -> tvm.IRModule:
     with target(arch):
         return ScheduleGpu()(mod)
 
@@ -87,7 +87,7 @@ def same_values(func: tirx.PrimFunc, rule) -> None:
 
 @st.composite
 def depthwise_kernels(draw) -> tirx.PrimFunc:
-    n, h, w, c = draw(st.tuples(*(st.integers(1, most) for most in (2, 9, 14, 12))))
+    n, h, w, c = draw(st.tuples(*(st.integers(1, limit) for limit in (2, 9, 14, 12))))
     kh, kw, pad = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2))
     attrs = {
         "strides": draw(st.sampled_from([(1, 1), (2, 2), (1, 3)])),
@@ -118,7 +118,7 @@ def test_depthwise_needs_no_barriers_and_moves_vectors():
         y = emit(op.clip(emit(convolution(x, constant(32, 3, 3, 1), padding=1, groups=32)), 0, 6))
         return emit(convolution(y, constant(8, 1, 1, 32)))
 
-    func = kernels(lowered(graph(network, (1, 56, 56, 32))))["fused_lv"]
+    func = kernels(lower_kernels(graph(network, (1, 56, 56, 32))))["fused_lv"]
     schedule = Depthwise(30).apply(func, target(), False)
     source = cuda_source(schedule.mod["main"])
     assert "__shared__" not in source and "__syncthreads" not in source
@@ -145,7 +145,7 @@ def test_what_is_not_depthwise(network):
 @st.composite
 def products(draw) -> tirx.PrimFunc:
     if draw(st.booleans()):
-        batch, m, k, n = draw(st.tuples(*(st.integers(1, most) for most in (3, 40, 40, 40))))
+        batch, m, k, n = draw(st.tuples(*(st.integers(1, limit) for limit in (3, 40, 40, 40))))
         turned = draw(st.booleans())
 
         def network(emit, a, b):
@@ -216,7 +216,7 @@ def test_tiles_are_large_for_large_products_and_many_for_small_ones():
     ids=["pool", "mean", "rows", "all", "matrix-vector", "squeeze-excite"],
 )
 def test_reductions_keep_values(network):
-    for func in kernels(lowered(graph(network, (1, 13, 9, 40)))).values():
+    for func in kernels(lower_kernels(graph(network, (1, 13, 9, 40)))).values():
         if Reduce(30).apply(func, target(), False) is not None:
             same_values(func, Reduce(30))
             return
@@ -244,7 +244,7 @@ def test_rotated_rows_keep_values(func):
 
 def test_blocks_begin_their_rows_one_after_the_other():
     """As in the traces: each 512 bytes further on, and then around."""
-    assert ROTATED_BYTES == emitted.ROTATED_BYTES
+    assert ROTATED_BYTES == emitted.ROTATION_BYTES
     func = only_kernel(lambda emit, x: emit(convolution(x, constant(512, 1, 1, 2048))), (1, 1, 1, 2048))
     source = cuda_source(Reduce(30).apply(func, target(), False).mod["main"])
     begin = ROTATED_BYTES // 2  # elements of half
@@ -262,7 +262,7 @@ def test_blocks_begin_their_rows_one_after_the_other():
 )
 def test_other_reductions_begin_where_they_did(network):
     func = only_kernel(network, (1, 3, 3, 64))
-    (block,) = (b for b in nodes(func.body, s_tir.SBlock) if reduced(b))
+    (block,) = (b for b in nodes(func.body, s_tir.SBlock) if reduction_axes(b))
     assert not is_row_by_matrix(block)
 
 
@@ -271,14 +271,14 @@ def test_a_product_that_scales_a_map_is_two_launches(monkeypatch):
 
     Networks have no such kernels; modules of other tools may.
     """
-    monkeypatch.setattr(kernel_groups, "_broadcasts", lambda *_: False)
+    monkeypatch.setattr(kernel_groups, "_is_broadcast", lambda *_: False)
 
     def network(emit, x, y):
         gate = emit(op.sigmoid(emit(convolution(x, constant(240, 1, 1, 10)))))
         return emit(op.multiply(y, gate))
 
     func = only_kernel(network, (1, 1, 1, 10), (1, 14, 14, 240))
-    after = scheduled(tvm.IRModule({"kernel": func}))["kernel"]
+    after = schedule_gpu(tvm.IRModule({"kernel": func}))["kernel"]
     assert len(set(re.findall(r"__global__ .*?(\w+)\(float", cuda_source(after)))) == 2
     threads = re.findall(r'thread_binding\(T.int64\((\d+)\), thread="(\w+).x"', after.script())
     assert [kind for _, kind in threads] == ["blockIdx", "threadIdx"] * 2
@@ -332,15 +332,15 @@ class Expected:
 
 
 def test_rewrite():
-    after = scheduled(Before)
+    after = schedule_gpu(Before)
     tvm.ir.assert_structural_equal(after, Expected)
-    tvm.ir.assert_structural_equal(scheduled(after), after)
+    tvm.ir.assert_structural_equal(schedule_gpu(after), after)
     same_values(Before["total"], Reduce(30))
 
 
 def test_what_is_scheduled_stays():
     mod = tvm.IRModule({"total": Before["total"].with_attr("tirx.is_scheduled", True)})
-    tvm.ir.assert_structural_equal(scheduled(mod), mod)
+    tvm.ir.assert_structural_equal(schedule_gpu(mod), mod)
 
 
 def test_no_schedule_is_an_error():
@@ -353,7 +353,7 @@ def test_no_schedule_is_an_error():
 
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
 def test_every_kernel_gets_threads(network):
-    functions = kernels(scheduled(lowered(graph(network, (1, 8, 8, 16)))))
+    functions = kernels(schedule_gpu(lower_kernels(graph(network, (1, 8, 8, 16)))))
     assert functions
     for func in functions.values():
         assert func.attrs["tirx.is_scheduled"]
@@ -362,7 +362,7 @@ def test_every_kernel_gets_threads(network):
 
 @pytest.mark.parametrize("arch", long_but([], ["sm_75", "sm_80", "sm_90"]))
 def test_a_network_uses_tensor_cores_and_compiles(arch):
-    functions = kernels(scheduled(lowered(frontend.load("toy").module, arch), arch))
+    functions = kernels(schedule_gpu(lower_kernels(frontend.load("toy").module, arch), arch))
     sources = {name: cuda_source(func, arch) for name, func in functions.items()}
     multiplied = {name for name, source in sources.items() if "mma_sync" in source}
     assert multiplied == {n for n in sources if "conv" in n and "depthwise" not in n}

@@ -14,7 +14,7 @@ from tvm.relax import op
 from pimflow.compiler import phases
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import system
-from pimflow.pim_backend.runtime.targets import this_cpu
+from pimflow.pim_backend.runtime.targets import this_cpu_target
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.flat import main_bindings, operator
@@ -24,22 +24,22 @@ from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 ONE_BY_ONE = ("pointwise-hwc-14x32", "pointwise-chw-7x32", "direct-hwc-14x32")
 
 
-def scheduled(mod: tvm.IRModule) -> tvm.IRModule:
-    target = this_cpu()
+def schedule_cpu(mod: tvm.IRModule) -> tvm.IRModule:
+    target = this_cpu_target()
     with target:
-        return tvm.transform.Sequential(phases.scheduled_phases(target, system()))(mod)
+        return tvm.transform.Sequential(phases.scheduling_phases(target, system()))(mod)
 
 
 def loops(function: tirx.PrimFunc, kind: tirx.ForKind) -> list[int]:
     """Extents of loops of a kind."""
-    found: list[int] = []
+    extents: list[int] = []
 
     def note(loop: tirx.For) -> None:
         if loop.kind == kind:
-            found.append(int(loop.extent))
+            extents.append(int(loop.extent))
 
     tvm_ffi.structural_walk(function.body, [(tirx.For, note)], order="pre")
-    return found
+    return extents
 
 
 def joining(*channels: int):
@@ -62,8 +62,8 @@ def test_joined_maps(name, channels):
     last = list(layers(mod))[-1]
     after = SelectPrimitives({last: PRIMITIVES[name]})(mod)
     x = np.random.default_rng(0).standard_normal((1, 9, 9, 16), np.float32)
-    (expected,), (found,) = outputs(mod, [x]), outputs(after, [x])
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    (expected,), (result,) = outputs(mod, [x]), outputs(after, [x])
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE[::2])
@@ -71,7 +71,7 @@ def test_a_joined_map_is_read_where_its_parts_lie(name):
     """No copy of it, no sums written before what is behind them, and one nest with all that."""
     mod = joining(16, 32)
     last = list(layers(mod))[-1]
-    lowered = scheduled(SelectPrimitives({last: PRIMITIVES[name]})(mod))
+    lowered = schedule_cpu(SelectPrimitives({last: PRIMITIVES[name]})(mod))
     calls = [b.value for b in main_bindings(lowered) if operator(b.value) == "call_tir"]
     function = lowered[calls[-1].args[0]]
     assert len(calls) == 3 and "pimflow.workspaces" not in function.attrs
@@ -87,8 +87,11 @@ def test_a_joined_map_is_read_where_its_parts_lie(name):
 def test_every_core_has_work(name, size, channels):
     """Where filters fit into one panel or two and the map near a core, too."""
     layer = ConvGeometry(n=1, h=size, w=size, c=64, oc=channels)
-    made = kernel(PRIMITIVES[name], layer).with_attr("global_symbol", "main")
-    tasks = loops(ScheduleCpu()(tvm.IRModule({"main": made}))["main"], tirx.ForKind.PARALLEL)
-    most = max(tasks)
+    function = kernel(PRIMITIVES[name], layer).with_attr("global_symbol", "main")
+    tasks = loops(ScheduleCpu()(tvm.IRModule({"main": function}))["main"], tirx.ForKind.PARALLEL)
+    max_tasks = max(tasks)
     for cores in (2, 4):
-        assert most >= 2 * cores and -(-most // cores) * cores <= 1.25 * most, (most, cores)
+        assert max_tasks >= 2 * cores and -(-max_tasks // cores) * cores <= 1.25 * max_tasks, (
+            max_tasks,
+            cores,
+        )

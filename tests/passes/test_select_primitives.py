@@ -14,8 +14,8 @@ from tvm.relax import op
 from pimflow.compiler import phases as pipeline
 from pimflow.compiler.build import with_primitives
 from pimflow.errors import UsageError
-from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.primitives import PRIMITIVES, named
+from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
@@ -39,15 +39,15 @@ def network(emit, x):
 
 
 def layers(mod: tvm.IRModule) -> dict:
-    found = {layer_name(mod, b.var): layer_geometry(b.var.name, b.value) for b in main_bindings(mod)}
-    return {name: layer for name, layer in found.items() if layer is not None}
+    geometries = {layer_name(mod, b.var): layer_geometry(b.var.name, b.value) for b in main_bindings(mod)}
+    return {name: layer for name, layer in geometries.items() if layer is not None}
 
 
-def chosen(mod: tvm.IRModule, *preferred: str) -> dict:
+def choose_primitives(mod: tvm.IRModule, *preferred: str) -> dict:
     """For each layer the first primitive that applies, of the preferred first."""
     names = [name for start in preferred for name in PRIMITIVES if name.startswith(start)]
-    every = [PRIMITIVES[name] for name in [*names, *PRIMITIVES]]
-    return {name: next(p for p in every if p.applies(layer)) for name, layer in layers(mod).items()}
+    candidates = [PRIMITIVES[name] for name in [*names, *PRIMITIVES]]
+    return {name: next(p for p in candidates if p.applies(layer)) for name, layer in layers(mod).items()}
 
 
 PREFERENCES = {
@@ -64,20 +64,20 @@ PREFERENCES = {
 @pytest.mark.parametrize("preferred", long_but(["winograd"], PREFERENCES))
 def test_values_and_memory(preferred):
     mod = graph(network, (1, 14, 14, 16))
-    after = SinkLayout()(SelectPrimitives(chosen(mod, *preferred))(mod))
+    after = SinkLayout()(SelectPrimitives(choose_primitives(mod, *preferred))(mod))
     assert [operator(b.value) for b in main_bindings(after)].count("call_tir") == 5
     x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
-    (expected,), (found,) = run(mod, x), outputs(after, [x])
+    (expected,), (result,) = run(mod, x), outputs(after, [x])
     bound = 1e-4 if "winograd-2d-f4-hwc" in preferred else 1e-5  # F(4, 3) adds and subtracts larger numbers
-    assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+    assert np.abs(result - expected).max() <= bound * np.abs(expected).max()
     assert not hides_memory(pipeline.build(after))
-    tvm.ir.assert_structural_equal(SelectPrimitives(chosen(mod, *preferred))(after), after)
+    tvm.ir.assert_structural_equal(SelectPrimitives(choose_primitives(mod, *preferred))(after), after)
 
 
 def test_layouts_change_once():
     """Between layers of one layout nothing is transformed, elementwise operators included."""
     mod = graph(network, (1, 14, 14, 16))
-    after = with_primitives(mod, chosen(mod, *PREFERENCES["chw"]))
+    after = with_primitives(mod, choose_primitives(mod, *PREFERENCES["chw"]))
     moved = [b for b in main_bindings(after) if operator(b.value) == "permute_dims"]
     assert len(moved) <= 4  # into CHW, out of it before the map is flattened; the vector of the product twice
 
@@ -95,13 +95,13 @@ def test_blocks_stay_between_layers():
         return emit(convolution(emit(op.clip(z, 0, 6)), constant(16, 1, 1, 32)))
 
     mod = graph(blocks, (1, 7, 7, 16))
-    choices = chosen(mod, "direct-chwc16")
+    choices = choose_primitives(mod, "direct-chwc16")
     after = with_primitives(mod, choices)
     kinds = [operator(b.value) for b in main_bindings(after)]
     assert kinds.count("call_tir") == 3 and kinds.count("permute_dims") == 2  # of the input, and the result
     x = np.random.default_rng(0).standard_normal((1, 7, 7, 16), np.float32)
-    (expected,), (found,) = outputs(mod, [x]), outputs(after, [x])
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    (expected,), (result,) = outputs(mod, [x]), outputs(after, [x])
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_what_is_not_chosen_stays():
@@ -110,7 +110,7 @@ def test_what_is_not_chosen_stays():
     kinds = [[operator(b.value) for b in main_bindings(m) if operator(b.value)] for m in (mod, same)]
     assert kinds[0] == kinds[1]
     name, _ = next(iter(layers(mod).items()))
-    after = SelectPrimitives({name: named("im2row-hwc-7x32")})(mod)
+    after = SelectPrimitives({name: get_primitive("im2row-hwc-7x32")})(mod)
     kinds = [operator(b.value) for b in main_bindings(after)]
     assert [kinds.count(kind) for kind in ("call_tir", "nn.conv2d", "matmul")] == [1, 3, 1]
     assert shape(after["main"].body.body) == shape(mod["main"].body.body)
@@ -125,24 +125,30 @@ def test_what_is_not_chosen_stays():
 )
 def test_kernels_for_a_gpu(first):
     """Values with the threads one after the other; what is fused behind a primitive is in its last launch."""
-    mod, cuda = graph(network, (1, 14, 14, 16)), named_target("cuda+pim")
+    mod, cuda = graph(network, (1, 14, 14, 16)), target_by_name("cuda+pim")
     preferred = [f"{first}-cuda", "pointwise-cuda", "depthwise-cuda", "implicit-gemm-cuda"]
-    phases = [SelectPrimitives(chosen(mod, *preferred)), *pipeline.kernel_phases(cuda, "fp32"), ScheduleGpu()]
+    phases = [
+        SelectPrimitives(choose_primitives(mod, *preferred)),
+        *pipeline.kernel_phases(cuda, "fp32"),
+        ScheduleGpu(),
+    ]
     with cuda:
         after = tvm.transform.Sequential(phases)(mod)
     kernels = {gv: f for gv, f in after.functions_items() if isinstance(f, tirx.PrimFunc)}
     for gv, function in kernels.items():
         after[gv] = one_after_the_other(function.with_attr("global_symbol", gv.name_hint))
     x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
-    found = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    result = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](
+        tvm.runtime.tensor(x)
+    ).numpy()
     (expected,) = run(mod, x)
     assert len(kernels) == 5
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_an_operator_of_a_gpu_stays_one():
     mod = graph(network, (1, 14, 14, 16))
-    operators = dict.fromkeys(layers(mod), named("operator-cuda-hwc"))
+    operators = dict.fromkeys(layers(mod), get_primitive("operator-cuda-hwc"))
     kinds = [[operator(b.value) for b in main_bindings(m)] for m in (mod, SelectPrimitives(operators)(mod))]
     assert kinds[1].count("call_tir") == 0 and kinds[1].count("nn.conv2d") == kinds[0].count("nn.conv2d")
 
@@ -151,4 +157,4 @@ def test_a_primitive_that_does_not_apply():
     mod = graph(network, (1, 14, 14, 16))
     name = next(name for name, layer in layers(mod).items() if layer.groups > 1)
     with pytest.raises(UsageError, match=f"'winograd-2d-f2-hwc-7x32' does not apply to layer '{name}'"):
-        SelectPrimitives({name: named("winograd-2d-f2-hwc-7x32")})(mod)
+        SelectPrimitives({name: get_primitive("winograd-2d-f2-hwc-7x32")})(mod)

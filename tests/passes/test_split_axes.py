@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import convolved, inputs, operators, run, same_bits
+from graphs import conv2d_nhwc, inputs, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -29,7 +29,7 @@ class Convolution:
     @R.function
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
-            conv = convolved(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+            conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
             y = R.nn.relu(conv)
             R.output(y)
         return y
@@ -40,8 +40,8 @@ class Channels:
     @R.function
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
-            pim = convolved(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
-            gpu = convolved(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
+            pim = conv2d_nhwc(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
+            gpu = conv2d_nhwc(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
             conv = R.concat((gpu, pim), axis=-1)
             y = R.nn.relu(conv)
             R.output(y)
@@ -54,9 +54,9 @@ class Batch:
     def main(x: R.Tensor((3, 9, 6, 5), "float32")):
         with R.dataflow():
             second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
-            pim = convolved(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
+            pim = conv2d_nhwc(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
             first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
-            gpu = convolved(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
+            gpu = conv2d_nhwc(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
             conv = R.concat((gpu, pim), axis=0)
             y = R.nn.relu(conv)
             R.output(y)
@@ -104,8 +104,8 @@ def test_rewrite(name):
     assert {"conv", "conv__gpu", "conv__pim"} <= {b.var.name for b in main_bindings(after)}
     tvm.ir.assert_structural_equal(split({"conv": gpu})(after), after)
     if name == "reduction":
-        ((whole,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
-        assert np.abs(whole - parts).max() <= 1e-5 * np.abs(whole).max()
+        ((unsplit,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
+        assert np.abs(unsplit - parts).max() <= 1e-5 * np.abs(unsplit).max()
     else:
         assert same_bits(before, after)
 
@@ -178,6 +178,6 @@ def test_any_split_gives_the_values(case):
     after = CASES[axis][0]({"conv": gpu})(before)
     kind = "matmul" if "matmul" in operators(before) else "nn.conv2d"
     assert operators(after).count(kind) == 2
-    ((whole,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
-    assert whole.shape == parts.shape
-    assert np.abs(whole - parts).max() <= 1e-5 * np.abs(whole).max()
+    ((unsplit,), (parts,)) = (run(mod, *inputs(before)) for mod in (before, after))
+    assert unsplit.shape == parts.shape
+    assert np.abs(unsplit - parts).max() <= 1e-5 * np.abs(unsplit).max()

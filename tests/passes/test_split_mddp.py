@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import tvm
-from by_numpy import evaluated
-from graphs import convolved, operators, same_bits
+from by_numpy import evaluate_by_numpy
+from graphs import conv2d_nhwc, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -26,7 +26,7 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 9, 6, 5), "float32")):
         with R.dataflow():
-            conv = convolved(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+            conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
             y = R.nn.relu(conv)
             R.output(y)
         return y
@@ -40,9 +40,9 @@ class Expected:
     def main(x: R.Tensor((1, 9, 6, 5), "float32")):
         with R.dataflow():
             gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
-            gpu = convolved(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
+            gpu = conv2d_nhwc(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
             pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
-            pim = convolved(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
+            pim = conv2d_nhwc(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
             conv = R.concat((gpu, pim), axis=1)
             y = R.nn.relu(conv)
             R.output(y)
@@ -65,7 +65,7 @@ class Symmetric:
     def main(x: R.Tensor((1, 9, 8, 4), "float32")):
         with R.dataflow():
             active = R.nn.relu(x)
-            conv = convolved(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
+            conv = conv2d_nhwc(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
             R.output(conv)
         return conv
 
@@ -79,9 +79,9 @@ class SymmetricExpected:
             zeros = R.zeros((1, 1, 8, 4), "float32")
             padded = R.concat((zeros, active), axis=1)
             gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
-            gpu = convolved(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
+            gpu = conv2d_nhwc(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
             pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
-            pim = convolved(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
+            pim = conv2d_nhwc(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
             conv = R.concat((gpu, pim), axis=1)
             R.output(conv)
         return conv
@@ -194,7 +194,7 @@ def test_any_split_is_exact_or_refused(case, symmetric):
     (on_gpu,) = (b.value for b in main_bindings(after) if b.var.name == "conv__gpu")
     assert not symmetric or int(on_gpu.attrs.padding[0]) == int(on_gpu.attrs.padding[2])
     x = np.random.default_rng(2).standard_normal(shape(before["main"].params[0])).astype(np.float32)
-    assert np.array_equal(evaluated(after, x), evaluated(before, x))
+    assert np.array_equal(evaluate_by_numpy(after, x), evaluate_by_numpy(before, x))
 
 
 def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:

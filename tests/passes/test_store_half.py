@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import convolved, inputs, run
+from graphs import conv2d_nhwc, inputs, run
 from length import long_but
 from tvm import relax
 from tvm.script import ir as I
@@ -31,7 +31,7 @@ TABLE = RNG.standard_normal((2, 4), np.float32)
 TOY = frontend.load("toy").module
 
 
-def halved(mod: tvm.IRModule) -> tvm.IRModule:
+def halve(mod: tvm.IRModule) -> tvm.IRModule:
     return StoreHalf()(GroupKernels()(mod))
 
 
@@ -51,7 +51,7 @@ def close(result: np.ndarray, expected: np.ndarray) -> bool:
     )
 
 
-def inlined(mod: tvm.IRModule) -> tvm.IRModule:
+def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` whose functions for PIM are plain Relax."""
     functions = dict(mod.functions_items())
     return tvm.IRModule(
@@ -67,10 +67,10 @@ class Before:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32")):
         with R.dataflow():
-            conv = convolved(x, FILTERS)
+            conv = conv2d_nhwc(x, FILTERS)
             sum = R.add(conv, R.const(BIAS))
             pool = R.nn.max_pool2d(sum, layout="NHWC")
-            depth = convolved(pool, TAPS, padding=1, groups=2)
+            depth = conv2d_nhwc(pool, TAPS, padding=1, groups=2)
             y = R.add(depth, pool)
             R.output(y)
         return y
@@ -137,7 +137,7 @@ class Expected:
 
 
 def test_rewrite():
-    after = halved(Before)
+    after = halve(Before)
     tvm.ir.assert_structural_equal(after, Expected)
     tvm.ir.assert_structural_equal(StoreHalf()(after), after)
     operands = inputs(Before)
@@ -220,14 +220,14 @@ class Foreign:
     ids=["results", "integers", "foreign"],
 )
 def test_types_between_kernels(mod, expected):
-    after = halved(mod)
+    after = halve(mod)
     assert types(after) == expected
     tvm.ir.assert_structural_equal(after["main"].ret_ty, mod["main"].ret_ty)
     tvm.ir.assert_structural_equal(StoreHalf()(after), after)
     if mod is not Foreign:
         operands = inputs(mod)
-        for result, wanted in zip(run(after, *operands), run(mod, *operands), strict=True):
-            assert close(result, wanted)
+        for result, expected_result in zip(run(after, *operands), run(mod, *operands), strict=True):
+            assert close(result, expected_result)
 
 
 # ---- networks ----
@@ -236,7 +236,7 @@ def test_types_between_kernels(mod, expected):
 @pytest.mark.parametrize("name", long_but(["toy"], ["toy", "squeezenet-1.1"]))
 def test_networks_keep_their_values_and_kernels(name):
     mod = frontend.load(name).module
-    after = halved(mod)
+    after = halve(mod)
     assert launches(after) == len(kernel_groups(mod))
     assert set(types(after)[:-1]) == {"float16"}
     assert after["main"].ty.params == mod["main"].ty.params
@@ -247,7 +247,7 @@ def test_networks_keep_their_values_and_kernels(name):
     assert close(result, expected)
 
 
-def planned() -> tvm.IRModule:
+def plan_on_pim() -> tvm.IRModule:
     """Layers of the toy network on PIM, one of them split."""
     newton, mod = PimSpec.load("newton-gddr6"), TOY
     geometries = {region.name: region.geometry for region in extract_regions(mod).regions}
@@ -268,8 +268,8 @@ def planned() -> tvm.IRModule:
 
 @pytest.mark.long
 def test_pim_takes_and_gives_half():
-    before = planned()
-    after = halved(before)
+    before = plan_on_pim()
+    after = halve(before)
     assert launches(after) == len(kernel_groups(before))
     outlined = [f for _, f in after.functions_items() if "Codegen" in (f.attrs or {})]
     assert len(outlined) == 4
@@ -279,4 +279,4 @@ def test_pim_takes_and_gives_half():
         assert str(product.args[1].ty.dtype) == "float16"
     tvm.ir.assert_structural_equal(StoreHalf()(after), after)
     (x,) = inputs(TOY)
-    assert close(run(inlined(after), x)[0], run(TOY, x)[0])
+    assert close(run(inline_functions(after), x)[0], run(TOY, x)[0])

@@ -13,7 +13,7 @@ from pimflow.frontend import onnx_graph
 
 
 @st.composite
-def transposed(draw):
+def networks(draw):
     """A convolution, a transposed one with any attributes, bias and activation, and another convolution."""
 
     def pair(low, high):
@@ -47,7 +47,7 @@ def transposed(draw):
 
 
 @settings(max_examples=examples(15))
-@given(transposed())
+@given(networks())
 def test_any_transposed_convolution(model):
     mod = onnx_graph.from_onnx(model)
     assert operators(mod).count("nn.conv2d") == 3

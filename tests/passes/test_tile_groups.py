@@ -25,7 +25,7 @@ from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
-from pimflow.placement.candidates.tilings import BLOCK_SHARED_BYTES, Tilings
+from pimflow.placement.candidates.tilings import BLOCK_SHARED_BYTES, TilingSearch
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -37,7 +37,7 @@ def flat(network, *shapes):
     return relax.transform.CanonicalizeBindings()(graph(network, *shapes))
 
 
-def convolved(emit, x, draw, name):
+def emit_convolution(emit, x, draw, name):
     channels = shape(x)[3]
     groups = draw(st.sampled_from([g for g in (1, 2, channels) if channels % g == 0]))
     outputs = groups * draw(st.integers(1, 3))
@@ -61,7 +61,7 @@ def convolved(emit, x, draw, name):
     return emit(act[kind](y)) if kind != "none" else y
 
 
-def pooled(emit, x, draw, name):
+def emit_pool(emit, x, draw, name):
     attrs = {"pool_size": (2, 3), "padding": (1, 0, 0, 2), "layout": "NHWC"}
     attrs["strides"] = draw(st.integers(1, 2))
     if draw(st.booleans()):
@@ -75,12 +75,12 @@ def networks(draw):
     dims = tuple(draw(st.integers(*ends)) for ends in ((1, 2), (4, 9), (4, 7), (2, 6)))
 
     def network(emit, x, scales):
-        y, made = emit(op.nn.relu(x), "first"), []
+        y, values = emit(op.nn.relu(x), "first"), []
         for index in range(draw(st.integers(2, 4))):
-            joinable = [m for m in made if shape(m)[:3] == shape(y)[:3] and m is not y]
+            joinable = [m for m in values if shape(m)[:3] == shape(y)[:3] and m is not y]
             equal = [m for m in joinable if shape(m) == shape(y)]
             kind = draw(st.sampled_from(("conv", "conv", "pool", "sum", "join", "scale")))
-            made.append(y)
+            values.append(y)
             if kind == "sum" and equal:
                 y = emit(op.add(y, draw(st.sampled_from(equal))), f"l{index}")
             elif kind == "join" and joinable:
@@ -88,9 +88,9 @@ def networks(draw):
             elif kind == "scale" and index == 1 and shape(y)[3] == dims[3]:
                 y = emit(op.multiply(y, scales), f"l{index}")
             elif kind == "pool" and min(shape(y)[1:3]) > 2:
-                y = pooled(emit, y, draw, f"l{index}")
+                y = emit_pool(emit, y, draw, f"l{index}")
             else:
-                y = convolved(emit, y, draw, f"l{index}")
+                y = emit_convolution(emit, y, draw, f"l{index}")
         return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "last")))
 
     return flat(network, dims, (dims[0], 1, 1, dims[3]))
@@ -104,11 +104,11 @@ def as_planned():
 def choices(mod, views=True):
     """Every group of the network, without tiles."""
     regions = extract_regions(mod, "drawn", views=views)
-    known = fusible(mod, regions, views=views)
-    tilings = Tilings(replace(regions, fusible=known), system())
+    fusible_names = fusible(mod, regions, views=views)
+    tilings = TilingSearch(replace(regions, fusible=fusible_names), system())
     names = [region.name for region in regions.regions]
     runs = [tuple(names[a:b]) for a in range(len(names)) for b in range(a + 2, len(names) + 1)]
-    return tilings, [run for run in runs if not tilings.problem(run, GroupTiling())]
+    return tilings, [run for run in runs if not tilings.unsupported_reason(run, GroupTiling())]
 
 
 @settings(max_examples=examples(6))
@@ -122,14 +122,14 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     tiling = GroupTiling(
         n=data.draw(st.integers(1, n)), h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w))
     )
-    assert not tilings.problem(covers, tiling)
+    assert not tilings.unsupported_reason(covers, tiling)
     outlined = OutlineGroups({covers: str(tiling)})(mod)
     assert len(kernel_groups(outlined)) == len(kernel_groups(mod)) - len(covers) + 1
     operands = inputs(mod)
     with as_planned():
         results = outputs(outlined, operands)
-    for found, expected in zip(results, run(mod, *operands), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for result, expected in zip(results, run(mod, *operands), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def block(emit, x):
@@ -184,7 +184,7 @@ def test_chunks_of_channels_give_what_their_layers_give(data):
         x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
         y = emit(op.nn.relu(emit(convolution(x, constant(count, 1, 1, dims[3])), "a")))
         if draw(st.booleans()):
-            y = pooled(emit, y, draw, "b")
+            y = emit_pool(emit, y, draw, "b")
         elif window > 1:
             attrs = {"padding": 1, "strides": stride, "groups": count}
             y = emit(op.nn.silu(emit(convolution(y, constant(count, 3, 3, 1), **attrs), "b")))
@@ -196,39 +196,39 @@ def test_chunks_of_channels_give_what_their_layers_give(data):
 
     mod = flat(network, dims)
     tilings, groups = choices(mod)
-    covers = max((each for each in groups if each[0] == "a" and "last" not in each), key=len)
+    covers = max((group for group in groups if group[0] == "a" and "last" not in group), key=len)
     _, h, w, _ = tilings.layers.shapes[covers[-1]]
     chunk = draw(st.sampled_from([d for d in range(1, count) if count % d == 0]))
     tiling = GroupTiling(h=draw(st.integers(1, h)), w=draw(st.integers(1, w)), chunk=chunk)
-    assert GroupTiling.parse(str(tiling)) == tiling and not tilings.problem(covers, tiling)
+    assert GroupTiling.parse(str(tiling)) == tiling and not tilings.unsupported_reason(covers, tiling)
     after = OutlineGroups({covers: str(tiling)})(mod)
     operands = inputs(mod)
     for tiles in (as_planned(), contextlib.nullcontext()):
         with tiles:
             results = outputs(after, operands)
-        for found, expected in zip(results, run(mod, *operands), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        for result, expected in zip(results, run(mod, *operands), strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 SYSTEM = system()
 ON_GPU = "tiles 2x3x2"  # along all axes, of different sizes
 
 
-def on_gpu(network, covers, tiles, *dims, on=SYSTEM):
+def build_for_gpu(network, covers, tiles, *dims, target_system=SYSTEM):
     """A group of `network` outlined; lowered; built for CUDA on a system."""
     outlined = OutlineGroups({covers: tiles})(flat(network, dims))
-    target = targets.named_target("cuda+pim")
+    target = targets.target_by_name("cuda+pim")
     with target:
-        cores = on.gpu.multiplies_tiles("fp16")
+        cores = target_system.gpu.has_tensor_cores("fp16")
         lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16", tensor_cores=cores))(outlined)
-    executable = phases.build(outlined, target, on)
-    source = "".join(m.inspect_source() for m in imported(executable.mod) if m.kind == "cuda")
+    executable = phases.build(outlined, target, target_system)
+    source = "".join(m.inspect_source() for m in all_modules(executable.mod) if m.kind == "cuda")
     return outlined, lowered, source
 
 
 @pytest.fixture(scope="module")
 def block_on_gpu():
-    return on_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8)
+    return build_for_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8)
 
 
 @pytest.mark.long
@@ -243,12 +243,12 @@ def test_storage_and_blocks_on_a_gpu(block_on_gpu):
     assert "extern __shared__" in source and "__syncthreads()" in source
     if not cuda_compiler():
         pytest.skip("needs nvcc or NVRTC")
-    target = targets.named_target("cuda+pim")
+    target = targets.target_by_name("cuda+pim")
     _, compiled = compile_kernels(lambda: phases.build(outlined, target, SYSTEM), target)
     assert compiled.source == source and not compiled.flaw
 
 
-def by_threads(built, tiles, folder, *dims):
+def run_by_threads(built, tiles, folder, *dims):
     """What the CUDA code gives, a thread for each of its threads, and what the layers give."""
     outlined, lowered, source = built
     (call,) = (b.value for b in main_bindings(lowered) if "tiled" in str(b.value))
@@ -271,8 +271,8 @@ def by_threads(built, tiles, folder, *dims):
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
-    found, expected, _ = by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
-    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
+    result, expected, _ = run_by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
+    assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -295,27 +295,27 @@ def test_products_on_tensor_cores(channels_and_chunk, tmp_path):
     covers = ("expand", "pool", "project")
     tilings, _ = choices(flat(network, dims))
     priced = tilings.kernel(covers, tiling)
-    assert not tilings.problem(covers, tiling)
-    built = on_gpu(network, covers, str(tiling), *dims)
-    found, expected, multiplied = by_threads(built, str(tiling), tmp_path, *dims)
+    assert not tilings.unsupported_reason(covers, tiling)
+    built = build_for_gpu(network, covers, str(tiling), *dims)
+    result, expected, multiplied = run_by_threads(built, str(tiling), tmp_path, *dims)
     assert multiplied == priced.fragments > 0
-    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
+    assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_a_gpu_without_tensor_cores(tmp_path):
     """Its code is what its price is of."""
-    built = on_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8, on=system(gpu="p100"))
-    found, expected, multiplied = by_threads(built, ON_GPU, tmp_path, 2, 8, 8, 8)
+    built = build_for_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8, target_system=system(gpu="p100"))
+    result, expected, multiplied = run_by_threads(built, ON_GPU, tmp_path, 2, 8, 8, 8)
     assert multiplied == 0 and "mma" not in built[-1]
-    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
+    assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
-def imported(module):
+def all_modules(module):
     yield module
-    for each in module.imports:
-        yield from imported(each)
+    for submodule in module.imports:
+        yield from all_modules(submodule)
 
 
 def test_layers_without_a_formula_stay_out(mobile):

@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 @dataclass
-class Process:
+class RpcProcess:
     """A server, or a tracker with a server.
 
     Attributes
@@ -47,7 +47,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def server(key: str, *, tracked: bool = False) -> Iterator[Process]:
+def server(key: str, *, tracked: bool = False) -> Iterator[RpcProcess]:
     """A server, or a tracker with a server that reports to it; both may start where ports are free."""
     arguments = [key, str(20000 + os.getpid() % 10000), "tracked" if tracked else ""]
     process = subprocess.Popen(
@@ -58,9 +58,9 @@ def server(key: str, *, tracked: bool = False) -> Iterator[Process]:
         text=True,
         start_new_session=True,
     )
-    found = Process(0, process)
+    rpc_process = RpcProcess(0, process)
     try:
-        found.port = int(process.stdout.readline())
-        yield found
+        rpc_process.port = int(process.stdout.readline())
+        yield rpc_process
     finally:
-        found.kill()
+        rpc_process.kill()

@@ -39,7 +39,7 @@ def calls(applied):
 
 def test_they_are_what_an_inference_calls(applied, calls):
     network, mod = applied
-    built = phases.build(mod, targets.this_cpu())
+    built = phases.build(mod, targets.this_cpu_target())
     machine, seen = relax.VirtualMachine(built, tvm.cpu()), []
     names = {call.name for call in calls}
 
@@ -87,29 +87,29 @@ def test_the_same_kernel_is_timed_once_and_kept(calls, tmp_path, monkeypatch):
         return [float(100 + n) for n in range(len(some))]
 
     monkeypatch.setattr(network_kernels, "_times_ns", count)
-    found = network_time([*calls, *calls], cache)
-    assert len(timed) == len({call.key for call in calls}) and len(found.kernels) == 2 * len(calls)
-    assert found.time_ns == pytest.approx(2 * network_time(calls, cache).time_ns)
+    result = network_time([*calls, *calls], cache)
+    assert len(timed) == len({call.key for call in calls}) and len(result.kernels) == 2 * len(calls)
+    assert result.time_ns == pytest.approx(2 * network_time(calls, cache).time_ns)
     assert len(timed) == len({call.key for call in calls})
-    known = {kernel.key: kernel.time_ns for kernel in found.kernels}
-    assert network_time(calls, known_ns=known) == network_time(calls, cache)
-    known.pop(calls[0].key)
-    assert network_time(calls, known_ns=known) is None
+    kernel_times = {kernel.key: kernel.time_ns for kernel in result.kernels}
+    assert network_time(calls, known_ns=kernel_times) == network_time(calls, cache)
+    kernel_times.pop(calls[0].key)
+    assert network_time(calls, known_ns=kernel_times) is None
 
 
 @pytest.mark.long
 def test_select_says_how_long_the_network_takes(tmp_path):
     cache = ResultCache(tmp_path / "cache.sqlite")
-    found = pimflow.select("toy", measure=1, cache=cache)
-    row = summary(found).network_time
-    assert row.time_ns == pytest.approx(sum(each.time_ns for each in row.kernels))
+    selection = pimflow.select("toy", measure=1, cache=cache)
+    row = summary(selection).network_time
+    assert row.time_ns == pytest.approx(sum(kernel.time_ns for kernel in row.kernels))
     assert row.time_ns == pytest.approx(sum(getattr(row, f"{part}s_ns") for part in PARTS))
-    assert all(each.time_ns > 0 for each in row.kernels)
-    found.profile.write(tmp_path / "p.json")
+    assert all(kernel.time_ns > 0 for kernel in row.kernels)
+    selection.profile.write(tmp_path / "p.json")
     stored = pimflow.select("toy", profile=tmp_path / "p.json")
     assert summary(stored).network_time.time_ns == pytest.approx(row.time_ns, abs=len(row.kernels))
-    without = Profile(device=found.profile.device, code="", times_ns=found.profile.times_ns,
-                      moves_ns=found.profile.moves_ns)  # fmt: skip
+    without = Profile(device=selection.profile.device, code="", times_ns=selection.profile.times_ns,
+                      moves_ns=selection.profile.moves_ns)  # fmt: skip
     assert summary(pimflow.select("toy", profile=without)).network_time is None
 
 

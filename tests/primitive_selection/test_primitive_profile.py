@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from conv_layers import laid_out, layers_for
+from conv_layers import layers_for, to_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -24,14 +24,14 @@ from pimflow.primitive_selection.profile import (
     Device,
     Pooling,
     Profile,
-    applicable,
+    applicable_primitives,
     bound_ns,
+    count_unmeasured,
     is_free,
     macs,
-    promising,
-    unmeasured,
+    measuring_order,
 )
-from pimflow.primitives import PRIMITIVES, named
+from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.layer import LAYOUTS
 
@@ -47,13 +47,13 @@ def layouts_of(shape):
 @given(maps)
 def test_a_transform_is_free_where_bytes_stay(shape):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    for taken in layouts_of(shape):
-        for given_ in layouts_of(shape):
-            stay = laid_out(given_, x).tobytes() == laid_out(taken, x).tobytes()
+    for target in layouts_of(shape):
+        for source in layouts_of(shape):
+            stay = to_layout(source, x).tobytes() == to_layout(target, x).tobytes()
             # Of one image; a pixel of several, or one that is free by chance, may be charged.
-            assert stay or not is_free((shape, given_, taken))
-            if shape[0] == 1 and given_ != taken and min(shape[1:]) > 1 and shape[-1] != 16:
-                assert not stay and not is_free((shape, given_, taken))
+            assert stay or not is_free((shape, source, target))
+            if shape[0] == 1 and source != target and min(shape[1:]) > 1 and shape[-1] != 16:
+                assert not stay and not is_free((shape, source, target))
 
 
 @settings(max_examples=examples(6), deadline=None)
@@ -61,14 +61,14 @@ def test_a_transform_is_free_where_bytes_stay(shape):
 def test_transforms_move_every_element(shape, seed):
     x = np.random.default_rng(seed).standard_normal(shape, np.float32)
     n, h, w, c = shape
-    for given_ in layouts_of(shape):
-        for taken in layouts_of(shape):
-            function = measuring.transform((shape, given_, taken)).with_attr("global_symbol", "main")
-            y = tvm.runtime.tensor(np.zeros(tensor_shape(taken, n, c, h, w), np.float32))
+    for source in layouts_of(shape):
+        for target in layouts_of(shape):
+            function = measuring.transform_kernel((shape, source, target)).with_attr("global_symbol", "main")
+            y = tvm.runtime.tensor(np.zeros(tensor_shape(target, n, c, h, w), np.float32))
             tvm.compile(tvm.IRModule({"main": function}), "llvm")["main"](
-                tvm.runtime.tensor(laid_out(given_, x)), y
+                tvm.runtime.tensor(to_layout(source, x)), y
             )
-            assert np.array_equal(y.numpy(), laid_out(taken, x))
+            assert np.array_equal(y.numpy(), to_layout(target, x))
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
@@ -85,14 +85,14 @@ def test_bounds_count_the_products_that_are_formed(name):
 
 def test_winograd_saves_what_it_should():
     layer = ConvGeometry(n=1, h=26, w=26, c=64, oc=64, kh=3, kw=3)
-    assert layer.macs / macs(named("winograd-2d-f4-hwc-14x16"), layer) == 4.0
-    assert layer.macs / macs(named("winograd-1d-f2-hwc-14x16"), layer) == 1.5
+    assert layer.macs / macs(get_primitive("winograd-2d-f4-hwc-14x16"), layer) == 4.0
+    assert layer.macs / macs(get_primitive("winograd-1d-f2-hwc-14x16"), layer) == 1.5
 
 
 def test_every_kind_is_measured_before_the_second_of_any():
-    found = promising(LAYER)
-    assert sorted(p.name for p in found) == sorted(p.name for p in applicable(LAYER))
-    kinds = [(p.family, p.layout, p.tile, p.directions) for p in found]
+    ordered = measuring_order(LAYER)
+    assert sorted(p.name for p in ordered) == sorted(p.name for p in applicable_primitives(LAYER))
+    kinds = [(p.family, p.layout, p.tile, p.directions) for p in ordered]
     assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
 
 
@@ -112,14 +112,14 @@ def test_pools_are_the_same_in_every_layout(operator, window, channels, seed):
     x = np.random.default_rng(seed).standard_normal((1, size, size, channels), np.float32)
     results = []
     for layout in LAYOUTS:
-        function = measuring.pooling(Pooling(operator=operator, window=layer), layout)
-        built = measuring.compiled({"main": function}, machines.Machine())
+        function = measuring.pooling_kernel(Pooling(operator=operator, window=layer), layout)
+        built = measuring.build_kernels({"main": function}, machines.Machine())
         shape = tensor_shape(layout, 1, channels, layer.oh, layer.ow)
         y = tvm.runtime.tensor(np.zeros(shape, np.float32))
-        built["main"](tvm.runtime.tensor(laid_out(layout, x)), y)
+        built["main"](tvm.runtime.tensor(to_layout(layout, x)), y)
         results.append(y.numpy())
     for layout, result in zip(LAYOUTS, results, strict=True):
-        np.testing.assert_allclose(result, laid_out(layout, results[0]), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(result, to_layout(layout, results[0]), rtol=1e-6, atol=1e-6)
 
 
 profiles = st.builds(
@@ -165,7 +165,7 @@ def broken(**changes):
         code="c",
         times_ns={("direct-hwc-loops", LAYER): 5.0},
         moves_ns={((1, 2, 2, 3), "HWC", "CHW"): 2.0},
-    ).plain()
+    ).to_plain()
     return json.dumps(plain | changes)
 
 
@@ -202,12 +202,12 @@ def test_files_that_are_not_there(tmp_path):
 
 def test_a_profile_of_another_machine():
     profile = Profile(device=HERE, code="c")
-    profile.require(HERE, None)
-    profile.require(None, HERE.name)
+    profile.require_device(HERE, None)
+    profile.require_device(None, HERE.name)
     with pytest.raises(ProfileError, match="measured on 'a processor, here, 2 threads', not on 'b, there"):
-        profile.require(Device(cpu="there", model="b", threads=2), None)
+        profile.require_device(Device(cpu="there", model="b", threads=2), None)
     with pytest.raises(ProfileError, match="not on 'another'"):
-        profile.require(HERE, "another")
+        profile.require_device(HERE, "another")
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
@@ -216,11 +216,11 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     seen = []
     pools = [(Pooling(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
     first = measuring.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
-    assert [name for name, _ in first.times_ns] == [p.name for p in promising(LAYER)[:2]]
+    assert [name for name, _ in first.times_ns] == [p.name for p in measuring_order(LAYER)[:2]]
     assert all(ns > 0 for times in (first.times_ns, first.moves_ns, first.pools_ns) for ns in times.values())
     assert set(first.moves_ns) == set(moves) and set(first.pools_ns) == set(pools)
     assert seen == sorted(seen) and seen[-1] == 1.0
-    assert unmeasured(first, [LAYER]) == len(applicable(LAYER)) - 2
+    assert count_unmeasured(first, [LAYER]) == len(applicable_primitives(LAYER)) - 2
     monkeypatch.setattr(measuring, "primitive_ns", None)
     monkeypatch.setattr(measuring, "small_ns", None)
     assert measuring.measure([LAYER], moves, 2, cache, pools=pools) == first
@@ -232,17 +232,17 @@ def test_everything_that_makes_a_kernel_decides_its_time():
     of_the_key = {"core.region", "errors", "primitives", "primitives.catalogue"}
     schedules = ("relay_passes.schedules.schedule_cpu", "relay_passes.schedules.keep_registers")
     waiting = ["primitives.kernels", *schedules]
-    found: set[str] = set()
+    modules: set[str] = set()
     while waiting:
         part = waiting.pop()
-        if part in found or part in of_the_key:
+        if part in modules or part in of_the_key:
             continue
-        found.add(part)
+        modules.add(part)
         origin = Path(importlib.util.find_spec(f"pimflow.{part}").origin)
         for path in origin.parent.glob("*.py") if origin.name == "__init__.py" else [origin]:
-            waiting += imported(path)
-    kernels = {part for part in found if part.startswith("primitives.kernels.")}
-    assert found - kernels == set(measuring.MEASURED)
+            waiting += imports_of_file(path)
+    kernels = {part for part in modules if part.startswith("primitives.kernels.")}
+    assert modules - kernels == set(measuring.MEASURED)
 
 
 def test_no_two_primitives_have_one_key():
@@ -252,7 +252,7 @@ def test_no_two_primitives_have_one_key():
     assert not any(" at 0x" in key for key in keys), "addresses differ from process to process"
 
 
-def imported(path):
+def imports_of_file(path):
     """Modules of pimflow that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pimflow."):
@@ -269,33 +269,33 @@ def imported(path):
 def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
-    name = promising(LAYER)[0].name
+    name = measuring_order(LAYER)[0].name
     first = measuring.measure([LAYER], [], 1, cache)
     assert list(first.times_ns) == [(name, LAYER)]
 
-    def known():
+    def cache_count():
         return len(measuring.measure([LAYER], [], 0, cache).times_ns)
 
-    assert known() == 1
+    assert cache_count() == 1
     monkeypatch.setattr(cache_module, "code_digest", lambda: "search and simulators were edited")
-    assert known() == 1
+    assert cache_count() == 1
     changes = [
         (machines, "thread_count", lambda: 99),
         (measuring, "compiler", lambda: "another compiler"),
         (measuring, "COLD", "other temperatures"),
         (measuring, "sources_digest", lambda _: "kernels were edited"),
     ]
-    for module, what, value in changes:
+    for module, attribute, value in changes:
         with monkeypatch.context() as patched:
-            patched.setattr(module, what, value)
-            assert known() == 0
+            patched.setattr(module, attribute, value)
+            assert cache_count() == 0
     with monkeypatch.context() as patched:
         patched.setitem(PRIMITIVES, name, replace(PRIMITIVES[name], places=3))
-        assert known() == 0
+        assert cache_count() == 0
     with monkeypatch.context() as patched:
         patched.setitem(PRIMITIVES, "renamed", replace(PRIMITIVES[name], name="renamed"))
         patched.delitem(PRIMITIVES, name)
-        assert known() == 1
+        assert cache_count() == 1
 
 
 @pytest.mark.parametrize("value", ['"fast"', "-1", "NaN", "null", "[1]"])
@@ -310,11 +310,11 @@ def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
     def fails(name, layer, machine):
-        if name == promising(LAYER)[0].name:
+        if name == measuring_order(LAYER)[0].name:
             raise RuntimeError("first\nno such instruction")
         return 7.0
 
     monkeypatch.setattr(measuring, "primitive_ns", fails)
-    found = measuring.measure([LAYER], [], 2)
-    assert list(found.failed.values()) == ["no such instruction"]
-    assert list(found.times_ns.values()) == [7.0]
+    profile = measuring.measure([LAYER], [], 2)
+    assert list(profile.failed.values()) == ["no such instruction"]
+    assert list(profile.times_ns.values()) == [7.0]

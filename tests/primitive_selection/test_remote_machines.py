@@ -19,8 +19,8 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Address, Machine, Remote, machine
-from pimflow.primitive_selection.profile import Profile, promising
-from pimflow.primitives.filters import transformed
+from pimflow.primitive_selection.profile import Profile, measuring_order
+from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
@@ -36,9 +36,9 @@ def board():
         yield f"rpc:127.0.0.1:{process.port}/board"
 
 
-def scheduled(layer, target):
+def schedule(layer, target):
     """The kernel of its most promising primitive."""
-    function = kernel(promising(layer)[0], layer).with_attr("global_symbol", "main")
+    function = kernel(measuring_order(layer)[0], layer).with_attr("global_symbol", "main")
     with target:
         return ScheduleCpu()(tvm.IRModule({"main": function}))
 
@@ -48,24 +48,24 @@ def command(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def chosen(row):
-    return [(each["layer"], each["primitive"]) for each in row["choices"]]
+def choices_of(row):
+    return [(choice["layer"], choice["primitive"]) for choice in row["choices"]]
 
 
 @pytest.mark.long
 def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     with machine(board) as there:
-        found = measuring.measure([LAYER], [MOVE], 2, cache, machine=there)
-        assert len(found.times_ns) == 2 and not found.failed
-        assert all(ns > 0 for ns in (*found.times_ns.values(), found.moves_ns[MOVE]))
-        assert found.device.model == "remote board" and found.device.cpu.endswith(cpu_name())
+        profile = measuring.measure([LAYER], [MOVE], 2, cache, machine=there)
+        assert len(profile.times_ns) == 2 and not profile.failed
+        assert all(ns > 0 for ns in (*profile.times_ns.values(), profile.moves_ns[MOVE]))
+        assert profile.device.model == "remote board" and profile.device.cpu.endswith(cpu_name())
         monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
         monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [9.0] * len(keys))
-        assert measuring.measure([LAYER], [MOVE], 2, cache, machine=there) == found
+        assert measuring.measure([LAYER], [MOVE], 2, cache, machine=there) == profile
     here = measuring.measure([LAYER], [MOVE], 2, cache)
     assert set(here.times_ns.values()) == {7.0} and set(here.moves_ns.values()) == {9.0}
-    assert here.device == Machine().device != found.device
+    assert here.device == Machine().device != profile.device
 
 
 @pytest.mark.long
@@ -83,8 +83,8 @@ def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path
     for named in (board, row["device"]):
         code, out, err = command(capsys, "--profile", path, "--device", named, *cache, "--json")
         assert (code, err) == (0, "")
-        again = json.loads(out)
-        assert again["device"] == row["device"] and chosen(again) == chosen(row)
+        repeated = json.loads(out)
+        assert repeated["device"] == row["device"] and choices_of(repeated) == choices_of(row)
 
 
 @pytest.mark.long
@@ -94,23 +94,23 @@ def test_c_is_measured_there(board, monkeypatch, here):
     """Built by a compiler of this machine, or sent as a source that the other machine's compiler builds."""
     if not here:
         monkeypatch.setattr(builds, "compiler_for", lambda *_: None)
-        monkeypatch.setattr(builds, "without_options", lambda _: '#pragma GCC optimize("O3")\n')
+        monkeypatch.setattr(builds, "optimisation_pragmas", lambda _: '#pragma GCC optimize("O3")\n')
     with machine(board, "c") as there:
-        by = builds.compiler().version if here else "its own compiler"
-        assert there.device.cpu.startswith(f"C by {by} for ") and there.device.cpu.endswith(cpu_name())
+        compiler = builds.require_compiler().version if here else "its own compiler"
+        assert there.device.cpu.startswith(f"C by {compiler} for ") and there.device.cpu.endswith(cpu_name())
         assert (there.device.model, there.device.threads) == ("remote board", 1)
-        built = there.build(scheduled(LAYER, there.target))
+        built = there.build(schedule(LAYER, there.target))
         values = np.random.default_rng(0)
         x, w = (values.standard_normal(s).astype("float32") for s in ((1, 8, 8, 16), (16, 16, 3, 3)))
         y = tvm.runtime.tensor(np.zeros((1, 8, 8, 16), np.float32), there.cpu)
-        filters = transformed(promising(LAYER)[0], LAYER, w)
-        built["main"](*(tvm.runtime.tensor(each, there.cpu) for each in (x, filters)), y)
-        given = np.pad(x[0].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
-        windows = np.lib.stride_tricks.sliding_window_view(given, (3, 3), (0, 1))
+        filters = transform_filters(measuring_order(LAYER)[0], LAYER, w)
+        built["main"](*(tvm.runtime.tensor(operand, there.cpu) for operand in (x, filters)), y)
+        padded = np.pad(x[0].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))
         expected = np.einsum("hwcij,ocij->hwo", windows, w.astype(np.float64))
         assert np.abs(y.numpy()[0] - expected).max() <= 1e-4 * np.abs(expected).max()
-        found = measuring.measure([LAYER], [MOVE], 1, machine=there)
-        assert not found.failed and min(*found.times_ns.values(), *found.moves_ns.values()) > 0
+        profile = measuring.measure([LAYER], [MOVE], 1, machine=there)
+        assert not profile.failed and min(*profile.times_ns.values(), *profile.moves_ns.values()) > 0
 
 
 @pytest.mark.long
@@ -120,7 +120,7 @@ def test_c_that_nobody_builds(board, monkeypatch, capsys):
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and f"{board}: no compiler builds C for" in err and err.count("\n") == 1
     monkeypatch.setattr(builds, "compiler_for", lambda *_: None)
-    monkeypatch.setattr(builds, "without_options", lambda _: "#error no such processor\n")
+    monkeypatch.setattr(builds, "optimisation_pragmas", lambda _: "#error no such processor\n")
     code, out, err = command(capsys, "--device", board, "--target", "c", "--cache", "none")
     assert (code, out) == (3, "") and "no such processor" in err and err.count("\n") == 1
 
@@ -129,22 +129,22 @@ def test_compilers_of_other_machines(monkeypatch):
     there = {"aarch64-linux-gnu-gcc", "arm-none-eabi-gcc"}
     monkeypatch.setattr(builds.shutil, "which", lambda name: name if name in there else None)
     for triple in ("aarch64-linux-gnu", "aarch64-unknown-linux-gnu"):
-        found = builds.compiler_for(triple, "cortex-a72")
-        assert found == builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
+        compiler = builds.compiler_for(triple, "cortex-a72")
+        assert compiler == builds.Compiler(("aarch64-linux-gnu-gcc",), ("-O3", "-mcpu=cortex-a72"))
     assert builds.compiler_for("riscv64-unknown-linux-gnu", "") is None
     monkeypatch.setattr(builds.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(builds.shutil, "which", lambda name: name)
-    own = builds.compiler_for("x86_64-pc-linux-gnu", "znver2")
-    assert own.options in (("-O3", "-march=znver2"), builds.OPTIONS)
+    native = builds.compiler_for("x86_64-pc-linux-gnu", "znver2")
+    assert native.options in (("-O3", "-march=znver2"), builds.OPTIONS)
     assert builds.compiler_for("x86_64-pc-linux-gnu", cpu_name()).options == builds.OPTIONS
 
 
 def test_what_begins_a_source_without_options():
-    begin = builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=znver4"))
+    begin = builds.optimisation_pragmas(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=znver4"))
     assert 'target("arch=znver4")' in begin and "PIMFLOW_LANES 16" in begin
-    begin = builds.without_options(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=haswell"))
+    begin = builds.optimisation_pragmas(cpu_target("llvm -mtriple=x86_64-linux-gnu -mcpu=haswell"))
     assert "PIMFLOW_LANES 8" in begin
-    begin = builds.without_options(cpu_target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"))
+    begin = builds.optimisation_pragmas(cpu_target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"))
     assert 'target("cpu=cortex-a72")' in begin and "PIMFLOW_LANES 4" in begin
 
 
@@ -152,41 +152,47 @@ def test_what_begins_a_source_without_options():
 def tracked():
     """A tracker with one machine, 'pi', which has said that it is there."""
     with rpc_machines.server("pi", tracked=True) as process:
-        at = f"rpc:127.0.0.1:{process.port}"
+        address = f"rpc:127.0.0.1:{process.port}"
         deadline = time.monotonic() + 60
-        while main(["select", "toy", "--device", f"{at}/pie"]) != 2 and time.monotonic() < deadline:
+        while main(["select", "toy", "--device", f"{address}/pie"]) != 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        yield process, at
+        yield process, address
 
 
 @pytest.mark.long
 def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
-    _, at = tracked
-    code, out, err = command(capsys, "--device", f"{at}/pie")
+    _, address = tracked
+    code, out, err = command(capsys, "--device", f"{address}/pie")
     assert (code, out) == (2, "") and "unknown machine of the tracker" in err and "did you mean pi?" in err
-    code, out, err = command(capsys, "--device", at)
-    assert (code, out) == (2, "") and f"{at} is a tracker: name one of its machines, such as {at}/pi" in err
-    there = Remote(Address.parse(f"{at}/pi"))
+    code, out, err = command(capsys, "--device", address)
+    assert (code, out) == (
+        2,
+        "",
+    ) and f"{address} is a tracker: name one of its machines, such as {address}/pi" in err
+    there = Remote(Address.parse(f"{address}/pi"))
     assert there.device.model == "remote pi"
-    with pytest.raises(ProfilerError, match=f"{at}/pi: every machine of that name is in use"):
-        Remote(Address.parse(f"{at}/pi"))
+    with pytest.raises(ProfilerError, match=f"{address}/pi: every machine of that name is in use"):
+        Remote(Address.parse(f"{address}/pi"))
 
 
 @pytest.mark.long
 def test_a_machine_that_goes_away(tmp_path, capsys):
     cache, path = tmp_path / "cache.sqlite", tmp_path / "p.json"
     with rpc_machines.server("") as process:
-        at = f"rpc:127.0.0.1:{process.port}"
-        kept = ResultCache(cache)
-        with machine(at) as there, pytest.raises(ProfilerError, match=f"{at}: the connection was lost"):
-            measuring.measure([LAYER], [MOVE], 3, kept, lambda _: process.kill(), machine=there)
+        address = f"rpc:127.0.0.1:{process.port}"
+        results = ResultCache(cache)
+        with (
+            machine(address) as there,
+            pytest.raises(ProfilerError, match=f"{address}: the connection was lost"),
+        ):
+            measuring.measure([LAYER], [MOVE], 3, results, lambda _: process.kill(), machine=there)
     # What was measured stays, whole.
-    measurements = measuring.Measurements(kept, measuring.code_digest(), there.device)
-    keys = [(p.name, LAYER) for p in promising(LAYER)[:3]]
-    found = measurements.get(keys)
-    assert list(found) == keys[:1] and min(found.values()) > 0
-    code, out, err = command(capsys, "--device", at, "-o", path, "--cache", "none")
-    assert (code, out) == (3, "") and f"{at}: Connection refused" in err and err.count("\n") == 1
+    measurements = measuring.Measurements(results, measuring.code_digest(), there.device)
+    keys = [(p.name, LAYER) for p in measuring_order(LAYER)[:3]]
+    times = measurements.get(keys)
+    assert list(times) == keys[:1] and min(times.values()) > 0
+    code, out, err = command(capsys, "--device", address, "-o", path, "--cache", "none")
+    assert (code, out) == (3, "") and f"{address}: Connection refused" in err and err.count("\n") == 1
     assert not path.exists()
 
 
@@ -201,9 +207,11 @@ def test_another_key(board, capsys):
 def test_what_answers_otherwise(monkeypatch):
     monkeypatch.setattr("pimflow.primitive_selection.machines.ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        at = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(ProfilerError, match=f"{at}: no TVM RPC server or tracker answers within 0.2 s"):
-            Remote(Address.parse(at))
+        address = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(
+            ProfilerError, match=f"{address}: no TVM RPC server or tracker answers within 0.2 s"
+        ):
+            Remote(Address.parse(address))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +259,7 @@ def test_targets_that_are_none(text, said):
 def test_code_is_made_for_other_architectures(text, machine_number, tmp_path):
     """ELF says for which: e_machine, in the header's bytes 18 and 19."""
     target = cpu_target(text)
-    tvm.compile(scheduled(LAYER, target), target).export_library(str(tmp_path / "p.tar"))
+    tvm.compile(schedule(LAYER, target), target).export_library(str(tmp_path / "p.tar"))
     with tarfile.open(tmp_path / "p.tar") as tar:
         (member,) = [m for m in tar.getmembers() if m.name.endswith(".o")]
         header = tar.extractfile(member).read(20)

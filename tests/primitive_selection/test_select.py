@@ -12,7 +12,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import figures, measuring
-from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitive_selection.profile import Device, Profile, bound_ns
 from pimflow.primitive_selection.search import minimise
@@ -31,9 +31,9 @@ KEYS = {
 def measured(tmp_path_factory):
     """A profile of `toy`, two primitives of each layer, in a file."""
     path = tmp_path_factory.mktemp("profile") / "toy.json"
-    found = pimflow.select("toy", measure=2)
-    found.profile.write(path)
-    return found, path
+    selection = pimflow.select("toy", measure=2)
+    selection.profile.write(path)
+    return selection, path
 
 
 def command(capsys, *arguments):
@@ -42,10 +42,10 @@ def command(capsys, *arguments):
 
 
 def test_what_is_selected_can_be_compiled(measured):
-    found, _ = measured
+    selection, _ = measured
     choices = {
         name: PRIMITIVES[candidate.rewrite.primitive]
-        for name, candidate in found.selected.choice.items()
+        for name, candidate in selection.selected.choice.items()
         if candidate.rewrite.primitive
     }
     network = frontend.load("toy")
@@ -55,22 +55,22 @@ def test_what_is_selected_can_be_compiled(measured):
 
 
 def test_the_planner_needs_the_memory_that_is_said(measured):
-    found, _ = measured
-    live, _ = found.problem.liveness(found.selected.choice)
-    filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
+    selection, _ = measured
+    live, _ = selection.problem.liveness(selection.selected.choice)
+    filters = sum(-(-c.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
     pool = memory.plan(live.lifetimes).pool_bytes
-    assert pool + filters + found.problem.weight_bytes == found.selected.sums.memory_bytes
+    assert pool + filters + selection.problem.weight_bytes == selection.selected.sums.memory_bytes
 
 
 def test_the_command_says_what_the_api_returns(measured, capsys):
-    found, path = measured
+    selection, path = measured
     code, out, err = command(capsys, "toy", "--profile", path, "--json", "--pareto", "3", "--cache", "none")
     row = json.loads(out)
     assert code == 0 and row.keys() >= KEYS and err == ""
     assert row["status"] == "optimal" and row["time_ns"] == pytest.approx(
-        found.selected.sums.time_ns, rel=0.02
+        selection.selected.sums.time_ns, rel=0.02
     )
-    assert {each["layer"] for each in row["choices"]} == set(Layers(found.problem.graph).chosen)
+    assert {item["layer"] for item in row["choices"]} == set(Layers(selection.problem.graph).primitive_layers)
     assert row["measured"] == {
         "primitives": 12,
         "of": row["measured"]["of"],
@@ -79,8 +79,8 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
         "layouts_untimed": 0,
     }
     parts = (*row["choices"], *row["others"], *row["transforms"])
-    assert row["time_ns"] == pytest.approx(sum(each["time_ns"] for each in parts))
-    assert {each["layer"] for each in row["others"]} == set(found.layouts)
+    assert row["time_ns"] == pytest.approx(sum(item["time_ns"] for item in parts))
+    assert {item["layer"] for item in row["others"]} == set(selection.layouts)
     code, out, _ = command(capsys, "toy", "--profile", path, "--pareto", "3", "--cache", "none")
     assert code == 0 and "measured 12 of" in out and "front:" in out and "im2row" in out
 
@@ -90,26 +90,30 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
 )
 def test_pictures_show_what_was_found(measured, model, over):
     _, path = measured
-    found = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
-    panels = [view["data"]["values"] for row in figures.figure(found)["vconcat"] for view in row["hconcat"]]
+    selection = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
+    panels = [
+        view["data"]["values"] for row in figures.figure(selection)["vconcat"] for view in row["hconcat"]
+    ]
     times, memory, front, speedups, layers, families = panels
-    kinds = {**found.baselines, "selected": found.selected.sums}
+    kinds = {**selection.baselines, "selected": selection.selected.sums}
     heights = {row["name"]: row["value"] for row in times}
     assert {name: heights[name] for name in kinds} == {n: s.time_ns / 1e6 for n, s in kinds.items()}
-    own = found.selected.sums.memory_bytes / 2**20
-    assert own in [row["value"] for row in memory if row["name"] == "selected"]
-    sizes = [getattr(point.selected.sums, f"{over}_bytes") / 2**20 for point in found.front]
+    selected_mib = selection.selected.sums.memory_bytes / 2**20
+    assert selected_mib in [row["value"] for row in memory if row["name"] == "selected"]
+    sizes = [getattr(point.selected.sums, f"{over}_bytes") / 2**20 for point in selection.front]
     assert [row["taken"] for row in front if row["what"] == "integer program"] == sizes
-    assert len(speedups) == len(found.front)
+    assert len(speedups) == len(selection.front)
     assert all(row["value"] >= 1 - 1e-9 for row in speedups if row["told"] != "none")
-    assert sum(row["layers"] for row in families) == 7 * len(found.front)  # every layer once for every point
+    assert sum(row["layers"] for row in families) == 7 * len(
+        selection.front
+    )  # every layer once for every point
     step = [row["mib"] for row in layers if row["choice"] == "selected"]
     if model == "sum":
-        assert sum(step) == pytest.approx(own)
+        assert sum(step) == pytest.approx(selected_mib)
     else:
-        filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
-        resident = (filters + found.problem.weight_bytes) / 2**20
-        assert max(step) == pytest.approx(own - resident)
+        filters = sum(-(-c.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
+        resident = (filters + selection.problem.weight_bytes) / 2**20
+        assert max(step) == pytest.approx(selected_mib - resident)
 
 
 @pytest.mark.long
@@ -163,8 +167,8 @@ def test_budgets_that_nobody_can_keep(measured, capsys):
 
 
 def test_profiles_of_other_machines(measured, capsys, tmp_path):
-    found, _ = measured
-    foreign = replace(found.profile, device=Device(cpu="cortex-a15", model="Exynos 5422", threads=4))
+    selection, _ = measured
+    foreign = replace(selection.profile, device=Device(cpu="cortex-a15", model="Exynos 5422", threads=4))
     foreign.write(tmp_path / "p.json")
     stored = ["toy", "--profile", tmp_path / "p.json", "--cache", "none", "--json"]
     code, _, err = command(capsys, *stored)
@@ -174,12 +178,12 @@ def test_profiles_of_other_machines(measured, capsys, tmp_path):
 
 
 def test_profiles_without_what_is_needed(measured):
-    found, _ = measured
-    some = {key: ns for key, ns in found.profile.times_ns.items() if key[1].h != 1}
+    selection, _ = measured
+    some = {key: ns for key, ns in selection.profile.times_ns.items() if key[1].h != 1}
     with pytest.raises(ProfileError, match="no time of any primitive for layer 'fc'"):
-        pimflow.select("toy", profile=replace(found.profile, times_ns=some))
+        pimflow.select("toy", profile=replace(selection.profile, times_ns=some))
     with pytest.raises(ProfileError, match="no time of a transform of 1x16x16x3 from CHW to HWC"):
-        pimflow.select("toy", profile=replace(found.profile, moves_ns={}))
+        pimflow.select("toy", profile=replace(selection.profile, moves_ns={}))
 
 
 def test_nothing_to_choose():
@@ -193,51 +197,51 @@ def test_nothing_to_choose():
         minimise(SelectionProblem(graph=layers.graph, table=table))
 
 
-def concatenating() -> RegionGraph:
+def concatenation_graph() -> RegionGraph:
     """Two branches, joined by the convolution that reads them; a third reads the join too."""
     shape, joined = (1, 4, 4, 16), (1, 4, 4, 32)
 
-    def conv(name, inputs, shapes, channels, prologue=(), kept=0, reads_kept=()):
+    def conv(name, inputs, shapes, channels, prologue=(), stored=0, stored_inputs=()):
         layer = ConvGeometry(n=1, h=4, w=4, c=channels, oc=16)
         return Region(
             name=name, operator="conv2d", operators=(*prologue, "conv2d"), geometry=layer, prologue=prologue,
             inputs=inputs, input_shapes=shapes, output_shape=shape, weight_elements=16 * channels,
-            kept_elements=kept, kept_inputs=reads_kept,
+            kept_elements=stored, kept_inputs=stored_inputs,
         )  # fmt: skip
 
     regions = (
         conv("a", ("%x",), (shape,), 16),
         conv("b", ("%x",), (shape,), 16),
         conv("c", ("a", "b"), (shape, shape), 32, ("concat",), 4 * 4 * 32),
-        conv("d", ("c",), (joined,), 32, reads_kept=(0,)),
+        conv("d", ("c",), (joined,), 32, stored_inputs=(0,)),
         conv("e", ("c",), (shape,), 16),
     )
     return RegionGraph(name="joins", regions=regions, outputs=("d", "e"))
 
 
 def test_concatenations_stand_apart():
-    graph = apart(concatenating())
+    graph = separate_concats(concatenation_graph())
     assert [region.name for region in graph.regions] == ["a", "b", "c.concat", "c", "d", "e"]
     reads = {region.name: region.inputs for region in graph.regions}
     assert (reads["c.concat"], reads["c"], reads["d"]) == (("a", "b"), ("c.concat",), ("c.concat",))
     assert reads["e"] == ("c",)
     assert graph.region("c").kept_elements == 0
     layers = Layers(graph)
-    assert set(layers.chosen) == {"a", "b", "c", "d", "e"}
+    assert set(layers.primitive_layers) == {"a", "b", "c", "d", "e"}
     assert layers.layouts["c.concat"] == ("HWC", "CHW", "CHWc16")
     assert layers.moves["c.concat", "CHWc16", "CHW"] == ((1, 4, 4, 32), "CHWc16", "CHW")
 
 
-def pooling(channels: int) -> RegionGraph:
+def pooling_graph(channels: int) -> RegionGraph:
     """A convolution, a pool of what it joins with itself, a mean, and a gate of channels."""
     shape, half, pixel = (1, 8, 8, channels), (1, 4, 4, channels), (1, 1, 1, channels)
     layer = ConvGeometry(n=1, h=8, w=8, c=16, oc=channels)
     pool = ConvGeometry(n=1, h=8, w=8, c=channels, oc=channels, kh=2, kw=2, stride=(2, 2), groups=channels)
 
-    def region(name, operator, operators, inputs, shapes, output, **more):
+    def region(name, operator, operators, inputs, shapes, output, **fields):
         return Region(
             name=name, operator=operator, operators=operators, inputs=inputs, input_shapes=shapes,
-            output_shape=output, **more,
+            output_shape=output, **fields,
         )  # fmt: skip
 
     regions = (
@@ -254,46 +258,47 @@ def pooling(channels: int) -> RegionGraph:
 
 @pytest.mark.parametrize("channels, every", [(32, ("HWC", "CHW", "CHWc16")), (24, ("HWC", "CHW"))])
 def test_pools_and_means_take_part_in_every_layout(channels, every):
-    layers = Layers(pooling(channels))
+    layers = Layers(pooling_graph(channels))
     for name in ("pool", "mean", "axes", "gate", "scaled"):
         assert layers.layouts[name] == every
     assert layers.layouts["rows"] == ("HWC",)  # over channels
     assert layers.pools.keys() == {"pool", "mean", "axes", "gate"}
     assert not any(tensor in ("mean", "axes", "gate") for tensor, _, _ in layers.moves)  # pixels
     assert layers.pools["gate"] == layers.pools["mean"] and layers.pools["mean"].window.kh == 4
-    assert Layers(pooling(channels), "cuda").layouts["pool"] == ("HWC",)
+    assert Layers(pooling_graph(channels), "cuda").layouts["pool"] == ("HWC",)
 
 
-def timed(layers: Layers, **pools_ns: float) -> Profile:
+def unit_profile(layers: Layers, **pools_ns: float) -> Profile:
     """Where all takes one nanosecond but the pool, which takes `pools_ns`, by layout."""
     pool = layers.pools["pool"]
     return Profile(
         device=HERE,
         code="",
-        times_ns={("direct-hwc-7x32", layer): 1.0 for layer in layers.chosen.values()},
+        times_ns={("direct-hwc-7x32", layer): 1.0 for layer in layers.primitive_layers.values()},
         moves_ns=dict.fromkeys(layers.moves.values(), 1.0),
-        pools_ns=dict.fromkeys(layers.pooled, 1.0) | {(pool, each): ns for each, ns in pools_ns.items()},
+        pools_ns=dict.fromkeys(layers.pool_layouts, 1.0)
+        | {(pool, layout): ns for layout, ns in pools_ns.items()},
     )
 
 
 def test_a_pool_costs_what_its_layout_adds():
-    layers = Layers(pooling(32))
+    layers = Layers(pooling_graph(32))
     problem = SelectionProblem(
-        graph=layers.graph, table=layers.table(timed(layers, HWC=50.0, CHW=70.0, CHWc16=45.0))
+        graph=layers.graph, table=layers.table(unit_profile(layers, HWC=50.0, CHW=70.0, CHWc16=45.0))
     )
     costs = {c.input.layout: problem.time_ns(c) for c in problem.table.candidates["pool"]}
     assert costs == {"HWC": 5.0, "CHW": 25.0, "CHWc16": 0.0}
-    found = minimise(problem)
-    layouts = {name: candidate.input.layout for name, candidate in found.choice.items()}
+    selected = minimise(problem)
+    layouts = {name: candidate.input.layout for name, candidate in selected.choice.items()}
     # There and back is two transforms, or three: "scaled" too reads the pool.
-    assert layouts["pool"] == "CHWc16" and found.sums.time_ns < 1 + 5
-    slow = layers.table(timed(layers, HWC=45.0, CHW=45.0, CHWc16=45.0))
+    assert layouts["pool"] == "CHWc16" and selected.sums.time_ns < 1 + 5
+    slow = layers.table(unit_profile(layers, HWC=45.0, CHW=45.0, CHWc16=45.0))
     assert minimise(replace(problem, table=slow)).choice["pool"].input.layout == "HWC"
 
 
 def test_layouts_without_times_are_left_out():
-    layers = Layers(pooling(32))
-    every = timed(layers)
+    layers = Layers(pooling_graph(32))
+    every = unit_profile(layers)
     table = layers.table(replace(every, pools_ns={}))
     assert {len(table.candidates[name]) for name in ("pool", "mean", "gate")} == {1}
     moves = {move: ns for move, ns in every.moves_ns.items() if move[:2] != ((1, 4, 4, 32), "CHWc16")}
@@ -303,29 +308,29 @@ def test_layouts_without_times_are_left_out():
 
 
 def test_a_network_without_joins_stays():
-    graph = replace(concatenating(), regions=concatenating().regions[:2], outputs=("a", "b"))
-    assert apart(graph) == graph
+    graph = replace(concatenation_graph(), regions=concatenation_graph().regions[:2], outputs=("a", "b"))
+    assert separate_concats(graph) == graph
 
 
 @pytest.mark.long
 def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkeypatch):
-    def made_up_ns(name, layer, machine):
+    def synthetic_ns(name, layer, machine):
         """What depends on a primitive and a layer as times do, for a machine that is always the same."""
         chosen = PRIMITIVES[name]
         slower = 1 + chosen.lanes / 32 + 2 * (chosen.layout == "CHW") + (chosen.family == "direct")
         return round(bound_ns(chosen, layer) * slower + 1)
 
-    monkeypatch.setattr(measuring, "primitive_ns", made_up_ns)
+    monkeypatch.setattr(measuring, "primitive_ns", synthetic_ns)
     cache = ResultCache(tmp_path / "cache.sqlite")
-    found = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
-    row = summary(found)
-    assert [each.known for each in row.choices] == ["measured"] * 7
+    selection = pimflow.select("toy", profile="mixed", measure=5, cache=cache)
+    row = summary(selection)
+    assert [choice.known for choice in row.choices] == ["measured"] * 7
     assert row.measured.predicted > 30
     assert row.measured.predicted + row.measured.primitives == row.measured.of
     guessed = pimflow.select("toy", profile="predicted", cache=cache)
-    assert guessed.selected.sums.time_ns == pytest.approx(found.selected.sums.time_ns, rel=1e-6)
+    assert guessed.selected.sums.time_ns == pytest.approx(selection.selected.sums.time_ns, rel=1e-6)
     best = pimflow.select("toy", measure=None, cache=cache).selected.sums.time_ns
-    assert best <= found.selected.sums.time_ns <= 1.5 * best
+    assert best <= selection.selected.sums.time_ns <= 1.5 * best
 
 
 def test_predictions_need_something_to_learn_from(tmp_path):

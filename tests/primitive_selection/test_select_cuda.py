@@ -12,9 +12,9 @@ from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec
-from pimflow.primitive_selection.gpu_model_times import analytic, primitive_ns
+from pimflow.primitive_selection.gpu_model_times import analytic_profile, primitive_ns
 from pimflow.primitive_selection.profile import Device, Profile
-from pimflow.primitives import PRIMITIVES, named
+from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.primitives.launches import launches
 from pimflow.simulators.gpu.model import kernel_cost
 
@@ -38,14 +38,14 @@ def test_launches_move_what_the_formulas_say(name):
     """Every workspace is written once and read once; inputs, filters and results are moved once."""
     chosen = PRIMITIVES[name]
     for layer in layers_for(chosen, 3):
-        found = launches(chosen, layer)
-        moved = sum(k.input_bytes + k.weight_bytes + k.output_bytes for k in found)
+        kernels = launches(chosen, layer)
+        moved = sum(k.input_bytes + k.weight_bytes + k.output_bytes for k in kernels)
         stored = 4 * layer.pixels * layer.oc + chosen.filter_bytes(layer)
         read = 4 * layer.n * layer.h * layer.w * layer.c
         workspaces = sum(4 * _size(shape) for shape in chosen.stages(layer).values())
         skipped = chosen.implicit and max(layer.stride) > max(layer.kh, layer.kw)
         assert skipped or moved == read + stored + 2 * workspaces, layer
-        macs = sum(kernel.macs for kernel in found)
+        macs = sum(kernel.macs for kernel in kernels)
         assert macs >= layer.macs or chosen.family == "winograd"
 
 
@@ -57,12 +57,14 @@ def _size(shape):
 
 
 def test_the_operator_is_what_the_search_charges():
-    ns = primitive_ns(named("operator-cuda-hwc"), LAYER, GPU)
+    ns = primitive_ns(get_primitive("operator-cuda-hwc"), LAYER, GPU)
     assert ns == kernel_cost(convolution_kernel(LAYER, "fp32"), GPU, dtype="fp32").total_ns
 
 
-def test_winograd_pays_where_there_is_arithmetic_and_not_where_there_is_none():
-    profile = analytic([LAYER, small := ConvGeometry(n=1, h=7, w=7, c=16, oc=16, kh=3, kw=3)], [], GPU)
+def test_winograd_pays_where_there_is_arithmetic():
+    profile = analytic_profile(
+        [LAYER, small := ConvGeometry(n=1, h=7, w=7, c=16, oc=16, kh=3, kw=3)], [], GPU
+    )
     f4, operator = "winograd-2d-f4-cuda-hwc-64x64", "operator-cuda-hwc"
     assert profile.times_ns[f4, LAYER] < profile.times_ns[operator, LAYER]
     assert profile.times_ns[f4, small] > profile.times_ns[operator, small]  # three launches
@@ -75,8 +77,8 @@ def test_the_command(capsys, tmp_path, without_a_card):
     row = json.loads(out)
     assert (code, err) == (0, "")
     assert row["device"] == "rtx-2060-pim32, analytic, 30 multiprocessors"
-    assert {each["known"] for each in row["choices"]} == {"analytic"}
-    assert {each["primitive"] for each in row["choices"]} <= set(ON_CUDA)
+    assert {choice["known"] for choice in row["choices"]} == {"analytic"}
+    assert {choice["primitive"] for choice in row["choices"]} <= set(ON_CUDA)
     code, out, _ = command(capsys, "--gpu", "v100")
     assert code == 0 and "times of the model (analytic), fp32, for v100" in out
     assert Profile.read(path).device.target == "cuda"
@@ -92,11 +94,11 @@ def test_least_memory_needs_no_workspace(without_a_card):
     weights = {}
     nodes = convolution("a", "x", (64, 64), 3, weights) + convolution("y", "a", (64, 64), 5, weights)
     network = model(nodes, weights, 64, rows=56)
-    found = pimflow.select(network, device="cuda", minimize="memory")
-    assert {p.family for p in found.choices.values()} <= {"operator", "windows"}
+    smallest = pimflow.select(network, device="cuda", minimize="memory")
+    assert {p.family for p in smallest.choices.values()} <= {"operator", "windows"}
     fastest = pimflow.select(network, device="cuda")
     assert "winograd" in {p.family for p in fastest.choices.values()}
-    assert found.selected.sums.time_ns > fastest.selected.sums.time_ns
+    assert smallest.selected.sums.time_ns > fastest.selected.sums.time_ns
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     part = report["primitives"]
     assert report["verified"] and part["device"] == "rtx-2060-pim32, analytic" and part["saved_ns"] >= 0
     assert not json.loads((folder / "interface.json").read_text()).get("cpu")
-    named = {each["layer"]: each["primitive"] for each in part["choices"]}
+    named = {choice["layer"]: choice["primitive"] for choice in part["choices"]}
     rows = json.loads((folder / "plan.json").read_text())["choices"]
     assert named and named == {row["region"]: row["primitive"] for row in rows if "primitive" in row}
     assert main(["compile", "toy", *options, "--explain", next(iter(named)), "--quiet"]) == 0

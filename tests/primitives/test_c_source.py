@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from conv_layers import ON_CPU, laid_out, layers_for, operands
+from conv_layers import ON_CPU, layers_for, operands, to_layout
 from hostile_names import NAMES
 from length import long_but
 from tvm import relax
@@ -27,7 +27,7 @@ from pimflow.errors import ArtifactError, UnknownNameError, UnsupportedOpError, 
 from pimflow.hardware import system
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
-from pimflow.primitives.filters import transformed
+from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
@@ -41,11 +41,11 @@ WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 BOUND = 2e-6  # of the largest output: compilers contract products into sums, or do not
 
 
-def scheduled(primitive, layer, target):
+def schedule(primitive, layer, target):
     """A kernel that allocates nothing: its workspaces are its last parameters."""
     with target:
-        made = ScheduleCpu()(tvm.IRModule({"kernel": kernel(primitive, layer)}))
-    return with_workspaces(made["kernel"])
+        module = ScheduleCpu()(tvm.IRModule({"kernel": kernel(primitive, layer)}))
+    return with_workspaces(module["kernel"])
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, option
     if options:
         del chosen["fft"]  # half a megabyte of C
     layers = {name: layers_for(primitive, 1)[0] for name, primitive in chosen.items()}
-    functions = {name: scheduled(p, layers[name], C) for name, p in chosen.items()}
+    functions = {name: schedule(p, layers[name], C) for name, p in chosen.items()}
     text = kernels.kernel_source(functions, C).replace("PIMFLOW_KERNEL void", "void")
     (tmp_path / "k.c").write_text(text)
-    builds.compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*builds.SHARED, *options])
+    builds.require_compiler().build([tmp_path / "k.c"], tmp_path / "k.so", [*builds.SHARED, *options])
     library = ctypes.CDLL(str(tmp_path / "k.so"))
     for name, primitive in chosen.items():
         layer = layers[name]
         x, filters = operands(layer)
-        given = [laid_out(primitive.layout, x), transformed(primitive, layer, filters)]
+        inputs = [to_layout(primitive.layout, x), transform_filters(primitive, layer, filters)]
         shapes = [tuple(int(d) for d in param.shape) for param in functions[name].params]
-        arrays = given + [np.full(shape, np.nan, np.float32) for shape in shapes[2:]]
+        arrays = inputs + [np.full(shape, np.nan, np.float32) for shape in shapes[2:]]
         library[name](*[ctypes.c_void_p(a.ctypes.data) for a in arrays])
         y = tvm.runtime.tensor(np.zeros(output_shape(primitive, layer), np.float32))
         function = ScheduleCpu()(
             tvm.IRModule({"main": kernel(primitive, layer).with_attr("global_symbol", "main")})
         )
-        tvm.compile(function, target=LLVM)["main"](*map(tvm.runtime.tensor, given), y)
+        tvm.compile(function, target=LLVM)["main"](*map(tvm.runtime.tensor, inputs), y)
         bound = 1e-5 if primitive.family in ("winograd", "fft") else BOUND
         assert np.abs(arrays[2] - y.numpy()).max() <= bound * np.abs(y.numpy()).max(), (name, layer)
 
@@ -95,7 +95,7 @@ def compiled(tmp_path_factory):
 def test_the_report_says_what_was_built(compiled):
     report, _ = compiled
     part = report["c_part"]
-    assert part["compiler"] == builds.compiler().version and part["flaw"] == ""
+    assert part["compiler"] == builds.require_compiler().version and part["flaw"] == ""
     assert part["max_relative_error"] <= 1e-5 and part["measured_ns"] > 0
     assert (part["parallel_ns"] is None) == (part["threads"] == 1)
     assert f"C by {part['compiler']} for " in report["primitives"]["device"]
@@ -108,8 +108,8 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     text = "".join((folder / name).read_text() for name in ("network.c", "network.h", "main.c"))
     assert "TVM" not in text and "float32x" not in text and "malloc" not in text
     sources = [str(folder / name) for name in ("network.c", "main.c")]
-    command, made = builds.compiler().command, ["-o", str(tmp_path / "n"), "-lm"]
-    subprocess.run([*command, "-std=c11", "-O1", *WARNINGS, *sources, *made], check=True)
+    command, output_options = builds.require_compiler().command, ["-o", str(tmp_path / "n"), "-lm"]
+    subprocess.run([*command, "-std=c11", "-O1", *WARNINGS, *sources, *output_options], check=True)
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
     x.tofile(tmp_path / "x.bin")
     run = [tmp_path / "n", folder / "weights.bin", tmp_path / "x.bin", tmp_path / "y.bin"]
@@ -118,10 +118,10 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     expected = pimflow.run(folder, x, target="llvm+pim")[0].ravel()
     assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
     (tmp_path / "x.bin").write_bytes(b"short")
-    found = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert found.returncode == 3 and "x.bin: cannot be read" in found.stderr
-    found = subprocess.run(run[:2], capture_output=True, text=True, check=False)
-    assert found.returncode == 2 and "weights.bin input0.bin output0.bin" in found.stderr
+    process = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert process.returncode == 3 and "x.bin: cannot be read" in process.stderr
+    process = subprocess.run(run[:2], capture_output=True, text=True, check=False)
+    assert process.returncode == 2 and "weights.bin input0.bin output0.bin" in process.stderr
 
 
 def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
@@ -140,13 +140,15 @@ def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
     assert main(["run", str(folder), *options, "--json"]) == 0
     out, err = capsys.readouterr()
     row = json.loads(out)
-    assert row["target"] == "c" and row["compiler"] == builds.compiler().version and "building C" in err
+    assert (
+        row["target"] == "c" and row["compiler"] == builds.require_compiler().version and "building C" in err
+    )
     assert (row["threads"], row["calls"]) == (1, 2) and row["median_ns"] > 0
     twin = pimflow.run(folder, x, target="llvm+pim")[0]
     assert list(row["max_relative_error"]) == ["llvm+pim"]
     assert row["max_relative_error"]["llvm+pim"] == relative_error(np.load(tmp_path / "y.npy"), twin) <= 1e-5
-    other = pimflow.infer(folder, x, target="llvm+pim", repeat=1, compare=True)
-    assert other.threads is None and other.median_ns > 0 and other.max_relative_error["c"] <= 1e-5
+    inference = pimflow.infer(folder, x, target="llvm+pim", repeat=1, compare=True)
+    assert inference.threads is None and inference.median_ns > 0 and inference.max_relative_error["c"] <= 1e-5
     assert main(["run", str(folder), "--repeat", "1", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert "ms, the median of 1 runs of c on 1 of its threads, by" in out and err == ""
@@ -155,23 +157,23 @@ def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
 def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     _, folder = compiled
 
-    def refused(*options, code):
+    def run_error(*options, code):
         assert main(["run", str(folder), *options, "--quiet"]) == code
         out, err = capsys.readouterr()
         assert out == "" and err.count("\n") == 1
         return err
 
-    assert "those of llvm+pim are TVM_NUM_THREADS" in refused(
+    assert "those of llvm+pim are TVM_NUM_THREADS" in run_error(
         "--target", "llvm+pim", "--threads", "1", code=2
     )
-    assert "999 threads: the C library runs on at most" in refused("--threads", "999", code=2)
-    assert "--repeat -1: give a number" in refused("--repeat", "-1", code=2)
+    assert "999 threads: the C library runs on at most" in run_error("--threads", "999", code=2)
+    assert "--repeat -1: give a number" in run_error("--repeat", "-1", code=2)
     with monkeypatch.context() as patch:
         patch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
-        assert "outputs of c differ from those of llvm+pim by" in refused("--compare", code=5)
+        assert "outputs of c differ from those of llvm+pim by" in run_error("--compare", code=5)
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert "or run the twin: --target llvm+pim" in refused(code=3)
-    alone = refused("--target", "llvm+pim", "--compare", code=2)
+    assert "or run the twin: --target llvm+pim" in run_error(code=3)
+    alone = run_error("--target", "llvm+pim", "--compare", code=2)
     assert "nothing besides llvm+pim that runs here" in alone
     changed = shutil.copytree(folder, tmp_path / "changed")
     (changed / "network.c").write_text("int pimflow_run;")
@@ -199,9 +201,9 @@ def test_the_same_bytes_each_time(compiled):
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)
-        made = pimflow.compile("toy", tmp_path / "toy", target="c", conventions="none")
-    assert made.report.c_part.flaw.startswith("no C compiler was found")
-    assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
+        compiled_network = pimflow.compile("toy", tmp_path / "toy", target="c", conventions="none")
+    assert compiled_network.report.c_part.flaw.startswith("no C compiler was found")
+    assert compiled_network.verification.is_verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert main(["select", "toy", "--target", "c", "--cache", "none"]) == 3
     assert "no C compiler was found: install cc" in capsys.readouterr().err
@@ -273,14 +275,14 @@ def test_what_is_measured_is_also_cxx(tmp_path):
     layer = layers_for(PRIMITIVES["im2row-hwc-7x32"], 1)[0]
     function = ScheduleCpu()(tvm.IRModule({"main": kernel(PRIMITIVES["im2row-hwc-7x32"], layer)}))["main"]
     (tmp_path / "k.c").write_text(kernels.callable_source({"main": function}))
-    for standard in (["g++"], [*builds.compiler().command, "-std=c11"]):
-        made = ["-shared", "-fPIC", "-o", str(tmp_path / "k.so"), str(tmp_path / "k.c")]
-        subprocess.run([*standard, *WARNINGS, *made], check=True)
+    for standard in (["g++"], [*builds.require_compiler().command, "-std=c11"]):
+        options = ["-shared", "-fPIC", "-o", str(tmp_path / "k.so"), str(tmp_path / "k.c")]
+        subprocess.run([*standard, *WARNINGS, *options], check=True)
 
 
 def test_who_may_lie_in_anothers_memory():
     """A kernel whose result may lie where its operand lay must not promise the contrary."""
-    function = scheduled(PRIMITIVES["direct-hwc-loops"], layers_for(PRIMITIVES["direct-hwc-loops"], 1)[0], C)
+    function = schedule(PRIMITIVES["direct-hwc-loops"], layers_for(PRIMITIVES["direct-hwc-loops"], 1)[0], C)
     apart = {"apart": function.with_attr("tirx.noalias", True)}
     source = kernels.kernel_source(apart | {"inside": function.with_attr("tirx.noalias", False)}, C)
     heads = {line.split("(")[0].split()[-1]: line for line in source.splitlines() if "_KERNEL void" in line}
@@ -304,6 +306,6 @@ def test_a_name_is_no_code():
     for name in (graph, *NAMES):
         head = c_source.head_comment(name)
         assert head.startswith("/* ") and head.endswith(" */\n") and head.count("*/") == head.count("\n") == 1
-    made = c_source.source(module, system("pimflow"), graph)
-    assert made.code.split("\n")[1:] == plain.code.split("\n")[1:]
+    source = c_source.source(module, system("pimflow"), graph)
+    assert source.code.split("\n")[1:] == plain.code.split("\n")[1:]
     assert not re.search(r"system\(|^#error", plain.code, re.M)

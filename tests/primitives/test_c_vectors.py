@@ -40,12 +40,12 @@ OPERANDS = {1: ("splat", "vsqrt", "vfloor", "vfabs"), 4: ("gt", "ge", "lt", "le"
 COUNT = dict.fromkeys(OF_NUMPY, 2) | {name: n for n, names in OPERANDS.items() for name in names}
 
 
-def called(name, lanes):
+def caller_source(name, lanes):
     """A C function of arrays that calls one of vectors."""
-    given = ", ".join(f"load{lanes}({p})" for p in "abcd"[: COUNT[name]]) if name != "splat" else "*a"
+    operands = ", ".join(f"load{lanes}({p})" for p in "abcd"[: COUNT[name]]) if name != "splat" else "*a"
     return (
         f"void {name}_{lanes}(const float *a, const float *b, const float *c, const float *d, float *to) "
-        f"{{ (void)a, (void)b, (void)c, (void)d; store{lanes}(to, {name}{lanes}({given})); }}\n"
+        f"{{ (void)a, (void)b, (void)c, (void)d; store{lanes}(to, {name}{lanes}({operands})); }}\n"
     )
 
 
@@ -53,13 +53,13 @@ def called(name, lanes):
 def library(request, tmp_path_factory):
     """Every function, where the processor's vectors have so many lanes."""
     folder = tmp_path_factory.mktemp("vectors")
-    calls = "".join(called(name, lanes) for name in OF_NUMPY for lanes in LANES)
+    calls = "".join(caller_source(name, lanes) for name in OF_NUMPY for lanes in LANES)
     calls += "".join(
         f"void strided_{n}(const float *a, float *to) {{ scatter{n}(to + 63, -2, gather{n}(a, 3)); }}\n"
         for n in LANES
     )
     (folder / "v.c").write_text("#include <math.h>\n#include <stdint.h>\n" + vectors.prelude(calls) + calls)
-    here = builds.compiler()
+    here = builds.require_compiler()
     options = [*builds.SHARED, "-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-psabi"]
     here.build([folder / "v.c"], folder / "v.so", [*options, f"-DPIMFLOW_LANES={request.param}"])
     return ctypes.CDLL(str(folder / "v.so"))
@@ -85,18 +85,18 @@ def test_functions_of_vectors_are_those_of_numpy(library, operands, equal):
     operands = [operands[0], operands[0].copy() if equal else operands[1], *operands[2:]]
     for name, of_numpy in OF_NUMPY.items():
         for lanes in LANES:
-            made = np.full(18, 7, np.float32)
-            pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*operands, made)]
-            pointers[-1] = ctypes.c_void_p(made.ctypes.data + 4)  # not aligned, nothing written beyond
+            actual = np.full(18, 7, np.float32)
+            pointers = [ctypes.c_void_p(x.ctypes.data) for x in (*operands, actual)]
+            pointers[-1] = ctypes.c_void_p(actual.ctypes.data + 4)  # not aligned, nothing written beyond
             library[f"{name}_{lanes}"](*pointers)
             with np.errstate(all="ignore"):
                 expected = of_numpy(*(x[:lanes] for x in operands[: COUNT[name]]))
-            np.testing.assert_array_equal(made[1 : lanes + 1], expected, err_msg=f"{name}{lanes}")
-            assert (made[lanes + 1 :] == 7).all() and made[0] == 7
+            np.testing.assert_array_equal(actual[1 : lanes + 1], expected, err_msg=f"{name}{lanes}")
+            assert (actual[lanes + 1 :] == 7).all() and actual[0] == 7
 
 
 @I.ir_module
-class Before:
+class VectorStatements:
     @T.prim_func
     def f(x: T.handle("float32", "global"), y: T.handle("float32", "global")):
         a = T.decl_buffer((64,), data=x)
@@ -108,7 +108,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class VectorCallStatements:
     @T.prim_func
     def f(x: T.handle("float32", "global"), y: T.handle("float32", "global")):
         a = T.decl_buffer((64,), data=x)
@@ -129,14 +129,14 @@ class Expected:
 
 
 def test_vectors_become_calls():
-    after = VectorCalls()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = VectorCalls()(VectorStatements)
+    tvm.ir.assert_structural_equal(after, VectorCallStatements)
     tvm.ir.assert_structural_equal(VectorCalls()(after), after)
-    assert has_vectors(Before["f"]) and not has_vectors(after["f"])
+    assert has_vectors(VectorStatements["f"]) and not has_vectors(after["f"])
 
 
 def test_parallel_loops_are_marked():
-    after = MarkParallel()(Expected)
+    after = MarkParallel()(VectorCallStatements)
     assert f'"{PARALLEL}")' in after.script() and "T.parallel" not in after.script()
     tvm.ir.assert_structural_equal(MarkParallel()(after), after)
 
@@ -155,7 +155,7 @@ def test_loops_become_serial():
 
 
 @I.ir_module
-class Narrowed:
+class NarrowingCast:
     @T.prim_func(s_tir=True)
     def f(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "int32")):
         for i in T.parallel(4):
@@ -167,7 +167,7 @@ class Narrowed:
 
 @needs_compiler
 def test_other_vectors_are_left_to_the_compiler():
-    built = builds.loaded(kernels.callable_source({"f": Narrowed["f"]}))
+    built = builds.load_module(kernels.callable_source({"f": NarrowingCast["f"]}))
     x = np.arange(64, dtype=np.float32) * 1.5
     y = tvm.runtime.tensor(np.zeros(64, np.int32))
     built["f"](tvm.runtime.tensor(x), y)

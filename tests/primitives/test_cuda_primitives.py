@@ -9,34 +9,34 @@ import re
 import numpy as np
 import pytest
 import tvm
-from conv_layers import ON_CUDA, convolved, layers_for, operands
+from conv_layers import ON_CUDA, convolve, layers_for, operands
 from length import long_but
 from tvm import relax, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
-from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import output_shape
-from pimflow.primitives.filters import transformed
+from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
-CUDA = named_target("cuda+pim")
+CUDA = target_by_name("cuda+pim")
 TILED = [name for name in ON_CUDA if PRIMITIVES[name].places]
 BOUND = {"winograd": 1e-4}  # of the largest output
 LAUNCHES = {"im2row": 2, "winograd": 3}  # others: one
 
 
-def scheduled(chosen, layer) -> tirx.PrimFunc:
+def schedule(chosen, layer) -> tirx.PrimFunc:
     with CUDA:
         return ScheduleGpu()(
             tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")})
         )["main"]
 
 
-def one_after_the_other(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def serialise_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with loops in place of threads."""
     loops = re.sub(r'T\.thread_binding\((.*?), thread="[\w.]+"\)', r"T.serial(\1)", func.script())
     return tvm.script.from_source(loops)
@@ -48,10 +48,10 @@ def test_values(name):
     (layer,) = layers_for(chosen, 1)
     x, filters = operands(layer)
     y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32))
-    mod = tvm.IRModule({"main": one_after_the_other(scheduled(chosen, layer))})
-    given = (x, transformed(chosen, layer, filters))
-    tvm.compile(mod, "llvm")["main"](*map(tvm.runtime.tensor, given), y)
-    expected = convolved(layer, x, filters)
+    mod = tvm.IRModule({"main": serialise_threads(schedule(chosen, layer))})
+    inputs = (x, transform_filters(chosen, layer, filters))
+    tvm.compile(mod, "llvm")["main"](*map(tvm.runtime.tensor, inputs), y)
+    expected = convolve(layer, x, filters)
     error = np.abs(y.numpy() - expected).max() / np.abs(expected).max()
     assert error <= BOUND.get(chosen.family, 2e-6), layer
 
@@ -61,7 +61,7 @@ def test_launches_and_shared_memory(name):
     """As CUDA source, which asks for threads in every launch; barriers where threads share a tile."""
     chosen = PRIMITIVES[name]
     (layer,) = layers_for(chosen, 1)
-    mod = tvm.IRModule({"main": scheduled(chosen, layer)})
+    mod = tvm.IRModule({"main": schedule(chosen, layer)})
     source = tvm.compile(mod, CUDA).mod.imports[0].inspect_source()
     launches = len(re.findall(r"__global__ [^;{]*\{", source))
     assert launches == LAUNCHES.get(name.split("-")[0], 1)
@@ -76,7 +76,7 @@ def test_workspaces_are_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]
     (layer,) = layers_for(chosen, 1)
     builder = relax.BlockBuilder()
-    function = scheduled(chosen, layer)
+    function = schedule(chosen, layer)
     gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
     shapes = [tuple(int(d) for d in param.shape) for param in function.params]
     params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
@@ -98,7 +98,7 @@ def test_they_compile_for_turing():
 
     layer = ConvGeometry(n=1, h=14, w=14, c=32, oc=48, kh=3, kw=3, padding=(1, 1, 1, 1))
     names = ["direct-cuda-hwc-32x32", "implicit-gemm-cuda-hwc-64x64", "winograd-2d-f4-cuda-hwc-32x64"]
-    functions = {f"k{n}": scheduled(PRIMITIVES[name], layer) for n, name in enumerate(names)}
+    functions = {f"k{n}": schedule(PRIMITIVES[name], layer) for n, name in enumerate(names)}
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    _, found = compile_kernels(lambda: tvm.compile(tvm.IRModule(named), CUDA), CUDA)
-    assert found.compiler and not found.flaw
+    _, build = compile_kernels(lambda: tvm.compile(tvm.IRModule(named), CUDA), CUDA)
+    assert build.compiler and not build.flaw

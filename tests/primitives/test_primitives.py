@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from conv_layers import ON_CPU, convolved, laid_out, layers_for, operands
+from conv_layers import ON_CPU, convolve, layers_for, operands, to_layout
 from length import long_but
 from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.primitives import PRIMITIVES, named
+from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape
-from pimflow.primitives.filters import transformed, winograd_matrices
+from pimflow.primitives.filters import transform_filters, winograd_matrices
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
@@ -26,7 +26,7 @@ BOUND = {"winograd": 1e-4}  # of the largest output: its tiles add and subtract 
 FIRST = {(p.family, p.layout, p.directions): p.name for p in map(PRIMITIVES.get, reversed(ON_CPU))}.values()
 
 
-def compiled(chosen, layer):
+def schedule(chosen, layer):
     return ScheduleCpu()(tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")}))
 
 
@@ -36,9 +36,9 @@ def test_values(name):
     for layer in layers_for(chosen, 2 if name in FIRST else 1):
         x, filters = operands(layer)
         y = tvm.runtime.tensor(np.full(output_shape(chosen, layer), np.nan, np.float32))
-        given = [laid_out(chosen.layout, x), transformed(chosen, layer, filters)]
-        tvm.compile(compiled(chosen, layer), target=CPU)["main"](*map(tvm.runtime.tensor, given), y)
-        expected = laid_out(chosen.layout, convolved(layer, x, filters))
+        inputs = [to_layout(chosen.layout, x), transform_filters(chosen, layer, filters)]
+        tvm.compile(schedule(chosen, layer), target=CPU)["main"](*map(tvm.runtime.tensor, inputs), y)
+        expected = to_layout(chosen.layout, convolve(layer, x, filters))
         error = np.abs(y.numpy() - expected).max() / np.abs(expected).max()
         assert error <= BOUND.get(chosen.family, 2e-6), layer
 
@@ -47,16 +47,16 @@ def test_values(name):
 def test_memory_is_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]
     for layer in layers_for(chosen, 3):
-        function = compiled(chosen, layer)["main"]
+        function = schedule(chosen, layer)["main"]
         shapes = [tuple(int(d) for d in p.shape) for p in function.params]
         assert shapes == [input_shape(chosen, layer), chosen.filter_shape(layer), output_shape(chosen, layer)]
-        assert sorted(allocated(function, shapes)) == sorted(chosen.workspaces(layer).values()), layer
+        assert sorted(workspace_shapes(function, shapes)) == sorted(chosen.workspaces(layer).values()), layer
         assert chosen.workspace_bytes(layer) == 4 * sum(
             int(np.prod(s)) for s in chosen.workspaces(layer).values()
         )
 
 
-def allocated(function: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def workspace_shapes(function: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Shapes of what the kernel needs besides its operands, as the planner of memory sees them."""
     builder = relax.BlockBuilder()
     gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
@@ -93,15 +93,15 @@ def test_winograd_matrices_give_every_correlation(outputs, taps):
     a, g, b = winograd_matrices(outputs, taps)
     for i in range(outputs + taps - 1):
         for k in range(taps):
-            data, taken = np.eye(outputs + taps - 1)[i], np.eye(taps)[k]
+            data, tap = np.eye(outputs + taps - 1)[i], np.eye(taps)[k]
             expected = [float(o + k == i) for o in range(outputs)]
-            assert np.allclose(a @ ((g @ taken) * (b @ data)), expected, atol=1e-12)
+            assert np.allclose(a @ ((g @ tap) * (b @ data)), expected, atol=1e-12)
 
 
 def test_wrong_uses():
     with pytest.raises(UnknownNameError, match="im2row-hwc-7x32"):
-        named("im2row-7x32")
+        get_primitive("im2row-7x32")
     with pytest.raises(UsageError, match="does not apply"):
-        kernel(named("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
+        kernel(get_primitive("winograd-2d-f2-hwc-7x32"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
     with pytest.raises(UsageError, match="is the operator as it is"):
-        kernel(named("operator-cuda-hwc"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))
+        kernel(get_primitive("operator-cuda-hwc"), ConvGeometry(n=1, h=8, w=8, c=4, oc=4))

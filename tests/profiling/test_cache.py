@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow.api.conventions import SEARCHED_BY
-from pimflow.api.profile import READ_BY
+from pimflow.api.conventions import SPEEDUP_MODULES
+from pimflow.api.profile import REGION_MODULES
 from pimflow.host import result_cache as cache_module
-from pimflow.host.result_cache import COMPUTED_BY, ResultCache, default_path, sources_digest
+from pimflow.host.result_cache import CODE_PACKAGES, ResultCache, default_path, sources_digest
 from pimflow.primitive_selection import gpu_model_times
 from pimflow.primitive_selection.measuring import IN_C, MEASURED
 from pimflow.primitive_selection.network_time import BUILT_BY
@@ -49,9 +49,9 @@ def test_values_come_back_and_others_do_not(tmp_path):
     many = {("key", i): {"value": i / 3} for i in range(1500)}
     cache.put(many)
     cache.close()
-    again = ResultCache(tmp_path / "deep" / "er" / "profiles.sqlite")
-    assert again.get([*many, ("key", -1)]) == many
-    assert again.get([]) == {} and again.flaw == ""
+    reopened = ResultCache(tmp_path / "deep" / "er" / "profiles.sqlite")
+    assert reopened.get([*many, ("key", -1)]) == many
+    assert reopened.get([]) == {} and reopened.flaw == ""
 
 
 def test_what_other_code_computed_is_not_taken(tmp_path, monkeypatch):
@@ -97,9 +97,9 @@ def test_the_digest_covers_subfolders(tmp_path, monkeypatch):
 
 
 PARTS = {
-    "cache": COMPUTED_BY,
-    "regions": READ_BY,
-    "other conventions": SEARCHED_BY,
+    "cache": CODE_PACKAGES,
+    "regions": REGION_MODULES,
+    "other conventions": SPEEDUP_MODULES,
     "primitives": MEASURED,
     "primitives in C": IN_C,
     "modelled primitives": gpu_model_times.COMPUTED_BY,
@@ -122,7 +122,7 @@ def test_a_part_that_is_not_there_is_no_digest():
 def test_two_processes_at_once_lose_nothing(tmp_path):
     path = tmp_path / "c"
     writers = [writer(path, name, 60) for name in ("a", "b")]
-    assert [each.wait(timeout=120) for each in writers] == [0, 0]
+    assert [process.wait(timeout=120) for process in writers] == [0, 0]
     keys = [(name, i) for name in ("a", "b") for i in range(60)]
     assert ResultCache(path).get(keys) == {(name, i): [i, "x" * 100] for name, i in keys}
 
@@ -162,18 +162,18 @@ def test_a_damaged_value_is_computed_again(tmp_path, value):
     path = tmp_path / "c"
     ResultCache(path).put({"damaged": {"cycles": 1}, "other": {"cycles": 2}})
     with sqlite3.connect(path) as file:
-        kept = dict(file.execute("SELECT value, key FROM results"))
-        damaged, other = (next(text for text in kept if f'"cycles": {n}' in text) for n in (1, 2))
-        file.execute("UPDATE results SET value = ? WHERE key = ?", (value, kept[damaged]))
+        keys = dict(file.execute("SELECT value, key FROM results"))
+        damaged, intact = (next(text for text in keys if f'"cycles": {n}' in text) for n in (1, 2))
+        file.execute("UPDATE results SET value = ? WHERE key = ?", (value, keys[damaged]))
     cache = ResultCache(path)
     assert cache.get(["damaged", "other"]) == {"other": {"cycles": 2}}
     assert str(path) in cache.flaw and "damaged" in cache.flaw and "\n" not in cache.flaw
     with sqlite3.connect(path) as file:
-        file.execute("UPDATE results SET value = ? WHERE key = ?", (other, kept[damaged]))
+        file.execute("UPDATE results SET value = ? WHERE key = ?", (intact, keys[damaged]))
     assert cache.get(["damaged"]) == {}
     cache.put({"damaged": {"cycles": 1}})
-    again = ResultCache(path)
-    assert again.get(["damaged"]) == {"damaged": {"cycles": 1}} and again.flaw == ""
+    reopened = ResultCache(path)
+    assert reopened.get(["damaged"]) == {"damaged": {"cycles": 1}} and reopened.flaw == ""
 
 
 def test_a_full_disk_costs_the_results_and_no_more(tmp_path):
@@ -215,12 +215,12 @@ def test_the_place_is_the_users_choice(monkeypatch, tmp_path):
 def test_a_long_writer_is_waited_for(tmp_path):
     path = tmp_path / "c"
     cache = ResultCache(path)
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
-    other.stdout.readline()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
+    holder.stdout.readline()
     begin = time.monotonic()
     cache.put({"key": 1})
     assert time.monotonic() - begin > 0.2 and cache.flaw == ""
-    other.wait()
+    holder.wait()
 
 
 def test_a_held_file_is_waited_for_once(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import placement, system
-from pimflow.api.options import names
+from pimflow.api.options import field_names
 from pimflow.api.sweep import SweepFigures, SweepRow, sweep, with_pareto
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
@@ -105,26 +105,26 @@ def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
     assert [(row.settings["pim_launch_ns"], row.settings["pim_channels"]) for row in rows] == combinations
     for row, (launch_ns, channels) in zip(rows, combinations):
-        found = pimflow.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
-        assert row.figures.latency_ns == found.evaluation.latency_ns
-        assert row.figures.energy_pj == found.evaluation.energy_pj
-        assert row.figures.latency_gpu_only_ns == found.gpu_only.latency_ns
+        result = pimflow.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
+        assert row.figures.latency_ns == result.evaluation.latency_ns
+        assert row.figures.energy_pj == result.evaluation.energy_pj
+        assert row.figures.latency_gpu_only_ns == result.gpu_only.latency_ns
 
 
 def test_whole_devices_and_who_uses_their_channels_are_settings(profiling):
     devices = settings("pim=newton-gddr6,aim-gddr6", "channel_sharing=partitioned,time-shared")
     rows = sweep(["toy"], devices, profiling=profiling)
     for row in rows:
-        found = pimflow.search("toy", system(**row.settings), profiling=profiling)
-        assert row.figures.latency_ns == found.evaluation.latency_ns
-        timeline = found.evaluation.timeline
-        busy_ns = [timeline.busy_ps(each) / 1000 for each in ("gpu", "pim", "crossbar")]
+        result = pimflow.search("toy", system(**row.settings), profiling=profiling)
+        assert row.figures.latency_ns == result.evaluation.latency_ns
+        timeline = result.evaluation.timeline
+        busy_ns = [timeline.busy_ps(resource) / 1000 for resource in ("gpu", "pim", "crossbar")]
         assert [row.figures.gpu_busy_ns, row.figures.pim_busy_ns, row.figures.crossbar_busy_ns] == busy_ns
         assert row.figures.launching_ns <= busy_ns[0] + busy_ns[1]
     assert len({row.figures.latency_ns for row in rows}) > 2 and len(rows) == 4
 
 
-def joined_rows(path):
+def write_row_concatenation(path):
     """Two convolutions of one input, one's rows above the other's."""
     weights = [numpy_helper.from_array(np.ones((32, 32, 1, 1), np.float32), name) for name in ("v", "w")]
     nodes = [
@@ -141,7 +141,7 @@ def joined_rows(path):
 
 def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     """Parts that lie in their tensor are no kernels; where copies are made, they are."""
-    model = joined_rows(tmp_path / "joined.onnx")
+    model = write_row_concatenation(tmp_path / "joined.onnx")
     search, regions = placement.search, {}
 
     def seeing(graph, target, *rest):
@@ -178,26 +178,30 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
 
 
 def test_modes_are_those_of_every_search(profiling):
-    wanted = settings("pim_channels=8,16")
-    free = sweep(["toy"], wanted, profiling=profiling)
-    alone = sweep(["toy"], wanted, profiling=profiling, goal=Goal(modes="gpu"))  # not what was kept of `free`
+    axes = settings("pim_channels=8,16")
+    free = sweep(["toy"], axes, profiling=profiling)
+    gpu_only = sweep(
+        ["toy"], axes, profiling=profiling, goal=Goal(modes="gpu")
+    )  # not what was kept of `free`
     assert any(row.figures.regions_with_pim for row in free)
-    for row, other in zip(alone, free):
+    for row, free_row in zip(gpu_only, free):
         assert row.figures.regions_with_pim == 0
-        assert row.figures.latency_ns == row.figures.latency_gpu_only_ns == other.figures.latency_gpu_only_ns
+        assert (
+            row.figures.latency_ns == row.figures.latency_gpu_only_ns == free_row.figures.latency_gpu_only_ns
+        )
 
 
 def test_groups_are_candidates_of_every_search(profiling):
     """Not what was kept without; no point is slower for more candidates."""
-    wanted = settings("pim_channels=0,16")
-    apart, together = (sweep(["toy"], wanted, profiling=profiling, fuse=fuse) for fuse in (False, True))
-    for row, other in zip(apart, together):
-        assert other.figures.latency_gpu_only_ns < row.figures.latency_gpu_only_ns
-        assert other.figures.latency_ns <= row.figures.latency_ns
+    axes = settings("pim_channels=0,16")
+    unfused, fused = (sweep(["toy"], axes, profiling=profiling, fuse=fuse) for fuse in (False, True))
+    for row, fused_row in zip(unfused, fused):
+        assert fused_row.figures.latency_gpu_only_ns < row.figures.latency_gpu_only_ns
+        assert fused_row.figures.latency_ns <= row.figures.latency_ns
     import pimflow
 
-    found = pimflow.search("toy", system(pim_channels=16), fuse=True)
-    assert together[1].figures.latency_ns == found.evaluation.latency_ns
+    result = pimflow.search("toy", system(pim_channels=16), fuse=True)
+    assert fused[1].figures.latency_ns == result.evaluation.latency_ns
 
 
 def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
@@ -210,7 +214,7 @@ def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
 
 
 def figures(latency_ns, energy_pj):
-    others = {name: 1 for name in names(SweepFigures)}
+    others = {name: 1 for name in field_names(SweepFigures)}
     return SweepFigures(**others | {"latency_ns": latency_ns, "energy_pj": energy_pj})
 
 

@@ -12,7 +12,7 @@ from pimflow.api.profile import region_graph
 from pimflow.errors import InfeasibleError, PimflowError, ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.host.executors import Dask, Processes, Serial, parse_executor
-from pimflow.placement import Candidates, Costs, Profiling, profile
+from pimflow.placement import CandidateGenerator, Costs, Profiling, profile
 
 
 def square(item: int) -> int:
@@ -75,19 +75,19 @@ def test_what_a_worker_raises_is_raised_here():
 def test_errors_of_workers_are_those_of_this_process(refused):
     with pytest.raises(PimflowError) as here:
         refused(1)
-    with pytest.raises(type(here.value)) as theirs:
+    with pytest.raises(type(here.value)) as there:
         list(Processes(2).map(refused, [1, 1]))
-    assert str(theirs.value) == str(here.value) and vars(theirs.value) == vars(here.value)
+    assert str(there.value) == str(here.value) and vars(there.value) == vars(here.value)
 
 
 @pytest.mark.parametrize("executor", [Serial(), Processes(1), Processes(2)], ids=str)
 def test_items_are_done_in_as_many_processes(executor):
-    others = {other for _, other in executor.map(pid, [0, 1])} - {os.getpid()}
-    assert len(others) == (2 if executor == Processes(2) else 0)
+    worker_ids = {process_id for _, process_id in executor.map(pid, [0, 1])} - {os.getpid()}
+    assert len(worker_ids) == (2 if executor == Processes(2) else 0)
 
 
 def test_workers_of_results_that_nobody_reads_leave():
-    pids = [each for _, each in Processes(2).map(pid, [0, 1])]
+    pids = [process_id for _, process_id in Processes(2).map(pid, [0, 1])]
     results = Processes(2).map(time.sleep, [0.0, 60.0])
     next(results)
     results.close()
@@ -95,9 +95,9 @@ def test_workers_of_results_that_nobody_reads_leave():
     assert sorted(Processes(2).map(square, [1, 2])) == [(0, 1), (1, 4)]
     assert time.monotonic() - begin < 30
     until = time.monotonic() + 20
-    while any(runs(each) for each in pids) and time.monotonic() < until:
+    while any(runs(process_id) for process_id in pids) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not any(runs(each) for each in pids)
+    assert not any(runs(process_id) for process_id in pids)
 
 
 def test_the_item_of_a_dead_worker_is_done_again(tmp_path):
@@ -128,7 +128,7 @@ def test_executors_that_there_are_not(text, jobs, says):
 def table(executor):
     graph = region_graph("toy", NetworkOptions(), None)
     target = system()
-    return profile(graph, Candidates(graph, target, Costs(target, Profiling(executor=executor))))
+    return profile(graph, CandidateGenerator(graph, target, Costs(target, Profiling(executor=executor))))
 
 
 def test_processes_give_the_same_table():
@@ -149,8 +149,8 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_table():
             """Kills a worker when the first result has come."""
 
             def map(self, function, items):
-                for found, result in enumerate(executor.map(function, items)):
-                    if not found:
+                for index, result in enumerate(executor.map(function, items)):
+                    if not index:
                         os.kill(victim, signal.SIGKILL)
                     yield result
 
@@ -168,7 +168,7 @@ def test_a_scheduler_that_is_not_there(monkeypatch):
 
 def test_little_work_starts_no_worker():
     items = list(range(5))
-    pids = [result for _, result in Processes(2, alone_seconds=60.0).map(pid, items)]
+    pids = [result for _, result in Processes(2, serial_seconds=60.0).map(pid, items)]
     assert set(pids) == {os.getpid()}
-    shared = dict(Processes(2, alone_seconds=0.1).map(pid, items))
+    shared = dict(Processes(2, serial_seconds=0.1).map(pid, items))
     assert sorted(shared) == items and shared[0] == os.getpid() and shared[4] != os.getpid()

@@ -20,18 +20,18 @@ def run(capsys, *argv):
 
 
 def test_the_second_time_nothing_is_computed(capsys, tmp_path):
-    found = []
+    reports = []
     for _ in range(2):
         code, out, err = run(
             capsys, "profile", "toy", "--cache", tmp_path / "c", "--json", "--quiet", "--jobs", 2
         )
         assert (code, err) == (0, "")
-        found.append(json.loads(out))
-    first, second = found
+        reports.append(json.loads(out))
+    first, second = reports
     assert first["models"] == second["models"] and first["models"][0]["pim_capable"] == 7
-    for what in ("layers", "kernels"):
-        assert first[what]["kept"] == 0 < first[what]["computed"]
-        assert second[what] == {"kept": first[what]["computed"], "computed": 0}
+    for section in ("layers", "kernels"):
+        assert first[section]["kept"] == 0 < first[section]["computed"]
+        assert second[section] == {"kept": first[section]["computed"], "computed": 0}
     assert first["known"] == second["known"] == {"analytic": first["kernels"]["computed"]}
 
 
@@ -55,19 +55,20 @@ def test_another_system_is_timed_anew(capsys, tmp_path):
         ("--dtype", "fp32", ""),
     ):
         _, out, _ = run(capsys, *options, option, value)
-        found = json.loads(out)
-        assert {what for what in ("layers", "kernels") if found[what]["kept"]} == {same} - {""}
+        report = json.loads(out)
+        assert {section for section in ("layers", "kernels") if report[section]["kept"]} == {same} - {""}
 
 
 def test_groups_are_timed_too(capsys, tmp_path):
     """What a search with the same option then finds there, and more than without."""
     options = ["--cache", tmp_path / "c", "--json", "--quiet"]
-    apart, together, again = (
-        json.loads(run(capsys, "profile", "toy", *more, *options)[1]) for more in ([], ["--fuse"], ["--fuse"])
+    unfused, fused, repeated = (
+        json.loads(run(capsys, "profile", "toy", *extra, *options)[1])
+        for extra in ([], ["--fuse"], ["--fuse"])
     )
-    assert together["models"][0]["candidates"] > apart["models"][0]["candidates"]
-    assert together["kernels"]["kept"] == apart["kernels"]["computed"] and together["kernels"]["computed"]
-    assert again["kernels"]["computed"] == 0
+    assert fused["models"][0]["candidates"] > unfused["models"][0]["candidates"]
+    assert fused["kernels"]["kept"] == unfused["kernels"]["computed"] and fused["kernels"]["computed"]
+    assert repeated["kernels"]["computed"] == 0
     fusible = [
         region_graph("toy", NetworkOptions(fuse=fuse), ResultCache(tmp_path / "c")).fusible
         for fuse in (False, True)
@@ -128,6 +129,6 @@ def test_profilers_that_there_are_not(texts, says):
 
 def test_the_forms_are_those_that_are_taken():
     gpu = ("analytic", "learned", "accel-sim:PATH", "accel-sim-logs:DIR", "cuda[:cold|warm]")
-    own = ("gpu=MODULE:CLASS", "pim=MODULE:CLASS")
-    assert forms() == [*(f"gpu={form}" for form in gpu), "pim=ramulator:PATH", *own]
+    plugins = ("gpu=MODULE:CLASS", "pim=MODULE:CLASS")
+    assert forms() == [*(f"gpu={form}" for form in gpu), "pim=ramulator:PATH", *plugins]
     assert parse_profilers([]) == (None, None)

@@ -1,5 +1,5 @@
 import pytest
-from chromium import open_page, started
+from chromium import browser_session, open_page
 
 import pimflow
 
@@ -13,7 +13,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chromium():
-    with started() as browser:
+    with browser_session() as browser:
         yield browser
 
 

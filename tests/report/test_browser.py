@@ -8,10 +8,10 @@ from pimflow.api import pages
 pytestmark = [pytest.mark.long, needs_chromium]
 
 
-def layers(browser, what="active"):
+def layers(browser, row_set="active"):
     """Names of the layers that the table shows, in its order."""
     return browser.execute_script(
-        f"return pimflow.tables.layers.getRows('{what}').map((row) => row.getData().name)"
+        f"return pimflow.tables.layers.getRows('{row_set}').map((row) => row.getData().name)"
     )
 
 
@@ -19,7 +19,7 @@ def domain(browser):
     return browser.execute_script("return pimflow.views.timeline.scale('x').domain()")
 
 
-def settle(browser):
+def wait_for_redraw(browser):
     browser.execute_async_script("pimflow.views.timeline.runAsync().then(() => arguments[0]())")
 
 
@@ -43,16 +43,16 @@ def test_it_is_drawn_and_fits(opened, size, scheme):
 
 def test_the_table_sorts_and_filters(opened):
     browser = opened()
-    given = layers(browser)
+    names = layers(browser)
     browser.execute_script("pimflow.tables.layers.getColumn('before').getElement().click()")
     times = browser.execute_script(
         "return pimflow.tables.layers.getRows('active').map((r) => r.getData().before)"
     )
-    assert times == sorted(times) and sorted(layers(browser)) == sorted(given) != given
+    assert times == sorted(times) and sorted(layers(browser)) == sorted(names) != names
     field = browser.find_element("css selector", "#layers .tabulator-col[tabulator-field=name] input")
     field.send_keys("conv")
-    wait_for(browser, lambda: len(layers(browser)) < len(given))
-    assert set(layers(browser)) == {name for name in given if "conv" in name}
+    wait_for(browser, lambda: len(layers(browser)) < len(names))
+    assert set(layers(browser)) == {name for name in names if "conv" in name}
 
 
 def test_a_row_opens_and_closes(opened):
@@ -69,16 +69,18 @@ def test_a_row_opens_and_closes(opened):
 
 def test_the_timeline_zooms_and_searches(opened):
     browser = opened()
-    whole = domain(browser)
+    full_domain = domain(browser)
     browser.find_element("css selector", "button[data-zoom='0.5']").click()
-    settle(browser)
+    wait_for_redraw(browser)
     begin, end = domain(browser)
-    assert whole[0] <= begin < end <= whole[1] and end - begin == pytest.approx((whole[1] - whole[0]) / 2)
+    assert full_domain[0] <= begin < end <= full_domain[1] and end - begin == pytest.approx(
+        (full_domain[1] - full_domain[0]) / 2
+    )
     browser.find_element("css selector", "button[data-zoom='0']").click()
-    settle(browser)
-    assert domain(browser) == whole
+    wait_for_redraw(browser)
+    assert domain(browser) == full_domain
     browser.find_element("id", "timeline-search").send_keys("DEPTHWISE")
-    settle(browser)
+    wait_for_redraw(browser)
     tasks = browser.execute_script(
         "return [...document.querySelectorAll('#timeline .mark-rect path')]"
         ".map((path) => +path.getAttribute('opacity') || 1)"

@@ -15,7 +15,7 @@ from pimflow.compiler.artifact import TIMELINE, Interface
 from pimflow.core.liveness import Lifetime
 from pimflow.memory import plan as plan_memory
 from pimflow.memory import plot
-from pimflow.report_page.page import page_of
+from pimflow.report_page.page import render_page
 
 pytestmark = [pytest.mark.long, needs_chromium]
 
@@ -106,7 +106,7 @@ def hostile(value, names):
     return value
 
 
-def written(source, target, names):
+def write_hostile_directory(source, target, names):
     """A compiled directory whose report and timeline have only such names; a layer for each of them."""
     shutil.copytree(source, target)
     report = json.loads((target / "report.json").read_text())
@@ -145,18 +145,18 @@ def reseal(directory, name):
 
 def report(directory, folder):
     path = folder / "report.html"
-    path.write_bytes(page_of(written(directory, folder / FOLDERS[0], NAMES)))
+    path.write_bytes(render_page(write_hostile_directory(directory, folder / FOLDERS[0], NAMES)))
     return path
 
 
 def comparison(directory, folder):
-    named = [written(directory, folder / name, NAMES) for name in FOLDERS[:3]]
+    named = [write_hostile_directory(directory, folder / name, NAMES) for name in FOLDERS[:3]]
     return pages.write_comparison(named, folder / "comparison.html")
 
 
 def timeline_picture(directory, folder):
-    made = written(directory, folder / FOLDERS[0], NAMES)
-    timeline.draw(folder / "timeline.html", replace(timeline.trace_plan(made), model=NAMES[0]))
+    hostile_directory = write_hostile_directory(directory, folder / FOLDERS[0], NAMES)
+    timeline.draw(folder / "timeline.html", replace(timeline.trace_plan(hostile_directory), model=NAMES[0]))
     return folder / "timeline.html"
 
 

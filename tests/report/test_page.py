@@ -30,7 +30,7 @@ from pimflow.host.pages import LIBRARIES, TABULATOR, VEGA, library
 from pimflow.placement.solvers.evaluate import STATIC
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.report_page import charts
-from pimflow.report_page.page import page_of
+from pimflow.report_page.page import render_page
 
 LARGEST_PAGE_BYTES = 4_500_000
 
@@ -48,14 +48,14 @@ def report(toy):
 
 def data(page: bytes, name: str):
     """What the page holds for its scripts."""
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page.decode(), re.S)
-    return json.loads(found.group(1))
+    match = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page.decode(), re.S)
+    return json.loads(match.group(1))
 
 
 def test_the_page_is_that_of_the_directory_and_seals_it(toy, tmp_path):
     directory, _ = toy
     page = (directory / "report.html").read_bytes()
-    assert page == page_of(directory) and len(page) < LARGEST_PAGE_BYTES
+    assert page == render_page(directory) and len(page) < LARGEST_PAGE_BYTES
     sealed = Interface.load(directory)
     for name in sealed.sha256:
         sealed.check(directory, name)
@@ -86,7 +86,7 @@ def test_names_cannot_leave_their_place(toy, tmp_path, report):
     changed = report | {"model": bad, "assumed": [bad]}
     changed["regions"] = [{**report["regions"][0], "name": bad, "reason": bad}, *report["regions"][1:]]
     (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
-    page = page_of(tmp_path / "toy")
+    page = render_page(tmp_path / "toy")
     assert b"alert(1)</script>" not in page and b"<b>" not in page.replace(b"<b class", b"")
     assert data(page, "tables")["layers"]["rows"][0]["name"] == bad
 
@@ -113,7 +113,7 @@ def test_nothing_that_a_report_says_is_html(toy, tmp_path, report):
         functools.reduce(operator.getitem, place[:-1], changed)[place[-1]] = NAMES[0]
         (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
         try:
-            page = page_of(tmp_path / "toy").decode()
+            page = render_page(tmp_path / "toy").decode()
         except ArtifactError:
             continue
         shown += 1
@@ -140,8 +140,8 @@ def test_layers_are_those_of_the_report(toy, report):
     for row, region in zip(rows, report["regions"]):
         assert row["before"] == pytest.approx(region["latency_gpu_only_ns"] / 1e3)
         assert row["mode"] == region["mode"]
-        ways = [each["name"] for each in next(d for d in row["details"] if "rows" in d)["rows"]]
-        assert ways == [each["name"] for each in region["candidates"]]
+        ways = [candidate["name"] for candidate in next(d for d in row["details"] if "rows" in d)["rows"]]
+        assert ways == [candidate["name"] for candidate in region["candidates"]]
     on_pim = next(row for row in rows if row["mode"] == "PIM")
     assert on_pim["known"] == "PIM simulated, crossbar analytic"
     assert any('["COMP"' in part.get("pre", "") for part in on_pim["details"])
@@ -149,12 +149,14 @@ def test_layers_are_those_of_the_report(toy, report):
 
 def test_the_report_has_what_the_search_knows(toy, report):
     compiled = toy[1]
-    searched = compiled.searched
+    search_result = compiled.searched
     for region in report["regions"]:
-        candidates = searched.table.candidates[region["name"]]
-        assert {each["name"] for each in region["candidates"]} >= {each.name for each in candidates}
-        assert sum(each["chosen"] for each in region["candidates"]) == 1
-        assert region["energy_pj"] == searched.evaluation.region_pj[region["name"]]
+        candidates = search_result.table.candidates[region["name"]]
+        assert {candidate["name"] for candidate in region["candidates"]} >= {
+            candidate.name for candidate in candidates
+        }
+        assert sum(candidate["chosen"] for candidate in region["candidates"]) == 1
+        assert region["energy_pj"] == search_result.evaluation.region_pj[region["name"]]
     dynamic = sum(region["energy_pj"] for region in report["regions"])
     static = sum(report["energies_pj"][part] for part in STATIC)
     assert dynamic + static == pytest.approx(report["energy_pj"])
@@ -166,28 +168,28 @@ def test_programs_are_as_simulated(toy, report):
         str(path.relative_to(toy[0])) for path in (toy[0] / "programs").iterdir()
     }
     for program in programs:
-        found = pimflow.simulate(toy[0] / program["file"])
-        assert (program["cycles"], program["commands"]) == (found.cycles, found.commands)
-        assert tuple(program["channel_cycles"]) == found.channel_cycles
-        assert program["multipliers"] == pytest.approx(found.utilisation)
+        simulation = pimflow.simulate(toy[0] / program["file"])
+        assert (program["cycles"], program["commands"]) == (simulation.cycles, simulation.commands)
+        assert tuple(program["channel_cycles"]) == simulation.channel_cycles
+        assert program["multipliers"] == pytest.approx(simulation.utilisation)
         assert 0 < program["bus"] <= 1 and 0 <= program["refresh"] < 1
 
 
 def test_tensors_lie_in_the_pool_by_the_names_of_layers(report):
     memory, layers = report["memory"], {region["name"].replace(".", "_") for region in report["regions"]}
-    ends = [each["offset_bytes"] + each["size_bytes"] for each in memory["placed"]]
+    ends = [tensor["offset_bytes"] + tensor["size_bytes"] for tensor in memory["placed"]]
     assert max(ends) == memory["pool_bytes"] and len(ends) == memory["tensors"]
-    names = {each["name"].partition(":")[2] for each in memory["placed"]}
+    names = {tensor["name"].partition(":")[2] for tensor in memory["placed"]}
     # What PIM or a later kernel finishes has the name of the operator that comes last in its layer.
     last = {binding.var.name for binding in main_bindings(frontend.load("toy").module)}
     assert names - {"output"} <= layers | last and len(names) == len(ends)
 
 
 def test_terms_lead_from_one_accounting_to_the_other(toy, report):
-    terms = {each["term"]: each["latency_ns"] for each in report["accounting_terms"]}
+    terms = {entry["term"]: entry["latency_ns"] for entry in report["accounting_terms"]}
     assert list(terms) == ["accounting paper", "timing strict", *CHARGES, "searched again"]
-    other = next(each["speedup"] for each in report["conventions"] if "paper" in each["what"])
-    assert terms["accounting paper"] == pytest.approx(report["latency_gpu_only_ns"] / other)
+    paper_speedup = next(entry["speedup"] for entry in report["conventions"] if "paper" in entry["what"])
+    assert terms["accounting paper"] == pytest.approx(report["latency_gpu_only_ns"] / paper_speedup)
     assert terms["searched again"] == report["latency_ns"]
     # What the plan of the one accounting takes in full is no less than the best that the search finds.
     assert terms[CHARGES[-1]] >= report["latency_ns"] * (1 - 1e-9)
@@ -224,9 +226,9 @@ def test_the_command_to_compile_again_asks_for_the_same(toy, tmp_path, report, c
     shutil.copytree(toy[0], tmp_path / "toy")
     changed = report | changes | ({"objective": "energy", "modes": ["gpu", "pim"]} if changes else {})
     (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
-    text = html.unescape(page_of(tmp_path / "toy").decode())
+    text = html.unescape(render_page(tmp_path / "toy").decode())
     (line,) = re.findall(r"pimflow (compile toy .*) -o toy", text)
-    args = parser.parser_of(compile_command).parse_args(shlex.split(line)[1:])
+    args = parser.build_parser(compile_command).parse_args(shlex.split(line)[1:])
     wanted = pimflow.system(**{"timing": "strict", **changes})
     assert target_system(args).identity == wanted.identity
     assert (args.objective, args.modes) == (changed["objective"], ",".join(changed["modes"]))
@@ -296,10 +298,10 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
 
 
 def test_plans_side_by_side(toy, tmp_path, capsys):
-    other = tmp_path / "other" / "toy"
-    pimflow.compile("toy", other, target_system=pimflow.system(accounting="paper"))
+    second_directory = tmp_path / "other" / "toy"
+    pimflow.compile("toy", second_directory, target_system=pimflow.system(accounting="paper"))
     out = tmp_path / "both.html"
-    assert main(["compare", str(toy[0]), str(other), "-o", str(out), "--json"]) == 0
+    assert main(["compare", str(toy[0]), str(second_directory), "-o", str(out), "--json"]) == 0
     page = out.read_bytes()
     assert json.loads(capsys.readouterr().out)["bytes"] == len(page) < LARGEST_PAGE_BYTES
     tables = data(page, "tables")
@@ -309,8 +311,8 @@ def test_plans_side_by_side(toy, tmp_path, capsys):
     speedups = {row["what"]: row for row in tables["speedups"]["rows"]}
     for launch in ("0", "500 ns", "as the GPU's"):
         shown = speedups[f"PIM launch {launch}"]
-        each = [float(shown[f"plan{number}"].rstrip("x")) for number in range(2)]
-        assert float(shown["mean"].rstrip("x")) == pytest.approx(math.sqrt(each[0] * each[1]), abs=2e-3)
+        ratios = [float(shown[f"plan{number}"].rstrip("x")) for number in range(2)]
+        assert float(shown["mean"].rstrip("x")) == pytest.approx(math.sqrt(ratios[0] * ratios[1]), abs=2e-3)
     rows = {value["row"] for value in data(page, "charts")["timeline"]["data"]["values"]}
     assert {"toy: GPU", "toy (2): PIM", "toy: GPU alone"} <= rows
     assert "toy (2): GPU alone" not in rows  # the same as the first's
@@ -322,7 +324,7 @@ def test_a_plan_on_the_gpu_alone_has_a_page(tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "toy", modes=("gpu",))
     page = (tmp_path / "toy" / "report.html").read_bytes()
     assert "utilisation" not in data(page, "charts")
-    assert {each.latency_ns for each in compiled.report.accounting_terms} == {compiled.report.latency_ns}
+    assert {term.latency_ns for term in compiled.report.accounting_terms} == {compiled.report.latency_ns}
 
 
 def test_the_waterfall_starts_and_ends_with_whole_latencies():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
-from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.label_search import Label, Labels, Question, search
+from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.label_search import Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
 from pimflow.placement.solvers.solution import LATENCY, Criterion
@@ -17,7 +17,7 @@ def problem_of(graph: RegionGraph, table: CostTable) -> PlacementProblem:
 
 def labels(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY, **question) -> Labels:
     """The answer to a question about `criterion`."""
-    return search(problem_of(graph, table), Question(criteria=[criterion], **question))
+    return search(problem_of(graph, table), SearchQuery(criteria=[criterion], **question))
 
 
 def best_label(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> Label:
@@ -28,7 +28,7 @@ def best_label(graph: RegionGraph, table: CostTable, criterion: Criterion = LATE
     return label
 
 
-def least_value(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> float:
+def min_value(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> float:
     """The least of every cover, by the evaluator."""
-    every = every_cover(graph, table)
-    return min(criterion.value(latency_ns, energy_pj, cover) for cover, latency_ns, energy_pj in every)
+    covers = all_covers(graph, table)
+    return min(criterion.value(latency_ns, energy_pj, cover) for cover, latency_ns, energy_pj in covers)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from pimflow.core.candidate import (
-    AS_MEMORY,
-    AS_PIM,
-    LEFT,
-    OVER_ALL,
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    PIM_MODE,
+    PLAIN_MEMORY_MODE,
     RESOURCES,
     Candidate,
     CostTable,
@@ -59,8 +59,8 @@ def graphs(draw, max_regions: int = 6, chain: bool = False) -> RegionGraph:
         return graph_of([(i - 1,) if i else () for i in range(count)])
     inputs = []
     for i in range(count):
-        ways = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
-        inputs.append(tuple(draw(ways)))
+        inputs_of = st.lists(st.integers(0, i - 1), unique=True, max_size=2) if i else st.just([])
+        inputs.append(tuple(draw(inputs_of)))
     return graph_of(inputs, draw(st.sets(st.integers(0, count - 1))))
 
 
@@ -78,51 +78,51 @@ def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.
 def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: bool) -> Candidate:
     """Tasks like those of `placement.candidates.candidates`: GPU; PIM, transfer, GPU rows, an epilogue."""
     if mode == "GPU":
-        found = [task(draw, "gpu")]
+        tasks = [task(draw, "gpu")]
     else:
-        found = [task(draw, "pim", launch_ns=draw(durations)), task(draw, "crossbar")]
+        tasks = [task(draw, "pim", launch_ns=draw(durations)), task(draw, "crossbar")]
         if mode == "SPLIT":
-            found += [task(draw, "gpu")]
+            tasks += [task(draw, "gpu")]
         if draw(st.booleans()):
-            found += [task(draw, "gpu", after=tuple(range(len(found))))]
-    pending = mode != "GPU" and may_wait and draw(st.booleans())
+            tasks += [task(draw, "gpu", after=tuple(range(len(tasks))))]
+    deferred = mode != "GPU" and may_wait and draw(st.booleans())
     return Candidate(
         name=f"{mode} {number} of {len(covers)}",
         covers=covers,
         gpu_share={"GPU": 1.0, "PIM": 0.0}.get(mode, 0.5),
-        input=Port(accepts_pending=mode == "GPU" and draw(st.booleans())),
-        output=Port(pending=("bias",) if pending else ()),
-        tasks=tuple(found),
+        input=Port(fuses_epilogue=mode == "GPU" and draw(st.booleans())),
+        output=Port(deferred_epilogue=("bias",) if deferred else ()),
+        tasks=tuple(tasks),
         rewrite=Rewrite(mode=mode, gpu_rows=0),
     )
 
 
 def runs(graph: RegionGraph) -> list[tuple[str, ...]]:
     """Every run of two to four regions that a candidate may cover: what is inside is read inside alone."""
-    found = []
+    all_runs = []
     for begin, count in itertools.product(range(len(graph.regions)), (2, 3, 4)):
         names = tuple(region.name for region in graph.regions[begin : begin + count])
         read = [set(graph.consumers[name]) for name in names[:-1]]
         if len(names) == count and all(readers and readers <= set(names) for readers in read):
-            found.append(names)
-    return found
+            all_runs.append(names)
+    return all_runs
 
 
-def in_forms(draw, graph: RegionGraph, candidates: dict[str, list[Candidate]]) -> None:
+def add_alternatives(draw, graph: RegionGraph, candidates: dict[str, list[Candidate]]) -> None:
     """Add candidates of neighbours that are chosen in one form or not at all."""
     names = [region.name for region in graph.regions]
     for number, (before, after) in enumerate(itertools.pairwise(names)):
-        for form in draw(st.lists(st.sampled_from("ab"), unique=True)) if draw(st.booleans()) else ():
+        for alternative in draw(st.lists(st.sampled_from("ab"), unique=True)) if draw(st.booleans()) else ():
             for name in (before, after):
                 read = bool(graph.consumers[name])
                 for _ in range(draw(st.integers(1, 2))):
-                    made = candidate(draw, (name,), draw(st.sampled_from(["GPU", "PIM"])), 0, read)
+                    option = candidate(draw, (name,), draw(st.sampled_from(["GPU", "PIM"])), 0, read)
                     candidates[name].append(
                         replace(
-                            made,
-                            name=f"{made.name} in form {form} of {number}, {len(candidates[name])}",
-                            leaves_open=f"{form}{number}" if name == before else "",
-                            goes_on_with=f"{form}{number}" if name == after else "",
+                            option,
+                            name=f"{option.name} in form {alternative} of {number}, {len(candidates[name])}",
+                            leaves_open=f"{alternative}{number}" if name == before else "",
+                            requires_open=f"{alternative}{number}" if name == after else "",
                             error=draw(st.integers(0, 8)) / 8,
                         )
                     )
@@ -141,13 +141,13 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
         may_wait = bool(graph.consumers[covers[-1]])
         for number, mode in enumerate(["GPU" if len(covers) == 1 else "SPLIT", *draw(modes)]):
             candidates[covers[0]].append(candidate(draw, covers, mode, number, may_wait))
-    in_forms(draw, graph, candidates)
+    add_alternatives(draw, graph, candidates)
     edges = st.one_of(st.none(), st.just("gpu"))
     table = CostTable(
-        candidates={name: tuple(found) for name, found in candidates.items()},
-        refused={},
-        settle={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
-        absorb={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
+        candidates={name: tuple(options) for name, options in candidates.items()},
+        unsupported_reasons={},
+        epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
+        fused_epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
     )
     return graph, table
 
@@ -156,32 +156,32 @@ LAYOUTS = ("NHWC", "NCHW", "NCHW16c")
 
 
 @st.composite
-def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
+def layout_problems(draw, resources: tuple[str, ...] = RESOURCES, **parameters):
     """The same where candidates take and give several layouts, hold workspaces, and run on `resources` alone.
 
     A transform of any layout into another takes a task of the GPU, or of the only resource.
     """
-    graph, table = draw(problems(**how))
+    graph, table = draw(problems(**parameters))
     layout, sizes = st.sampled_from(LAYOUTS), st.sampled_from((0, 100, 300, 1000))
 
-    def on(task: Task | None) -> Task | None:
+    def remap(task: Task | None) -> Task | None:
         return task and replace(task, resource=task.resource if task.resource in resources else resources[0])
 
-    def edges(found: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
-        return {name: EdgeCost(task=on(edge.task)) for name, edge in found.items()}
+    def edges(entries: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
+        return {name: EdgeCost(task=remap(edge.task)) for name, edge in entries.items()}
 
     candidates = {
         name: tuple(
             replace(
                 c,
-                tasks=tuple(map(on, c.tasks)),
+                tasks=tuple(map(remap, c.tasks)),
                 input=replace(c.input, layout=draw(layout)),
                 output=replace(c.output, layout=draw(layout)),
                 workspace_bytes=draw(sizes),
             )
-            for c in found
+            for c in entries
         )
-        for name, found in table.candidates.items()
+        for name, entries in table.candidates.items()
     }
     moved = {pair: draw(st.integers(0, 20)) for pair in itertools.permutations(LAYOUTS, 2)}
     transforms = {
@@ -194,45 +194,51 @@ def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
         for pair, ns in moved.items()
         if ns
     }
-    changed = {"settle": edges(table.settle), "absorb": edges(table.absorb)}
+    changed = {
+        "epilogue_cost": edges(table.epilogue_cost),
+        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
+    }
     return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
 @st.composite
-def of_shared_channels(draw, spread: bool = True, copied: bool = False, **how):
+def shared_channel_problems(draw, spread: bool = True, copied: bool = False, **parameters):
     """The same where PIM's channels are plain memory or PIM's, and to change that takes a task.
 
     Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some
     over all channels, where nobody else can read them; to read what lies elsewhere may take them longer. Some
     may be `copied` back.
     """
-    graph, table = draw(problems(**how))
-    layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
+    graph, table = draw(problems(**parameters))
+    layout = st.sampled_from((IN_GPU_CHANNELS, IN_ALL_CHANNELS)) if spread else st.just(IN_GPU_CHANNELS)
 
-    def at_all_channels(c: Candidate) -> Candidate:
+    def widen(c: Candidate) -> Candidate:
         times = {"launch_ns": durations, "execution_ns": durations}
         tasks = tuple(
-            replace(each, also=("pim",), **{name: draw(ns) for name, ns in times.items()}) for each in c.tasks
+            replace(member, also=("pim",), **{name: draw(ns) for name, ns in times.items()})
+            for member in c.tasks
         )
-        read, given = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
-        behind = draw(st.sampled_from((AS_MEMORY, AS_PIM)))
-        use = {"channels_as": AS_MEMORY, "leaves_channels_as": behind}
-        return replace(c, name=f"{c.name} at all channels", tasks=tasks, input=read, output=given, **use)
+        read_port, written = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
+        next_use = draw(st.sampled_from((PLAIN_MEMORY_MODE, PIM_MODE)))
+        use = {"channel_mode": PLAIN_MEMORY_MODE, "final_channel_mode": next_use}
+        return replace(
+            c, name=f"{c.name} at all channels", tasks=tasks, input=read_port, output=written, **use
+        )
 
     candidates: dict[str, tuple[Candidate, ...]] = {}
-    for name, found in table.candidates.items():
-        on_gpu = [c for c in found if c.rewrite.mode == "GPU"]
-        pim = {"channels_as": AS_PIM, "leaves_channels_as": AS_PIM}
-        others = [replace(c, **pim) for c in found if c.rewrite.mode != "GPU"]
-        wide = [at_all_channels(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
+    for name, options in table.candidates.items():
+        on_gpu = [c for c in options if c.rewrite.mode == "GPU"]
+        pim = {"channel_mode": PIM_MODE, "final_channel_mode": PIM_MODE}
+        others = [replace(c, **pim) for c in options if c.rewrite.mode != "GPU"]
+        wide = [widen(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
         candidates[name] = (*on_gpu, *others, *wide)
     slower = {
-        (tensor, LEFT, OVER_ALL): EdgeCost(task=replace(task(draw, "gpu"), launched=False))
+        (tensor, IN_GPU_CHANNELS, IN_ALL_CHANNELS): EdgeCost(task=replace(task(draw, "gpu"), launched=False))
         for tensor in ("%x", *candidates)
         if draw(st.booleans())
     }
     back = {
-        (tensor, OVER_ALL, LEFT): EdgeCost(task=task(draw, "gpu"))
+        (tensor, IN_ALL_CHANNELS, IN_GPU_CHANNELS): EdgeCost(task=task(draw, "gpu"))
         if copied and draw(st.booleans())
         else EdgeCost(possible=False)
         for tensor in candidates
@@ -259,7 +265,7 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
         ]
 
     def open_at(cover: tuple[Candidate, ...]) -> tuple[list[str], list[str]]:
-        return ["", *(c.leaves_open for c in cover)], [*(c.goes_on_with for c in cover), ""]
+        return ["", *(c.leaves_open for c in cover)], [*(c.requires_open for c in cover), ""]
 
     return [cover for cover in rest(0) if operator.eq(*open_at(cover))]
 
@@ -277,50 +283,72 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     def add(duration_ns: float, resource: str, waits: list[int], also: Collection[str] = (), launch_ns=0.0):
         number = len(durations_ns)
         durations_ns.append(duration_ns)
-        edges.extend((each, number) for each in waits)
+        edges.extend((item, number) for item in waits)
         # Resources that are held only after the launch may become free later by its time.
-        for each, early_ns in ((resource, 0.0), *((other, launch_ns) for other in also)):
-            if each in on_resource:
-                edges.append((on_resource[each], number, early_ns))
-            on_resource[each] = number
+        for item, early_ns in ((resource, 0.0), *((resource_name, launch_ns) for resource_name in also)):
+            if item in on_resource:
+                edges.append((on_resource[item], number, early_ns))
+            on_resource[item] = number
         on_resource.pop("", None)
         return number
 
-    for each in chosen:
-        names = [n for covered in each.covers for n in graph.region(covered).inputs]
-        outside = [n for n in names if n not in each.covers]
-        region = graph.region(each.covers[0])
+    for chosen_candidate in chosen:
+        names = [n for covered in chosen_candidate.covers for n in graph.region(covered).inputs]
+        outside = [n for n in names if n not in chosen_candidate.covers]
+        region = graph.region(chosen_candidate.covers[0])
         after_all: list[str] = []  # tensors that a deferred epilogue adds
-        if len(each.covers) == 1 and each.output.pending and region.epilogue:
+        if (
+            len(chosen_candidate.covers) == 1
+            and chosen_candidate.output.deferred_epilogue
+            and region.epilogue
+        ):
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all
         begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])
         for name in sorted(waiting & set(outside)):
-            edge = table.absorb[name] if each.input.accepts_pending else table.settle[name]
+            edge = (
+                table.fused_epilogue_cost[name]
+                if chosen_candidate.input.fuses_epilogue
+                else table.epilogue_cost[name]
+            )
             waiting.discard(name)
             if edge.task:
                 begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
-        free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
-        if each.channels_as and plain_memory != (each.channels_as == AS_MEMORY):
+        free = (
+            stayed
+            and graph.region(chosen_candidate.covers[0]).inputs[0] == stayed
+            and chosen_candidate.rewrite.mode == "PIM"
+        )
+        if chosen_candidate.channel_mode and plain_memory != (
+            chosen_candidate.channel_mode == PLAIN_MEMORY_MODE
+        ):
             before = on_resource.get("pim", begin)
             readied = add(table.switch.task.execution_ns, "pim", [begin])
         else:
             readied = None
-        plain_memory = each.leaves_channels_as == AS_MEMORY if each.channels_as else plain_memory
-        own: list[int] = []
-        for t in each.tasks:
+        plain_memory = (
+            chosen_candidate.final_channel_mode == PLAIN_MEMORY_MODE
+            if chosen_candidate.channel_mode
+            else plain_memory
+        )
+        task_numbers: list[int] = []
+        for t in chosen_candidate.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
-            waits = [own[i] for i in t.after] or [begin]
+            waits = [task_numbers[i] for i in t.after] or [begin]
             if readied is not None and launch_ns and t.resource == "pim":
                 if not t.after:  # the launch is on its way while the channels change
                     edges.append((readied, len(durations_ns), launch_ns))
                     on_resource["pim"] = before
                 readied = None
-            own.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
-        last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
-        waiting |= {each.covers[-1]} if each.output.pending else set()
-        quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
-        stayed = each.covers[-1] if quiet else ""
+            task_numbers.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
+        last_of[chosen_candidate.covers[-1]] = add(
+            0.0, "", [begin, *task_numbers, *(last_of[n] for n in after_all)]
+        )
+        waiting |= {chosen_candidate.covers[-1]} if chosen_candidate.output.deferred_epilogue else set()
+        quiet = not chosen_candidate.output.deferred_epilogue and all(
+            t.resource != "gpu" for t in chosen_candidate.tasks
+        )
+        stayed = chosen_candidate.covers[-1] if quiet else ""
 
     starts = [0.0] * len(durations_ns)
     moved = True
@@ -334,19 +362,22 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
 
 
 @st.composite
-def of_launches_ahead(draw, problem):
+def launch_ahead_problems(draw, problem):
     """The same where launches take some time, also on the GPU, and are issued ahead."""
     graph, table = draw(problem)
 
-    def launched(task: Task | None) -> Task | None:
+    def with_launch(task: Task | None) -> Task | None:
         return task and replace(task, launch_ns=draw(durations)) if task and task.resource == "gpu" else task
 
-    def edges(found: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
-        return {name: EdgeCost(task=launched(edge.task)) for name, edge in found.items()}
+    def edges(entries: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
+        return {name: EdgeCost(task=with_launch(edge.task)) for name, edge in entries.items()}
 
     candidates = {
-        name: tuple(replace(c, tasks=tuple(map(launched, c.tasks))) for c in found)
-        for name, found in table.candidates.items()
+        name: tuple(replace(c, tasks=tuple(map(with_launch, c.tasks))) for c in entries)
+        for name, entries in table.candidates.items()
     }
-    changed = {"settle": edges(table.settle), "absorb": edges(table.absorb)}
-    return graph, replace(table, candidates=candidates, launched_ahead=True, **changed)
+    changed = {
+        "epilogue_cost": edges(table.epilogue_cost),
+        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
+    }
+    return graph, replace(table, candidates=candidates, overlaps_launches=True, **changed)

@@ -63,7 +63,7 @@ def toy() -> RegionGraph:
     return extract_regions(onnx_graph.from_onnx(zoo.load("toy")), "toy")
 
 
-def edited(path: Path, kind: str, name: str, index: int, value: float) -> tuple[Path, str]:
+def edit_file(path: Path, kind: str, name: str, index: int, value: float) -> tuple[Path, str]:
     """The file of a device with another number in place of one, and the key of that."""
     text = FILES[kind, name]
     field, begin, end = numbers(text)[index]
@@ -89,22 +89,27 @@ def rate(name: str, value: float, gpu: str = "rtx-2060-pim32") -> tuple[tuple[st
 @example(*rate("stream", 0.0))
 @example(*rate("split_limit", 0.5))
 @example(*rate("tile_power_fp16", 1e6, "h200"))  # NumPy warned, on two lines
-def test_any_number_is_refused_or_searched(tmp_path_factory, place, whole, real):
+def test_any_number_is_refused_or_searched(tmp_path_factory, place, integer, real):
     kind, name, index = place
-    for value in (whole, real):
-        path, field = edited(tmp_path_factory.mktemp("device") / "mine.toml", kind, name, index, value)
+    for value in (integer, real):
+        path, field = edit_file(tmp_path_factory.mktemp("device") / "mine.toml", kind, name, index, value)
         warnings.simplefilter("error", RuntimeWarning)  # NumPy prints a warning on two lines
         begin, size = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
-            found = search(toy(), system(path) if kind == "system" else system(**{kind: str(path)}))
+            search_result = search(toy(), system(path) if kind == "system" else system(**{kind: str(path)}))
         except PimflowError as error:
             assert error.exit_code in (2, 3, 4) and "\n" not in str(error)
             # Where refreshes leave no time for a command, the message names its region and nREFI.
             assert field in str(error) or "mine" in str(error) or "nREFI is too short" in str(error), error
         else:
-            tasks = [t for of in found.table.candidates.values() for c in of for t in c.tasks]
+            tasks = [
+                t
+                for candidates in search_result.table.candidates.values()
+                for c in candidates
+                for t in c.tasks
+            ]
             figures = [figure for t in tasks for figure in (t.execution_ns, *t.energies_pj.values())]
-            figures += [found.evaluation.latency_ns, found.baseline.latency_ns]
+            figures += [search_result.evaluation.latency_ns, search_result.baseline.latency_ns]
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
         assert time.process_time() - begin < SECONDS
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < KILOBYTES

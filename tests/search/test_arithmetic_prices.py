@@ -14,7 +14,7 @@ from pimflow.core.region import Kernel, Product, Region, RegionGraph
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import system
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.placement import search
 from pimflow.placement.candidates.tasks import gpu_kernel, gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -76,13 +76,13 @@ SAME_WORK = {
 def along_axes(axes: int, x, w, attributes: dict) -> tuple[tuple, tuple, dict]:
     """A layer over one axis as one over several, of which all but the last have one element."""
     ones = (1,) * (axes - 1)
-    more = dict(attributes)
+    new_attributes = dict(attributes)
     if "pads" in attributes:
         before, after = attributes["pads"]
-        more["pads"] = [*([0] * (axes - 1)), before, *([0] * (axes - 1)), after]
+        new_attributes["pads"] = [*([0] * (axes - 1)), before, *([0] * (axes - 1)), after]
     if "strides" in attributes:
-        more["strides"] = [*ones, *attributes["strides"]]
-    return (1, x[0], *ones, x[1]), (*w[:2], *ones, w[2]), more
+        new_attributes["strides"] = [*ones, *attributes["strides"]]
+    return (1, x[0], *ones, x[1]), (*w[:2], *ones, w[2]), new_attributes
 
 
 @pytest.mark.parametrize("work", SAME_WORK)
@@ -90,8 +90,8 @@ def test_the_same_work_at_the_same_price_over_one_two_and_three_axes(work):
     x, w, attributes = SAME_WORK[work]
     prices, energies, macs = [], [], set()
     for axes in (1, 2, 3):
-        dims, filters, more = along_axes(axes, x, w, attributes)
-        region = layer_of(layer("Conv", dims, filters, **more))
+        dims, filters, layer_attributes = along_axes(axes, x, w, attributes)
+        region = layer_of(layer("Conv", dims, filters, **layer_attributes))
         macs.add(region.macs)
         for name in GPUS:
             gpu = GpuSpec.load(name)
@@ -128,23 +128,23 @@ def test_a_batch_of_products_of_two_inputs():
     kernel = gpu_kernel(region, DTYPE)
     sizes = {"many": 8, "m": 1024, "n": 1024, "k": 1024}
     assert region.product == Product(**sizes)
-    made = Kernel(
+    expected = Kernel(
         kind="gemm", m=1024, n=1024, k=1024, groups=8, macs=8 * 1024**3,
         input_bytes=8 * 2**21, weight_bytes=8 * 2**21, output_bytes=8 * 2**21,
     )  # fmt: skip
-    assert kernel == made
+    assert kernel == expected
     assert kernel_cost(kernel, SYSTEM.gpu, dtype=DTYPE).execution_ns > 800e3
-    assert "product of computed tensors" in refusal(region)
+    assert "product of computed tensors" in unsupported_reason(region)
 
 
 def test_constant_operands_are_weights():
     region = layer_of(layer("Conv", (1, 8, 4, 8, 8), (16, 8, 3, 3, 3)))
     kernel = gpu_kernel(region, DTYPE)
     assert (kernel.input_bytes, kernel.weight_bytes) == (2 * 8 * 4 * 64, 2 * 16 * 8 * 27)
-    assert "two axes" in refusal(region)
+    assert "two axes" in unsupported_reason(region)
 
 
-def pooled(taps: int) -> Region:
+def pool_region(taps: int) -> Region:
     attributes = {"kernel_shape": [taps, taps], "pads": [taps // 2] * 4, "strides": [1, 1]}
     node = helper.make_node("AveragePool", ["x"], ["y"], "pool", **attributes)
     (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.view)
@@ -154,7 +154,7 @@ def pooled(taps: int) -> Region:
 def test_operations_that_take_longer_than_their_bytes():
     """A window of 31 x 31 is 961 additions for each pixel; one of 3 x 3 costs what it moves."""
     gpu = SYSTEM.gpu
-    wide, narrow = (gpu_kernel(pooled(taps), DTYPE) for taps in (31, 3))
+    wide, narrow = (gpu_kernel(pool_region(taps), DTYPE) for taps in (31, 3))
     least_ns = 961 * 64**3 / (gpu.sms * gpu.simd_fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3)
     assert kernel_cost(wide, gpu, dtype=DTYPE).execution_ns >= least_ns
     stream = dataclasses.replace(narrow, operations=0, multiplications=0)
@@ -197,7 +197,7 @@ def transformer(tokens: int = 64, width: int = 64, heads: int = 4) -> onnx.Model
 
 def softmax_attention(windows: int = 1, tokens: int = 64, width: int = 64, heads: int = 4) -> onnx.ModelProto:
     """Attention of ViT, or in windows with a bias of places and a mask as Swin has it, with an MLP behind."""
-    size, both = width // heads, windows > 1
+    size, windowed = width // heads, windows > 1
     scores = (windows, heads, tokens, tokens)
     nodes = [helper.make_node("MatMul", ["x", f"w{part}"], [part], part) for part in "qkv"]
     for part in "qkv":
@@ -206,9 +206,9 @@ def softmax_attention(windows: int = 1, tokens: int = 64, width: int = 64, heads
         nodes.append(helper.make_node("Transpose", [f"{part}s"], [f"{part}h"], perm=perm))
     nodes.append(helper.make_node("MatMul", ["qh", "kh"], ["scores"], "scores"))
     nodes.append(helper.make_node("Mul", ["scores", "scale"], ["scaled"], "scaled"))
-    nodes += [helper.make_node("Add", ["scaled", "places"], ["masked"], "masked")] if both else []
+    nodes += [helper.make_node("Add", ["scaled", "places"], ["masked"], "masked")] if windowed else []
     nodes += [
-        helper.make_node("Softmax", ["masked" if both else "scaled"], ["shares"], "soft", axis=-1),
+        helper.make_node("Softmax", ["masked" if windowed else "scaled"], ["shares"], "soft", axis=-1),
         helper.make_node("MatMul", ["shares", "vh"], ["mixed"], "mixed"),
         helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
         helper.make_node("Reshape", ["back", "whole"], ["flat"]),
@@ -220,19 +220,21 @@ def softmax_attention(windows: int = 1, tokens: int = 64, width: int = 64, heads
     ]
     weights = {f"w{part}": (width, width) for part in "qkvo"} | {"scale": (1,)}
     weights |= {"wide": (width, 4 * width), "narrow": (4 * width, width)}
-    model = network(nodes, {"x": (windows, tokens, width)}, weights | ({"places": scores} if both else {}))
+    model = network(
+        nodes, {"x": (windows, tokens, width)}, weights | ({"places": scores} if windowed else {})
+    )
     for name, dims in (("split", (windows, tokens, heads, size)), ("whole", (windows, tokens, width))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(dims), name))
     return model
 
 
-def reduced(kind: str, axes: list[int]) -> onnx.ModelProto:
+def reduction(kind: str, axes: list[int]) -> onnx.ModelProto:
     """A reduction over long axes."""
     node = helper.make_node(kind, ["x"], ["y"], "layer", axes=axes, keepdims=1)
     return network([node], {"x": (4, 16, 128, 128)}, {})
 
 
-def gathered_pixels() -> onnx.ModelProto:
+def deformable_convolution() -> onnx.ModelProto:
     """A deformable convolution as it is spelled out: pixels at computed places, and a product."""
     nodes = [
         helper.make_node("GridSample", ["x", "grid"], ["s"], "sample"),
@@ -254,9 +256,9 @@ NETWORKS = {
     "depthwise3d": lambda: layer("Conv", (1, 64, 4, 14, 14), (64, 1, 3, 3, 3), group=64, pads=[1] * 6),
     "dilated1d": lambda: layer("Conv", (1, 64, 512), (64, 64, 3), dilations=[8]),
     "transposed1d": lambda: layer("ConvTranspose", (1, 64, 256), (64, 32, 8), strides=[4]),
-    "deformable": gathered_pixels,
-    "sum": lambda: reduced("ReduceMean", [2, 3]),
-    "norm": lambda: reduced("ReduceL2", [1, 2, 3]),
+    "deformable": deformable_convolution,
+    "sum": lambda: reduction("ReduceMean", [2, 3]),
+    "norm": lambda: reduction("ReduceL2", [1, 2, 3]),
     "gru": lambda: recurrent("GRU", 3),
     "lstm": lambda: recurrent("LSTM", 4),
     "conv1d": lambda: layer("Conv", (1, 256, 2048), (256, 256, 9)),
@@ -318,13 +320,13 @@ def test_no_candidate_is_above_the_peak(name):
     """Multiplications as their energy says, and bytes, of all tasks of the GPU in all candidates."""
     table = search(regions(NETWORKS[name]()), SYSTEM).table
     gpu = SYSTEM.gpu
-    candidates = [candidate for found in table.candidates.values() for candidate in found]
+    candidates = [candidate for options in table.candidates.values() for candidate in options]
     tasks = [task for c in candidates for task in c.tasks if task.resource == "gpu" and task.launched]
     assert tasks
     for task in tasks:
         macs = task.energies_pj["gpu_arithmetic"] / gpu.energy[f"fma_{DTYPE}_pj"]
-        most = gpu.sms * gpu.fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3 * task.execution_ns
-        assert macs <= ROUNDING * most, task
+        max_macs = gpu.sms * gpu.fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3 * task.execution_ns
+        assert macs <= ROUNDING * max_macs, task
         assert (
             task.moved_bytes <= ROUNDING * gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
         )

@@ -20,10 +20,10 @@ from pimflow.core.candidate import makespan_ns
 from pimflow.core.plan import Choice
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
 from pimflow.placement.candidates.narrow_parts import narrow_parts
-from pimflow.placement.solvers.evaluate import evaluate, overlapped_ns
-from pimflow.placement.solvers.steps import State, Step
+from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
+from pimflow.placement.solvers.steps import PlanState, StateTransition
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system(channel_sharing="partitioned")
@@ -80,16 +80,16 @@ def test_parts_begin_where_all_has_ended(graph):
 
 
 def test_branches_overlap_as_the_search_foresees(graph, costs):
-    found = search(graph, QUICK, costs, Goal())
+    search_result = search(graph, QUICK, costs, Goal())
     names = {region.name for region in graph.regions}
-    assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
-    assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
-    told = Estimate.of(found)
-    assert told.solver == "label" and told.gap < 1e-9 and told.overlapped_ns.keys() <= names
-    in_turn_ns = found.evaluation.latency_ns + sum(told.overlapped_ns.values())
-    assert found.evaluation.latency_ns < 0.97 * in_turn_ns
-    events = found.evaluation.timeline.events
-    both = [
+    assert search_result.evaluation.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-9)
+    assert search_result.plan.lower_bound_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-9)
+    estimate = Estimate.from_search(search_result)
+    assert estimate.solver == "label" and estimate.gap < 1e-9 and estimate.overlapped_ns.keys() <= names
+    in_turn_ns = search_result.evaluation.latency_ns + sum(estimate.overlapped_ns.values())
+    assert search_result.evaluation.latency_ns < 0.97 * in_turn_ns
+    events = search_result.evaluation.timeline.events
+    overlaps = [
         (g.label, p.label)
         for g in events
         for p in events
@@ -97,22 +97,22 @@ def test_branches_overlap_as_the_search_foresees(graph, costs):
         and max(g.start_ps, p.start_ps) < min(g.end_ps, p.end_ps)
         and not set(g.regions) & set(p.regions)
     ]
-    assert both, "no two regions run on both devices at once"
+    assert overlaps, "no two regions run on both devices at once"
 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(5))
 def test_branches_launch_what_is_charged(network, graph, costs, draw):
     """Any legal choice of modes: where branches are joined, results are finished by kernels of their own."""
-    found = search(graph, QUICK, costs)
+    search_result = search(graph, QUICK, costs)
     choices = []
     for region in graph.regions:
-        alone = [c for c in found.table.candidates[region.name] if len(c.covers) == 1]
+        alone = [c for c in search_result.table.candidates[region.name] if len(c.covers) == 1]
         candidate = draw.choice(alone)
-        way = candidate.rewrite
-        share = {"gpu_share": candidate.gpu_share, "axis": way.axis}
-        choices.append(Choice(region=region.name, mode=way.mode, schedule=way.schedule, **share))
-    drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
+        rewrite = candidate.rewrite
+        share = {"gpu_share": candidate.gpu_share, "axis": rewrite.axis}
+        choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
+    drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
     applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
     events = drawn.evaluation.timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
@@ -146,31 +146,31 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
     )
     graph = prepare.regions(network, QUICK)
     costs = Costs(QUICK, Profiling())
-    found = search(graph, QUICK, costs)
+    search_result = search(graph, QUICK, costs)
     modes = set()
-    for candidate in found.table.candidates["layer"]:
-        way = candidate.rewrite
-        if len(candidate.covers) > 1 or (way.mode, way.axis) in modes:
+    for candidate in search_result.table.candidates["layer"]:
+        rewrite = candidate.rewrite
+        if len(candidate.covers) > 1 or (rewrite.mode, rewrite.axis) in modes:
             continue
-        modes.add((way.mode, way.axis))
-        own = {"layer": (way.mode, way.schedule, candidate.gpu_share, way.axis)}
+        modes.add((rewrite.mode, rewrite.axis))
+        layer_choice = {"layer": (rewrite.mode, rewrite.schedule, candidate.gpu_share, rewrite.axis)}
         choices = [
             Choice(region=region.name, mode=mode, schedule=schedule, gpu_share=share, axis=axis)
             for region in graph.regions
-            for mode, schedule, share, axis in [own.get(region.name, ("GPU", "", 1.0, "rows"))]
+            for mode, schedule, share, axis in [layer_choice.get(region.name, ("GPU", "", 1.0, "rows"))]
         ]
-        drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
+        drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
         applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
         events = drawn.evaluation.timeline.events
         charged = [event.label for event in events if event.launched and event.resource == "gpu"]
-        assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (way.mode, charged)
+        assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (rewrite.mode, charged)
     assert {mode for mode, _ in modes} == {"GPU", "PIM", "SPLIT"}
 
 
 def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
-    found = search(graph, QUICK, costs)
-    assert {choice.mode for choice in found.plan.choices} > {"GPU"}
-    built = build.build(network, found, targets.named_target("llvm+pim"))
+    search_result = search(graph, QUICK, costs)
+    assert {choice.mode for choice in search_result.plan.choices} > {"GPU"}
+    built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     inputs = network.example_inputs()
     verify(network, built, QUICK, inputs, network.reference(inputs)).require()
 
@@ -180,13 +180,13 @@ def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
 def test_what_overlaps_makes_up_the_difference(problem):
     graph, table = problem
     chosen = best_label(graph, table).candidates
-    serial_ns, state = 0.0, State()
+    serial_ns, state = 0.0, PlanState()
     for candidate in chosen:
-        step = Step.of(graph, table, candidate, state)
+        step = StateTransition.from_candidate(graph, table, candidate, state)
         serial_ns += makespan_ns(step.tasks)
-        state = step.after
+        state = step.next_state
     latency_ns = evaluate(graph, chosen, table, BASE).latency_ns
-    overlapped = overlapped_ns(graph, chosen, table)
+    overlapped = overlap_ns(graph, chosen, table)
     assert all(ns > 0 for ns in overlapped.values())
     assert latency_ns + sum(overlapped.values()) == pytest.approx(serial_ns, abs=0.01)
 
@@ -199,8 +199,8 @@ def test_what_overlaps_makes_up_the_difference(problem):
 @settings(max_examples=examples(9))
 def test_a_plan_is_never_worse_than_the_gpu_alone(graph, costs, gpu_ns, pim_ns, objective):
     goal = Goal(objective=objective)
-    found = search(graph, BASE.with_launches(gpu_ns=gpu_ns, pim_ns=pim_ns), costs, goal)
-    assert goal.value(found.evaluation) <= goal.value(found.gpu_only)
+    search_result = search(graph, BASE.with_launches(gpu_ns=gpu_ns, pim_ns=pim_ns), costs, goal)
+    assert goal.value(search_result.evaluation) <= goal.value(search_result.gpu_only)
 
 
 @given(problems(max_regions=6), st.floats(0.1, 1.0), st.sampled_from(["pim", "crossbar"]))
@@ -215,8 +215,8 @@ def test_a_faster_device_never_slows_the_best_plan(problem, factor, resource):
         )
         return replace(candidate, tasks=tasks)
 
-    found = {name: tuple(map(quicker, each)) for name, each in table.candidates.items()}
-    before, after = best_label(graph, table), best_label(graph, replace(table, candidates=found))
+    candidates = {name: tuple(map(quicker, options)) for name, options in table.candidates.items()}
+    before, after = best_label(graph, table), best_label(graph, replace(table, candidates=candidates))
     assert after.latency_ns <= before.latency_ns * (1 + 1e-9)
 
 
@@ -227,7 +227,7 @@ def test_more_pim_channels_never_slow_the_best_plan(graph):
     for pim_channels in (2, 4, 8, 16):
         gpu = replace(BASE.gpu, memory_channels=BASE.gpu_channels + pim_channels)
         table_of = replace(QUICK, gpu=replace(gpu, launch_ns=500.0), pim_channels=pim_channels)
-        table = profile(graph, Candidates(graph, table_of))
+        table = profile(graph, CandidateGenerator(graph, table_of))
         latency_ns = best_label(graph, table).latency_ns
         assert latency_ns <= before_ns * (1 + 1e-9)
         before_ns = latency_ns
@@ -237,7 +237,7 @@ def test_more_pim_channels_never_slow_the_best_plan(graph):
 def test_dense_blocks_are_searched_to_the_end():
     """Each layer reads all before it, and each of these may lie in several ways."""
     graph = prepare.regions(frontend.load("densenet-121"), system())
-    found = search(graph, system(), goal=Goal(modes=("gpu", "pim")))
-    assert found.plan.latency_ns < found.baseline.latency_ns
-    assert found.gap < 1e-9
-    assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
+    search_result = search(graph, system(), goal=Goal(modes=("gpu", "pim")))
+    assert search_result.plan.latency_ns < search_result.baseline.latency_ns
+    assert search_result.gap < 1e-9
+    assert search_result.plan.lower_bound_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-9)

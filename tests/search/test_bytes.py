@@ -11,7 +11,7 @@ from length import long_but
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.hardware import system
-from pimflow.placement import Candidates
+from pimflow.placement import CandidateGenerator
 from pimflow.placement.candidates.tasks import gpu_kernel
 
 SYSTEM = system()
@@ -47,22 +47,25 @@ def test_what_pim_leaves_undone_moves_each_tensor_once(graph):
     """By a kernel of its own: PIM's result and what is added in, the finished result out. Inside a
     consumer's kernel, which reads the finished result anyway: as much as that reads more, each time it does.
     """
-    maker = Candidates(graph, SYSTEM)
-    gpu, found = SYSTEM.gpu, 0
+    generator = CandidateGenerator(graph, SYSTEM)
+    gpu, count = SYSTEM.gpu, 0
     for region in graph.regions:
-        if maker.refusal(region) or not region.epilogue:
+        if generator.unsupported_reason(region) or not region.epilogue:
             continue
         returned = 2 * region.geometry.pixels * region.geometry.oc
         added = 2 * sum(map(math.prod, region.input_shapes[region.operands :]))
         finished = 2 * region.output_elements
-        settle, absorb = maker.settle(region).task, maker.absorb(region).task
-        moved_bytes = settle.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"]
+        epilogue_task, fused_task = (
+            generator.epilogue_cost(region).task,
+            generator.fused_epilogue_cost(region).task,
+        )
+        moved_bytes = epilogue_task.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"]
         assert moved_bytes == pytest.approx(returned + added + finished), region.name
         needed = len(graph.consumers[region.name]) + (region.name in graph.outputs)
         stored = finished if needed > 1 else 0
-        inside = absorb.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"] if absorb else 0
-        reader = graph.region(graph.consumers[region.name][0]) if maker.defers(region) else None
-        times = 1 + maker.tasks.reads_again(reader) if reader else 1
+        inside = fused_task.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"] if fused_task else 0
+        reader = graph.region(graph.consumers[region.name][0]) if generator.defers_epilogue(region) else None
+        times = 1 + generator.task_builder.l2_rereads(reader) if reader else 1
         assert inside == pytest.approx((returned + added - finished) * times + stored), region.name
-        found += 1
-    assert found > 3
+        count += 1
+    assert count > 3

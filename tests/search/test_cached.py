@@ -7,30 +7,30 @@ from types import SimpleNamespace
 import pytest
 import tvm
 from answers import best_label
-from decoders import Decoder, grouped
+from decoders import DecoderModel, gqa_model
 from problems import longest_path_ns
 from tvm import relax
 
 from pimflow import frontend
-from pimflow.api.decoding import Lengths, Step
+from pimflow.api.decoding import CompiledStep, Lengths
 from pimflow.api.explain import explain
-from pimflow.api.layer_details import every_candidate
+from pimflow.api.layer_details import all_candidates
 from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.placement import Candidates, Costs, Goal, Profiling, given_plan, profile, search
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, given_plan, profile, search
 from pimflow.placement.candidates import cached
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.relay_passes.attention import attention_of as attention_of_value
+from pimflow.relay_passes.attention import attention_from_call as attention_of_value
 from pimflow.relay_passes.caches import IN_PLACE, append_in_place
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
-from pimflow.relay_passes.pim.outline_attention import cached_regions
+from pimflow.relay_passes.pim.outline_attention import attention_sites
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 SYSTEM = system(pim="aim-gddr6")
@@ -38,10 +38,12 @@ APART = replace(SYSTEM, channel_sharing="partitioned")
 RUN = ("present.0.key", "present.0.value")
 
 
-def decoder(context=512, places=None, **made):
+def decoder(context=512, places=None, **options):
     """The regions of a decoder whose caches stay where they are."""
-    tokens = made.get("tokens", 1)
-    model = Decoder(**{"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens} | made).model()
+    tokens = options.get("tokens", 1)
+    model = DecoderModel(
+        **{"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens} | options
+    ).model()
     return extract_regions(frontend.load(model, context=context, places=places).module, "decoder")
 
 
@@ -50,9 +52,9 @@ def graph():
     return decoder()
 
 
-def of_attention(maker):
-    (found,) = cached.found(maker).candidates.values()
-    return found
+def attention_candidates(generator):
+    (candidates,) = cached.attention_candidates(generator).candidates.values()
+    return candidates
 
 
 def attention_of(graph):
@@ -61,9 +63,9 @@ def attention_of(graph):
 
 def test_a_plan_has_it(graph):
     """Both products are on PIM, with the softmax of the GPU between; only the new token is written."""
-    found = search(graph, SYSTEM)
+    search_result = search(graph, SYSTEM)
     region = attention_of(graph)
-    chosen = found.doing[region.name]
+    chosen = search_result.candidate_by_region[region.name]
     assert chosen.covers == (*region.inputs[1:3], region.name) and chosen.rewrite.mode == "PIM"
     labels = [(task.resource, task.label) for task in chosen.tasks if task.resource != "crossbar"]
     keys, values, name = chosen.covers
@@ -79,11 +81,11 @@ def test_a_plan_has_it(graph):
     written = [t for t in chosen.tasks if t.resource == "crossbar" and t.label.startswith((keys, values))]
     assert sum(task.moved_bytes for task in written) >= appended
     assert sum(task.energies_pj.get("pim_write", 0.0) for task in chosen.tasks) > 0
-    assert found.evaluation.energies_pj["pim_write"] > 0
-    (placed,) = found.caches()
+    assert search_result.evaluation.energies_pj["pim_write"] > 0
+    (placed,) = search_result.placed_caches()
     assert str(placed.schedule) == chosen.rewrite.schedule
-    others = [c.placed_rows for c in found.candidates]
-    before = others[: found.candidates.index(chosen)]
+    others = [c.placed_rows for c in search_result.candidates]
+    before = others[: search_result.candidates.index(chosen)]
     assert placed.row_begin == sum(before) and chosen.placed_rows > 0
     layouts = placed.schedule.layouts(
         placed.attention, SYSTEM.pim, SYSTEM.dtype, SYSTEM.pim_channels, placed.row_begin
@@ -96,9 +98,9 @@ def test_a_plan_has_it(graph):
 def test_no_combination_is_faster():
     """All combinations of all candidates, timed by the evaluator, and by a longest path."""
     graph = decoder(heads=2, kv_heads=1, hidden=8, context=256)
-    table = profile(graph, Candidates(graph, APART))
-    runs = next(iter(cached.found(Candidates(graph, APART)).candidates.values()))
-    few = {name: (found[:1] if len(found) < 3 else found[:2]) for name, found in table.candidates.items()}
+    table = profile(graph, CandidateGenerator(graph, APART))
+    runs = next(iter(cached.attention_candidates(CandidateGenerator(graph, APART)).candidates.values()))
+    few = {name: (result[:1] if len(result) < 3 else result[:2]) for name, result in table.candidates.items()}
     few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
     table = replace(table, candidates=few)
     best_ns, of_rows = float("inf"), {}
@@ -113,31 +115,33 @@ def test_no_combination_is_faster():
     assert any(map(cached.is_cached, label.candidates))
     for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
-        found = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
-        assert sum(c.placed_rows for c in found.solution.candidates) <= room
+        result = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
+        assert sum(c.placed_rows for c in result.solution.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
-        assert found.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
+        assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
 
 @pytest.mark.parametrize("objective", ("energy", "edp"))
 def test_other_goals(graph, objective):
-    found = search(graph, SYSTEM, goal=Goal(objective=objective))
-    assert any(map(cached.is_cached, found.candidates))
+    search_result = search(graph, SYSTEM, goal=Goal(objective=objective))
+    assert any(map(cached.is_cached, search_result.candidates))
 
 
 @pytest.mark.long
 def test_a_time_shared_system(graph):
-    found = search(graph, system(pim="aim-gddr6", channel_sharing="time-shared"))
-    (chosen,) = filter(cached.is_cached, found.candidates)
-    assert chosen.channels_as == chosen.leaves_channels_as == "pim"
+    search_result = search(graph, system(pim="aim-gddr6", channel_sharing="time-shared"))
+    (chosen,) = filter(cached.is_cached, search_result.candidates)
+    assert chosen.channel_mode == chosen.final_channel_mode == "pim"
 
 
 def test_nothing_is_better_than_the_front(graph):
-    maker = Candidates(graph, SYSTEM)
-    front = of_attention(maker)
-    figures = [(Cost.of(c).latency_ns, Cost.of(c).energy_pj, c.placed_rows) for c in front]
-    for one, other in itertools.permutations(figures, 2):
-        assert any(a > b for a, b in zip(one, other))
+    generator = CandidateGenerator(graph, SYSTEM)
+    front = attention_candidates(generator)
+    figures = [
+        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.placed_rows) for c in front
+    ]
+    for first, second in itertools.permutations(figures, 2):
+        assert any(a > b for a, b in zip(first, second))
     assert len({c.name for c in front}) == len(front)
 
 
@@ -146,7 +150,7 @@ def test_parts_overlap(graph):
     name = attention_of(graph).name
     covers = (*attention_of(graph).inputs[1:3], name)
     keys, values = "keys vector-stationary, spread 4", "values vector-stationary, spread 4"
-    chosen = cached.make(Candidates(graph, SYSTEM), covers, f"{keys}; {values}; 2 parts")
+    chosen = cached.make(CandidateGenerator(graph, SYSTEM), covers, f"{keys}; {values}; 2 parts")
     labels = [task.label for task in chosen.tasks]
     of_part = [t for t in chosen.tasks if "softmax" in t.label]
     assert len(of_part) == 2
@@ -158,84 +162,97 @@ def test_parts_overlap(graph):
     for softmax, score, mix in zip(softmaxes, scores, mixed, strict=True):
         assert score in chosen.tasks[softmax].after and softmax in chosen.tasks[mix].after
     busy = sum(task.duration_ns for task in chosen.tasks if task.resource in ("gpu", "pim"))
-    assert Cost.of(chosen).latency_ns < busy - of_part[0].duration_ns / 2
+    assert Cost.from_candidate(chosen).latency_ns < busy - of_part[0].duration_ns / 2
 
 
 def test_a_plan_is_read_edited_and_applied(graph):
-    found = search(graph, SYSTEM)
-    plan = Plan.from_json(found.plan.to_json())
-    again = given_plan.apply(graph, SYSTEM, plan)
-    assert again.candidates == found.candidates and again.plan.choices == found.plan.choices
-    assert again.plan.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-12)
+    search_result = search(graph, SYSTEM)
+    plan = Plan.from_json(search_result.plan.to_json())
+    reapplied = given_plan.apply(graph, SYSTEM, plan)
+    assert (
+        reapplied.candidates == search_result.candidates
+        and reapplied.plan.choices == search_result.plan.choices
+    )
+    assert reapplied.plan.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-12)
     (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and c.covers)
-    own = plan.choices[position]
+    choice = plan.choices[position]
 
-    def edited(**changes):
+    def apply_changed(**changes):
         choices = list(plan.choices)
-        choices[position] = replace(own, **changes)
+        choices[position] = replace(choice, **changes)
         return given_plan.apply(graph, SYSTEM, replace(plan, choices=tuple(choices)))
 
-    other = CacheSchedule.parse(own.schedule)
-    spread = replace(other, keys=replace(other.keys, spread=16), values=replace(other.values, spread=16))
-    assert edited(schedule=str(spread)).plan.choices[position].schedule == str(spread)
+    schedule = CacheSchedule.parse(choice.schedule)
+    spread = replace(
+        schedule, keys=replace(schedule.keys, spread=16), values=replace(schedule.values, spread=16)
+    )
+    assert apply_changed(schedule=str(spread)).plan.choices[position].schedule == str(spread)
     for wrong, why in (
         ("weights-stationary", "no schedule of attention"),
-        (str(replace(other, keys=replace(other.keys, spread=3))), "there are 'keys"),
-        (str(replace(other, parts=3)), "3 parts"),
-        (f"{other}; 0 parts", "no schedule of attention"),
+        (str(replace(schedule, keys=replace(schedule.keys, spread=3))), "there are 'keys"),
+        (str(replace(schedule, parts=3)), "3 parts"),
+        (f"{schedule}; 0 parts", "no schedule of attention"),
     ):
         with pytest.raises(PlanError, match=why):
-            edited(schedule=wrong)
+            apply_changed(schedule=wrong)
     with pytest.raises(PlanError, match="gpu_share"):
-        edited(gpu_share=0.5)
+        apply_changed(gpu_share=0.5)
 
 
 def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     """On PIM products over the first places alone, in the rows of all; on the GPU the same kernels."""
     short, shorter = decoder(128, places=512), decoder(128)
-    kernels = [gpu_kernels(attention_of(each), "fp16") for each in (short, shorter, graph)]
+    kernels = [gpu_kernels(attention_of(item), "fp16") for item in (short, shorter, graph)]
     assert kernels[0] == kernels[1] != kernels[2]
     times = [
-        search(each, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for each in (short, shorter)
+        search(item, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for item in (short, shorter)
     ]
     assert times[0] == times[1]
-    whole, part = (
-        {found.name: found for found in of_attention(Candidates(each, SYSTEM))} for each in (graph, short)
+    full, part = (
+        {candidate.name: candidate for candidate in attention_candidates(CandidateGenerator(item, SYSTEM))}
+        for item in (graph, short)
     )
-    assert whole.keys() & part.keys()
-    for name in whole.keys() & part.keys():
-        assert part[name].placed_rows == whole[name].placed_rows
-        assert Cost.of(part[name]).latency_ns < Cost.of(whole[name]).latency_ns
+    assert full.keys() & part.keys()
+    for name in full.keys() & part.keys():
+        assert part[name].placed_rows == full[name].placed_rows
+        assert Cost.from_candidate(part[name]).latency_ns < Cost.from_candidate(full[name]).latency_ns
     plan = search(graph, SYSTEM).plan
     applied = given_plan.apply(short, SYSTEM, replace(plan, model=short.digest))
     assert [choice.schedule for choice in applied.plan.choices] == [c.schedule for c in plan.choices]
-    lying = [
-        [str(cache.to_table()) for held in each.attention().values() for cache in (held.keys, held.values)]
-        for each in (applied, search(graph, SYSTEM))
+    layouts = [
+        [
+            str(cache.to_table())
+            for layer_caches in item.attention().values()
+            for cache in (layer_caches.keys, layer_caches.values)
+        ]
+        for item in (applied, search(graph, SYSTEM))
     ]
-    assert lying[0] == lying[1]
+    assert layouts[0] == layouts[1]
 
 
 def test_regions_are_counted_once(graph):
-    found = search(graph, SYSTEM)
-    built = SimpleNamespace(programs=found.programs())
-    given = {"lengths": Lengths(attended=512), "kinds": {}, "states": (), "outputs": ()}
-    step = Step(**given, searched=found, built=built, verification=None)
-    layers = [c for c in found.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
+    search_result = search(graph, SYSTEM)
+    built = SimpleNamespace(programs=search_result.programs())
+    step_fields = {"lengths": Lengths(attended=512), "kinds": {}, "states": (), "outputs": ()}
+    step = CompiledStep(**step_fields, search_result=search_result, build=built, verification=None)
+    layers = [c for c in search_result.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3
 
 
 def test_explained(graph):
-    found, region = search(graph, SYSTEM), attention_of(graph)
-    text = explain(found, region).text()
-    assert f"* PIM {found.doing[region.name].rewrite.schedule}" in text and "softmax" in text
-    table, second = found.table, (Task(label="second", resource="pim", execution_ns=1e9),)
+    search_result, region = search(graph, SYSTEM), attention_of(graph)
+    text = explain(search_result, region).text()
+    assert (
+        f"* PIM {search_result.candidate_by_region[region.name].rewrite.schedule}" in text
+        and "softmax" in text
+    )
+    table, second = search_result.table, (Task(label="second", resource="pim", execution_ns=1e9),)
     slow = {  # as if PIM took a second
         name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
         for name, candidates in table.candidates.items()
     }
     gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
-    why = reason(replace(table, candidates=slow), gpu, found.gpu_only, True, "no mixed plan", 1 << 20)
+    why = reason(replace(table, candidates=slow), gpu, search_result.gpu_only, True, "no mixed plan", 1 << 20)
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
 
@@ -249,31 +266,42 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
-    made, changes, why = REFUSED[case]
-    graph = decoder(**made)
+    options, changes, why = REFUSED[case]
+    graph = decoder(**options)
     target = system(**{"pim": "aim-gddr6"} | changes)
-    found = cached.found(Candidates(graph, target))
-    assert not found.candidates and why in found.refused[attention_of(graph).name]
-    table = profile(graph, Candidates(graph, target))
-    assert why in table.refused[attention_of(graph).name]
+    result = cached.attention_candidates(CandidateGenerator(graph, target))
+    assert not result.candidates and why in result.unsupported_reasons[attention_of(graph).name]
+    table = profile(graph, CandidateGenerator(graph, target))
+    assert why in table.unsupported_reasons[attention_of(graph).name]
 
 
 def test_modes_without_it(graph):
-    found = search(graph, SYSTEM, goal=Goal(modes=("GPU", "SPLIT")))
-    assert not any(map(cached.is_cached, found.candidates))
-    assert not found.table.refused.keys() & {attention_of(graph).name, *attention_of(graph).inputs[1:3]}
+    search_result = search(graph, SYSTEM, goal=Goal(modes=("GPU", "SPLIT")))
+    assert not any(map(cached.is_cached, search_result.candidates))
+    assert not search_result.table.unsupported_reasons.keys() & {
+        attention_of(graph).name,
+        *attention_of(graph).inputs[1:3],
+    }
 
 
 def test_a_cache_that_is_copied_is_refused():
-    model = Decoder(heads=4, head_size=16, past=31).model()
+    model = DecoderModel(heads=4, head_size=16, past=31).model()
     graph = extract_regions(frontend.load(model).module, "decoder")
-    assert "stays where it is" in cached.found(Candidates(graph, SYSTEM)).refused[attention_of(graph).name]
+    assert (
+        "stays where it is"
+        in cached.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons[
+            attention_of(graph).name
+        ]
+    )
 
 
 def test_a_cache_that_others_read_is_refused(graph):
-    own = attention_of(graph)
-    shared = replace(graph, regions=(*graph.regions, replace(own, name="again")))
-    assert "nothing else may read them" in cached.found(Candidates(shared, SYSTEM)).refused[own.name]
+    region = attention_of(graph)
+    shared = replace(graph, regions=(*graph.regions, replace(region, name="again")))
+    assert (
+        "nothing else may read them"
+        in cached.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons[region.name]
+    )
 
 
 def test_operators_in_front_of_attention():
@@ -281,31 +309,35 @@ def test_operators_in_front_of_attention():
 
     Heads of one token change places without a kernel: those are reshapes.
     """
-    made = []
+    task_tables = []
     for places in (32, 128):
-        model, _ = grouped(7, 1, length=places)
+        model, _ = gqa_model(7, 1, length=places)
         states = {"past_key": "present_key", "past_value": "present_value"}
         graph = extract_regions(frontend.load(model, context=places, states=states).module, "grouped")
         region = attention_of(graph)
         assert set(region.prologue) == {"reshape"} and region.operands == len(region.inputs)
-        assert not any("reshape" in t.label for t in of_attention(Candidates(graph, SYSTEM))[0].tasks)
+        assert not any(
+            "reshape" in t.label for t in attention_candidates(CandidateGenerator(graph, SYSTEM))[0].tasks
+        )
         moving = replace(region, prologue=("reshape", "permute_dims"), prologue_kernels=1)
         graph = replace(graph, regions=tuple(moving if r is region else r for r in graph.regions))
-        region, maker = moving, Candidates(graph, SYSTEM)
-        every = of_attention(maker)
-        explained = {candidate.name for candidate in every_candidate(search(graph, SYSTEM), region)}
-        assert explained >= {candidate.name for candidate in every}
-        made.append({task.label: task for task in every[0].tasks})
-    one, other = (tasks["node (reshape, permute_dims)"] for tasks in made)
-    assert one == other and 2 * 64 * 2 <= one.moved_bytes <= 4 * 64 * 2
-    one, other = (tasks["node scores (to and from PIM)"] for tasks in made)
-    assert one.energies_pj["gpu_dram"] == other.energies_pj["gpu_dram"] > 0  # a tile of keys in both
+        region, generator = moving, CandidateGenerator(graph, SYSTEM)
+        candidates = attention_candidates(generator)
+        explained = {candidate.name for candidate in all_candidates(search(graph, SYSTEM), region)}
+        assert explained >= {candidate.name for candidate in candidates}
+        task_tables.append({task.label: task for task in candidates[0].tasks})
+    few_places, many_places = (tasks["node (reshape, permute_dims)"] for tasks in task_tables)
+    assert few_places == many_places and 2 * 64 * 2 <= few_places.moved_bytes <= 4 * 64 * 2
+    few_places, many_places = (tasks["node scores (to and from PIM)"] for tasks in task_tables)
+    assert (
+        few_places.energies_pj["gpu_dram"] == many_places.energies_pj["gpu_dram"] > 0
+    )  # a tile of keys in both
 
 
 def test_a_cache_that_does_not_fit(graph):
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
-    found = cached.found(Candidates(graph, replace(SYSTEM, pim=pim)))
-    reason = found.refused[attention_of(graph).name]
+    result = cached.attention_candidates(CandidateGenerator(graph, replace(SYSTEM, pim=pim)))
+    reason = result.unsupported_reasons[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 
 
@@ -316,13 +348,17 @@ def test_caches_that_do_not_fit_together():
     rows = [c.placed_rows for c in wide.candidates if cached.is_cached(c)]
     room = sum(rows) - 1
     few = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room))
-    found = search(graph, few)
-    assert sum(c.placed_rows for c in found.candidates) <= room
-    assert wide.evaluation.latency_ns < found.evaluation.latency_ns < found.gpu_only.latency_ns
-    assert len(rows) == 2 and sum(map(cached.is_cached, found.candidates)) == 1
+    search_result = search(graph, few)
+    assert sum(c.placed_rows for c in search_result.candidates) <= room
+    assert (
+        wide.evaluation.latency_ns < search_result.evaluation.latency_ns < search_result.gpu_only.latency_ns
+    )
+    assert len(rows) == 2 and sum(map(cached.is_cached, search_result.candidates)) == 1
     needed = f"together take at least {min(rows)} rows of each PIM bank; the rest leaves "
-    left = [c for c in found.plan.choices if graph.region(c.region).attention and c.mode == "GPU"]
-    assert left and all(needed in c.reason for c in left)
+    gpu_choices = [
+        c for c in search_result.plan.choices if graph.region(c.region).attention and c.mode == "GPU"
+    ]
+    assert gpu_choices and all(needed in c.reason for c in gpu_choices)
     with pytest.raises(InfeasibleError, match=r"caches \(\d+ bytes a token\) on the PIM channels"):
         given_plan.apply(graph, few, wide.plan)
 
@@ -332,37 +368,37 @@ def test_costs_are_kept(graph, tmp_path):
         cache = ResultCache(tmp_path / "kept.sqlite")
         costs = Costs(SYSTEM, Profiling(cache=cache))
         attention = attention_of(graph).attention
-        (first,) = costs.caches([(attention, 0)])
-        assert costs.caches([(replace(attention, scale=2.0), 0)]) == [first]
+        (first,) = costs.attention_costs([(attention, 0)])
+        assert costs.attention_costs([(replace(attention, scale=2.0), 0)]) == [first]
         assert costs.tally.computed["pim"] == computed
         cache.close()
-    (short,) = costs.caches([(attention, 64)])
+    (short,) = costs.attention_costs([(attention, 64)])
     assert short.values[0].product.time_ns < first.values[0].product.time_ns
     assert short.keys[0].rows == first.keys[0].rows
 
 
 def test_keys_and_values_go_to_one_position():
     """PIM appends to both by one program: where their positions differ, the GPU does attention."""
-    mod = frontend.load(Decoder(past=7).model(), context=8).module
+    mod = frontend.load(DecoderModel(past=7).model(), context=8).module
     main = mod["main"]
     *_, values = (b for b in main_bindings(mod) if operator(b.value) == IN_PLACE)
-    other = relax.Var("other", values.value.args[1].fields[2].ty)
+    position = relax.Var("other", values.value.args[1].fields[2].ty)
 
     def rewrite(builder, var, value):
         cache_new = value.args[1].fields[:2] if var == values.var else ()
-        return append_in_place(builder, *cache_new, other) if cache_new else None
+        return append_in_place(builder, *cache_new, position) if cache_new else None
 
-    params = [*main.params, other]
+    params = [*main.params, position]
     main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
     functions = dict(mod.functions_items()) | {mod.get_global_var("main"): main}
     apart = rebuild(tvm.IRModule(functions, attrs=mod.attrs), rewrite)
     for module, same in ((mod, True), (apart, False)):
         graph = extract_regions(module, "decoder")
         region = attention_of(graph)
-        assert (cached.refusal(Candidates(graph, SYSTEM), region) == "") == same
+        assert (cached.unsupported_reason(CandidateGenerator(graph, SYSTEM), region) == "") == same
         attention = {b.var.name for b in main_bindings(module) if attention_of_value(module, b.value)}
         if same:
-            assert cached_regions(module, attention)
+            assert attention_sites(module, attention)
             continue
         with pytest.raises(PlanError, match="keys and values go to different positions"):
-            cached_regions(module, attention)
+            attention_sites(module, attention)

@@ -6,28 +6,38 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from branching import randomly_wired, wide_branches
-from drawn_plans import drawn
+from drawn_plans import random_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
 from problems import graph_of
-from test_modes import networks, slowed
+from test_modes import networks, slow_system
 
 from pimflow import frontend, memory
 from pimflow.api import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
-from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Candidate, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import (
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    IN_PIM_CHANNELS,
+    Candidate,
+    CostTable,
+    EdgeCost,
+    Port,
+    Rewrite,
+    Task,
+)
 from pimflow.core.channel_sets import channel_set, channel_sets
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Candidates, Goal, profile, search
-from pimflow.placement.best_plan import Searched, as_searched
-from pimflow.placement.candidates.channel_layouts import from_row
-from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement import CandidateGenerator, Goal, profile, search
+from pimflow.placement.best_plan import SearchResult, to_search_result
+from pimflow.placement.candidates.channel_layouts import layout_from_row
+from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
 from pimflow.placement.solvers import label_search
-from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.label_search import Question
+from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.label_search import SearchQuery
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.problem import PlacementProblem
@@ -42,57 +52,59 @@ NETWORKS = {
 }
 
 
-def plans(network, on, draw):
+def plans(network, target, draw):
     """Random plans with PIM, as `Searched`, and the bytes of each region of their pools as counted."""
-    graph = prepare.regions(network, on, fuse=True)
-    maker = Candidates(graph, on)
-    table, alone = profile(graph, maker), gpu_alone(maker, Goal())
-    plan_search = PlanSearch(graph, table, on, Goal())
+    graph = prepare.regions(network, target, fuse=True)
+    generator = CandidateGenerator(graph, target)
+    table, alone = profile(graph, generator), gpu_only_plan(generator, Goal())
+    plan_search = PlanSearch(graph, table, target, Goal())
     while True:
-        chosen = drawn_with_pim(maker, table, draw)
-        solution = unsearched(chosen, alone.evaluation)
-        searched = as_searched(maker, table, solution, alone.evaluation, plan_search, None, bounded=False)
-        yield searched, plan_search.memory.by_memory(chosen)
+        chosen = draw_pim_plan(generator, table, draw)
+        solution = to_solution(chosen, alone.evaluation)
+        search_result = to_search_result(
+            generator, table, solution, alone.evaluation, plan_search, None, bounded=False
+        )
+        yield search_result, plan_search.memory.bytes_by_memory(chosen)
 
 
-def drawn_with_pim(maker, table, draw):
+def draw_pim_plan(generator, table, draw):
     """A plan at random, drawn anew if it is of the GPU alone."""
     while True:
-        chosen = drawn(maker, table, draw)
+        chosen = random_plan(generator, table, draw)
         if any(c.rewrite.mode != "GPU" for c in chosen):
             return chosen
 
 
-def planned(network, searched, target):
+def lower_plan(network, search_result, target):
     """Lifetimes of what is built, and the plan of its pool."""
-    applied = build.planned(network.module, searched)
-    lowered = buffers(phases.allocate(applied, targets.named_target(target), searched.system))
-    return lowered, memory.in_one_pool(memory.plan(lowered.liveness().lifetimes))
+    applied = build.apply_search_result(network.module, search_result)
+    lowered = buffers(phases.allocate(applied, targets.target_by_name(target), search_result.system))
+    return lowered, memory.merge_pools(memory.plan(lowered.liveness().lifetimes))
 
 
 @pytest.mark.parametrize("target", ["cuda+pim", "llvm+pim"])
 @pytest.mark.parametrize("name", long_but(["toy"], [*NETWORKS]))
 def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, target):
     network = NETWORKS[name]()
-    on = replace(SYSTEM, dtype="fp16" if target == "cuda+pim" else "fp32")
-    drawn_plans, exact, several = plans(network, on, random.Random(1)), 0, 0
+    target_system = replace(SYSTEM, dtype="fp16" if target == "cuda+pim" else "fp32")
+    drawn_plans, exact, several = plans(network, target_system, random.Random(1)), 0, 0
     seen = 0
     for _ in range(examples(8)):
-        searched, counted = next(drawn_plans)
-        lowered, pool = planned(network, searched, target)
-        ranges = {each.memory: range(each.begin_bytes, each.end_bytes) for each in pool.pools}
+        search_result, counted = next(drawn_plans)
+        lowered, pool = lower_plan(network, search_result, target)
+        ranges = {part.memory: range(part.begin_bytes, part.end_bytes) for part in pool.pools}
         for life in pool.lifetimes:
             offset = pool.offsets_bytes[life.name]
             assert not life.size_bytes or {offset, offset + life.size_bytes - 1} <= {*ranges[life.memory]}
-        for one in ranges.values():
-            assert all(one is other or not {*one} & {*other} for other in ranges.values())
-        built = {each.memory: each.pool_bytes for each in pool.pools}
-        assert all(size <= counted[channels] for channels, size in built.items()), searched.candidates
+        for span in ranges.values():
+            assert all(span is other_span or not {*span} & {*other_span} for other_span in ranges.values())
+        built = {part.memory: part.pool_bytes for part in pool.pools}
+        assert all(size <= counted[channels] for channels, size in built.items()), search_result.candidates
         exact += built == counted
         several += len(built) > 1
-        made = {c.covers[-1].replace(".", "_"): c.output.layout for c in searched.candidates}
+        layouts = {c.covers[-1].replace(".", "_"): c.output.layout for c in search_result.candidates}
         for buffer, title in lowered.names.items():
-            layout = made.get(title.partition(":")[2])
+            layout = layouts.get(title.partition(":")[2])
             if len(built) > 1 and layout:
                 assert buffer.memory == channel_set(layout)
                 seen += 1
@@ -100,19 +112,19 @@ def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, t
 
 
 def test_outputs_are_the_same_bits_with_regions_and_without(monkeypatch):
-    network, target = frontend.load("toy"), targets.named_target("llvm+pim")
+    network, target = frontend.load("toy"), targets.target_by_name("llvm+pim")
     inputs, draw = network.example_inputs(), random.Random(3)
-    several = (each for each in plans(network, SYSTEM, draw) if len(each[1]) == 3)
-    searched, counted = next(several)
-    apart = build.build(network, searched, target)
+    several = (pair for pair in plans(network, SYSTEM, draw) if len(pair[1]) == 3)
+    search_result, counted = next(several)
+    apart = build.build(network, search_result, target)
     assert len(apart.memory.pools) == 3
     assert apart.memory.pool_bytes <= 2 * sum(counted.values())  # the stand-in stores fp32
-    verify(network, apart, searched.system, inputs, network.reference(inputs)).require()
-    monkeypatch.setattr(Searched, "channel_sets", lambda _: {})
-    together = build.build(network, searched, target)
+    verify(network, apart, search_result.system, inputs, network.reference(inputs)).require()
+    monkeypatch.setattr(SearchResult, "channel_sets", lambda _: {})
+    together = build.build(network, search_result, target)
     assert [pool.memory for pool in together.memory.pools] == ["gpu"]
-    for one, other in zip(apart.infer(inputs), together.infer(inputs), strict=True):
-        assert np.array_equal(one, other)
+    for expected, output in zip(apart.infer(inputs), together.infer(inputs), strict=True):
+        assert np.array_equal(expected, output)
 
 
 def test_by_hand():
@@ -136,47 +148,56 @@ def test_by_hand():
         ]
 
     # The last kernel: what it reads, its result and its workspace.
-    assert counted.by_memory(lying(LEFT, LEFT, LEFT)) == {"gpu": 256 + 512 + 64}
+    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_GPU_CHANNELS, IN_GPU_CHANNELS)) == {
+        "gpu": 256 + 512 + 64
+    }
     # Each tensor with the workspace of its own kernel.
     apart = {"left": 256 + 64, "all": 256 + 64, "pim": 512 + 64}
-    assert counted.by_memory(lying(LEFT, OVER_ALL, IN_PIM)) == apart
-    assert counted.of(lying(LEFT, OVER_ALL, IN_PIM)) == sum(apart.values())
+    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == apart
+    assert counted.pool_bytes(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == sum(apart.values())
     # The first and the last are not live at once. A tensor over all channels from a row on counts to its end.
-    assert counted.by_memory(lying(LEFT, from_row(3), LEFT)) == {"left": 512 + 64, "all": 256 + 64}
-    assert counted.by_memory(lying(OVER_ALL, OVER_ALL, OVER_ALL)) == {"all": 256 + 512 + 64}
+    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, layout_from_row(3), IN_GPU_CHANNELS)) == {
+        "left": 512 + 64,
+        "all": 256 + 64,
+    }
+    assert counted.bytes_by_memory(lying(IN_ALL_CHANNELS, IN_ALL_CHANNELS, IN_ALL_CHANNELS)) == {
+        "all": 256 + 512 + 64
+    }
     # Without PIM nothing takes channels from the GPU: there are no sets.
-    assert counted.by_memory(lying(LEFT, OVER_ALL, IN_PIM, first="GPU")) == {"gpu": 256 + 512 + 64}
+    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS, first="GPU")) == {
+        "gpu": 256 + 512 + 64
+    }
 
 
 @given(networks(), st.sampled_from([8, 16]), st.floats(0, 1), st.randoms(use_true_random=False))
 @settings(max_examples=examples(40))
 def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, share, draw):
     """The oracle tries all covers by a few candidates of each region, and counts their pools."""
-    on = replace(slowed(splits="grid"), channel_sharing="time-shared", pim_channels=channels)
-    maker = Candidates(graph, on)
-    table = profile(graph, maker)
-    few = {name: some_of(found, draw) for name, found in table.candidates.items()}
+    target = replace(slow_system(splits="grid"), channel_sharing="time-shared", pim_channels=channels)
+    generator = CandidateGenerator(graph, target)
+    table = profile(graph, generator)
+    few = {name: some_of(result, draw) for name, result in table.candidates.items()}
     table = replace(table, candidates=few)
-    memory_of = PlanSearch(graph, table, on, Goal()).memory
-    covers = [(memory_of.of(chosen), ns, chosen) for chosen, ns, _ in every_cover(graph, table)]
+    memory_of = PlanSearch(graph, table, target, Goal()).memory
+    covers = [(memory_of.pool_bytes(chosen), ns, chosen) for chosen, ns, _ in all_covers(graph, table)]
     sizes = sorted({size for size, _, _ in covers})
     fastest_bytes = min(covers, key=lambda cover: cover[1])[0]
     binding = [size for size in sizes if size < fastest_bytes] or sizes
     budget = binding[round(share * (len(binding) - 1))]
     best_ns = min(ns for size, ns, _ in covers if size <= budget)
-    found = PlanSearch(graph, table, on, Goal(max_memory_bytes=budget)).best()
-    assert found and found.memory_bytes == memory_of.of(found.solution.candidates) <= budget
-    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
+    result = PlanSearch(graph, table, target, Goal(max_memory_bytes=budget)).best()
+    assert result and result.memory_bytes == memory_of.pool_bytes(result.solution.candidates) <= budget
+    assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
     if budget > sizes[0]:
         return
-    smallest = PlanSearch(graph, table, on, Goal(objective="memory")).best()
+    smallest = PlanSearch(graph, table, target, Goal(objective="memory")).best()
     assert smallest and smallest.memory_bytes == budget
-    assert PlanSearch(graph, table, on, Goal(max_memory_bytes=budget - 64)).best() is None
+    assert PlanSearch(graph, table, target, Goal(max_memory_bytes=budget - 64)).best() is None
 
 
 def plans_within(graph, table, budget):
     problem = PlacementProblem(graph, table, PlanMemory(graph, SYSTEM.dtype, table), row_size_bytes=1.0)
-    question = Question(criteria=[LATENCY], counts_memory=True, max_memory_bytes=budget)
+    question = SearchQuery(criteria=[LATENCY], counts_memory=True, max_memory_bytes=budget)
     return label_search.search(problem, question).plans
 
 
@@ -184,16 +205,16 @@ def plans_within(graph, table, budget):
 def test_the_search_says_of_any_plan_what_its_pool_takes(name):
     """A problem whose only plan it is has a solution within that many bytes, and none within fewer."""
     graph = prepare.regions(NETWORKS[name](), SYSTEM)
-    maker, draw, several = Candidates(graph, SYSTEM), random.Random(2), 0
-    table = profile(graph, maker)
+    generator, draw, several = CandidateGenerator(graph, SYSTEM), random.Random(2), 0
+    table = profile(graph, generator)
     memory_of = PlanMemory(graph, SYSTEM.dtype, table)
     for _ in range(examples(40)):
-        chosen = drawn_with_pim(maker, table, draw)
+        chosen = draw_pim_plan(generator, table, draw)
         alone = {region.name: () for region in graph.regions} | {c.covers[0]: (c,) for c in chosen}
-        only, pool_bytes = replace(table, candidates=alone), memory_of.of(chosen)
+        only, pool_bytes = replace(table, candidates=alone), memory_of.pool_bytes(chosen)
         for budget in (pool_bytes, pool_bytes - 64):
             assert len(plans_within(graph, only, budget)) == (budget == pool_bytes)
-        several += len(memory_of.by_memory(chosen)) > 1
+        several += len(memory_of.bytes_by_memory(chosen)) > 1
     assert several > examples(40) / 2
 
 
@@ -214,13 +235,22 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
             workspace_bytes=50,
         )
 
-    found = {
-        "r0": (candidate("r0", LEFT, LEFT),),
-        "r1": (candidate("r1", LEFT, LEFT), candidate("r1", LEFT, from_row(3))),
-        "r2": (candidate("r2", from_row(3), LEFT),),
+    candidates = {
+        "r0": (candidate("r0", IN_GPU_CHANNELS, IN_GPU_CHANNELS),),
+        "r1": (
+            candidate("r1", IN_GPU_CHANNELS, IN_GPU_CHANNELS),
+            candidate("r1", IN_GPU_CHANNELS, layout_from_row(3)),
+        ),
+        "r2": (candidate("r2", layout_from_row(3), IN_GPU_CHANNELS),),
     }
-    never = {("r1", LEFT, from_row(3)): EdgeCost(possible=False)}
-    table = CostTable(candidates=found, refused={}, settle={}, absorb={}, transforms=never)
+    never = {("r1", IN_GPU_CHANNELS, layout_from_row(3)): EdgeCost(possible=False)}
+    table = CostTable(
+        candidates=candidates,
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
+        transforms=never,
+    )
     best = PlanSearch(graph, table, SYSTEM, Goal(max_memory_bytes=budget)).best()
     assert (best is not None) == (budget == 896) and (best is None or best.memory_bytes == 896)
 
@@ -233,33 +263,36 @@ def some_of(candidates, draw):
     if not any(c.rewrite.mode == "GPU" and not c.rewrite.channels for c in chosen):
         chosen = (plain[0], *chosen)
 
-    def timed(candidate):
+    def with_time(candidate):
         factor = draw.choice((0.2, 1.0, 2.0))
         tasks = (replace(task, execution_ns=task.execution_ns * factor) for task in candidate.tasks)
         return replace(candidate, tasks=tuple(tasks))
 
-    return tuple(map(timed, {c.name: c for c in chosen}.values()))
+    return tuple(map(with_time, {c.name: c for c in chosen}.values()))
 
 
 @pytest.mark.parametrize("factor", long_but([1.2], [1.0, 1.2, 1.6, 3.0]))
 def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
     network = frontend.load("toy")
     graph = prepare.regions(network, SYSTEM)
-    least = search(graph, SYSTEM, goal=Goal(objective="memory"))
-    _, smallest = planned(network, least, "cuda+pim")
-    budget = factor * PlanMemory(graph, SYSTEM.dtype).of(least.candidates)
+    min_memory = search(graph, SYSTEM, goal=Goal(objective="memory"))
+    _, smallest = lower_plan(network, min_memory, "cuda+pim")
+    budget = factor * PlanMemory(graph, SYSTEM.dtype).pool_bytes(min_memory.candidates)
     assert smallest.pool_bytes <= budget / factor
     within = search(graph, SYSTEM, goal=Goal(max_memory_bytes=budget))
-    _, pool = planned(network, within, "cuda+pim")
+    _, pool = lower_plan(network, within, "cuda+pim")
     assert pool.pool_bytes <= budget
-    assert within.evaluation.latency_ns <= least.evaluation.latency_ns
+    assert within.evaluation.latency_ns <= min_memory.evaluation.latency_ns
 
 
 def test_one_set_of_channels_is_one_region():
     """Partitioned channels, and the GPU alone: as if there were no sets."""
     network = frontend.load("toy")
-    for on, goal in ((replace(SYSTEM, channel_sharing="partitioned"), Goal()), (SYSTEM, Goal(modes="gpu"))):
-        searched = search(prepare.regions(network, on), on, goal=goal)
-        assert channel_sets(searched.candidates) == {}
-        _, pool = planned(network, searched, "llvm+pim")
-        assert [(each.memory, each.begin_bytes) for each in pool.pools] == [("gpu", 0)]
+    for target, goal in (
+        (replace(SYSTEM, channel_sharing="partitioned"), Goal()),
+        (SYSTEM, Goal(modes="gpu")),
+    ):
+        search_result = search(prepare.regions(network, target), target, goal=goal)
+        assert channel_sets(search_result.candidates) == {}
+        _, pool = lower_plan(network, search_result, "llvm+pim")
+        assert [(part.memory, part.begin_bytes) for part in pool.pools] == [("gpu", 0)]

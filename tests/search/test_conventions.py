@@ -17,19 +17,21 @@ from pimflow.placement import Costs, Goal, Profiling, search
 NETWORK = frontend.load("toy")
 
 
-def convention_search(searched, plan=None):
-    copies_graph = prepare.regions(NETWORK, prepare.with_other_copies(searched.system))
-    return ConventionSearch(searched=searched, plan=plan, copies_graph=copies_graph, copies_given=None)
+def convention_search(search_result, plan=None):
+    copies_graph = prepare.regions(NETWORK, prepare.with_other_copies(search_result.system))
+    return ConventionSearch(
+        search_result=search_result, plan=plan, copies_graph=copies_graph, copies_original=None
+    )
 
 
-def searched_on(target_system, goal, cache):
+def search_network(target_system, goal, cache):
     graph = prepare.regions(NETWORK, target_system)
     return search(graph, target_system, Costs(target_system, Profiling(cache=cache)), goal)
 
 
-def on_gpu(searched):
-    choices = [Choice(region=name, mode="GPU", gpu_share=1.0) for name in searched.doing]
-    return replace(searched.plan, choices=tuple(choices))
+def gpu_plan(search_result):
+    choices = [Choice(region=name, mode="GPU", gpu_share=1.0) for name in search_result.candidate_by_region]
+    return replace(search_result.plan, choices=tuple(choices))
 
 
 @pytest.fixture
@@ -40,25 +42,25 @@ def cache(tmp_path):
 @pytest.fixture
 def under(monkeypatch):
     """The names of the conventions that were searched."""
-    names, find = [], ConventionSearch.under
+    names, find = [], ConventionSearch.search_under
 
-    def counted(self, name):
+    def record(self, name):
         names.append(name)
         return find(self, name)
 
-    monkeypatch.setattr(ConventionSearch, "under", counted)
+    monkeypatch.setattr(ConventionSearch, "under", record)
     return names
 
 
 def test_names_are_none_all_or_some_in_the_order_of_a_report():
     base = system()
-    known = tuple(convention_systems(base))
-    assert convention_names("all", base) == known and convention_names("none", base) == ()
+    all_names = tuple(convention_systems(base))
+    assert convention_names("all", base) == all_names and convention_names("none", base) == ()
     assert convention_names("no-launches,pim-launch=0", base) == ("pim-launch=0", "no-launches")
     assert convention_names(["copies=made"], base) == ("copies=made",)
     for wrong in ("launch", "pim-launch=0,", ""):
         with pytest.raises(
-            UsageError, match=f"unknown convention '.*'; known: none, all, {', '.join(known)}$"
+            UsageError, match=f"unknown convention '.*'; known: none, all, {', '.join(all_names)}$"
         ):
             convention_names(wrong, base)
 
@@ -79,9 +81,9 @@ def test_what_a_system_has_itself_is_no_other_convention(changes, own):
 
 def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     def gains(target_system, goal, names, plan=None, cache=cache):
-        searched = searched_on(target_system, goal, cache)
-        found = convention_search(searched, plan and plan(searched))
-        return {name: found.gain(name) for name in names}
+        search_result = search_network(target_system, goal, cache)
+        comparison = convention_search(search_result, plan and plan(search_result))
+        return {name: comparison.gain(name) for name in names}
 
     names = convention_names("all", system())
     plain = gains(system(), Goal(), names, cache=None)
@@ -99,16 +101,16 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     faster = system().with_launches(gpu_ns=system().gpu.launch_ns, pim_ns=1.0)
     assert gains(faster, Goal(), some)["copies=made"] != plain["copies=made"]
     assert gains(system(), Goal(modes="gpu"), some)["copies=made"] != plain["copies=made"]
-    assert gains(system(), Goal(), some, on_gpu)["copies=made"] != plain["copies=made"]
+    assert gains(system(), Goal(), some, gpu_plan)["copies=made"] != plain["copies=made"]
     assert under == ["copies=made", *some, *some]  # with launches of 0 it is the same system
 
 
 def test_terms_end_with_the_plan_that_was_found(cache):
     """Bounds may have changed it."""
-    best = searched_on(system(), Goal(), cache)
-    slower = place(best.graph, system(), on_gpu(best), best.maker.costs, Goal())
-    terms = [convention_search(each).gain("accounting=paper").terms for each in (best, slower)]
-    assert [each[-1].latency_ns for each in terms] == [
+    best = search_network(system(), Goal(), cache)
+    slower = place(best.graph, system(), gpu_plan(best), best.generator.costs, Goal())
+    terms = [convention_search(item).gain("accounting=paper").terms for item in (best, slower)]
+    assert [item[-1].latency_ns for item in terms] == [
         best.evaluation.latency_ns,
         slower.evaluation.latency_ns,
     ]
@@ -116,16 +118,14 @@ def test_terms_end_with_the_plan_that_was_found(cache):
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0.5, 0.5), (60.0, conventions.MAX_SEARCH_SECONDS)])
-def test_a_search_takes_some_seconds_at_most_and_what_it_did_not_prove_is_not_kept(
-    cache, monkeypatch, asked, given
-):
+def test_a_search_has_a_time_limit_and_unproved_results_are_not_stored(cache, monkeypatch, asked, given):
     goals, find = [], conventions.search
 
-    def unproved(graph, target_system, costs, goal, graph_given):
+    def search_with_gap(graph, target_system, costs, goal, graph_given):
         goals.append(goal)
         return replace(find(graph, target_system, costs, goal, graph_given), gap=0.25)
 
-    monkeypatch.setattr(conventions, "search", unproved)
-    found = convention_search(searched_on(system(), Goal(search_seconds=asked), cache))
-    assert [found.gain("pim-launch=0").gap for _ in range(2)] == [0.25, 0.25]
+    monkeypatch.setattr(conventions, "search", search_with_gap)
+    comparison = convention_search(search_network(system(), Goal(search_seconds=asked), cache))
+    assert [comparison.gain("pim-launch=0").gap for _ in range(2)] == [0.25, 0.25]
     assert [goal.search_seconds for goal in goals] == [given, given]

@@ -26,16 +26,16 @@ STEP = Attention(
 
 @pytest.fixture
 def costs(monkeypatch):
-    monkeypatch.setattr(crossovers, "TIMED_TOKENS", 1024)
+    monkeypatch.setattr(crossovers, "MIN_TIMED_TOKENS", 1024)
     return Costs(SYSTEM, Profiling())
 
 
 @pytest.mark.long
 def test_of_lengths(costs):
     attention = replace(STEP, keys=4096, batch=3)
-    (found,) = crossovers.LengthCosts(costs).caches([(attention, 0)])
-    for product, ours in ((KEYS, found.keys[0]), (VALUES, found.values[0])):
-        its = CacheWork.like(costs.side, attention, product).cost(ours.schedule)
+    (caches,) = crossovers.LengthCosts(costs).attention_costs([(attention, 0)])
+    for product, ours in ((KEYS, caches.keys[0]), (VALUES, caches.values[0])):
+        its = CacheWork.from_attention(costs.side, attention, product).cost(ours.schedule)
         assert ours.product.time_ns == pytest.approx(its.product.time_ns, rel=0.04)
         assert ours.product.commands["COMP"] == pytest.approx(its.product.commands["COMP"], rel=0.02)
         assert ours.product.traffic_bursts == pytest.approx(its.product.traffic_bursts, rel=0.02)
@@ -43,9 +43,12 @@ def test_of_lengths(costs):
 
 
 def test_short_ones_are_timed(costs):
-    (found,), (exact,) = crossovers.LengthCosts(costs).caches([(STEP, 0)]), costs.caches([(STEP, 0)])
-    assert all(each in exact.keys for each in found.keys)
-    assert all(each in exact.values for each in found.values)
+    (caches,), (exact,) = (
+        crossovers.LengthCosts(costs).attention_costs([(STEP, 0)]),
+        costs.caches([(STEP, 0)]),
+    )
+    assert all(cost in exact.keys for cost in caches.keys)
+    assert all(cost in exact.values for cost in caches.values)
 
 
 def test_a_crossing(costs):

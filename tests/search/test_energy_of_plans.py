@@ -14,7 +14,7 @@ from pimflow import frontend
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import Split
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Evaluation, profile
+from pimflow.placement import CandidateGenerator, Evaluation, profile
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.solvers.evaluate import STATIC, evaluate, savings_pj
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -27,7 +27,7 @@ PIM_PARTS = {"comp", "gwrite", "readres", "activate", "precharge", "refresh", "i
 @pytest.fixture(scope="module")
 def toy():
     graph = extract_regions(frontend.load("toy").module, "toy")
-    return graph, Candidates(graph, SYSTEM)
+    return graph, CandidateGenerator(graph, SYSTEM)
 
 
 @pytest.fixture(scope="module")
@@ -35,27 +35,27 @@ def table(toy):
     return profile(*toy)
 
 
-def gpu_only(toy, table, of=SYSTEM) -> Evaluation:
-    graph, maker = toy
-    chosen = tuple(maker.make(r, "GPU", gpu_channels=of.gpu.memory_channels) for r in graph.regions)
-    return evaluate(graph, chosen, table, of)
+def gpu_only(toy, table, target=SYSTEM) -> Evaluation:
+    graph, generator = toy
+    chosen = tuple(generator.make(r, "GPU", gpu_channels=target.gpu.memory_channels) for r in graph.regions)
+    return evaluate(graph, chosen, table, target)
 
 
-def with_pim(toy, table, of=SYSTEM) -> Evaluation:
+def with_pim(toy, table, target=SYSTEM) -> Evaluation:
     """Every region on PIM that can be there."""
     graph = toy[0]
     chosen = tuple(table.candidates[r.name][:2][-1] for r in graph.regions)
-    return evaluate(graph, chosen, table, of)
+    return evaluate(graph, chosen, table, target)
 
 
 def test_a_plan_on_the_gpu_has_the_energy_of_its_kernels(toy, table):
     graph, energy = toy[0], SYSTEM.gpu.energy
     kernels: list[Kernel] = [gpu_kernel(region, "fp16") for region in graph.regions]
     costs = [kernel_cost(kernel, SYSTEM.gpu, dtype="fp16") for kernel in kernels]
-    found = gpu_only(toy, table)
+    evaluation = gpu_only(toy, table)
     latency_ns = sum(cost.total_ns for cost in costs)
     background_w = SYSTEM.pim_channels * SYSTEM.pim.energy["background_mw_per_channel"] / 1000
-    assert found.energies_pj == pytest.approx(
+    assert evaluation.energies_pj == pytest.approx(
         {
             "gpu_arithmetic": sum(kernel.macs for kernel in kernels) * energy["fma_fp16_pj"],
             "gpu_l2": sum(cost.l2_bytes for cost in costs) * energy["l2_pj_per_byte"],
@@ -67,38 +67,38 @@ def test_a_plan_on_the_gpu_has_the_energy_of_its_kernels(toy, table):
 
 
 def test_parts_add_up_exactly(toy, table):
-    for found in (gpu_only(toy, table), with_pim(toy, table)):
-        assert found.energy_pj == sum(found.energies_pj.values())
-        assert min(found.energies_pj.values()) >= 0
+    for evaluation in (gpu_only(toy, table), with_pim(toy, table)):
+        assert evaluation.energy_pj == sum(evaluation.energies_pj.values())
+        assert min(evaluation.energies_pj.values()) >= 0
 
 
 def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
-    graph, maker = toy
-    found = with_pim(toy, table)
-    assert found.energies_pj.keys() >= {f"pim_{part}" for part in PIM_PARTS} | {"crossbar", "gpu_dram"}
+    graph, generator = toy
+    evaluation = with_pim(toy, table)
+    assert evaluation.energies_pj.keys() >= {f"pim_{part}" for part in PIM_PARTS} | {"crossbar", "gpu_dram"}
     commands = {"COMP": 0, "READRES": 0, "bursts": 0}
     for region in graph.regions:
         if region.name not in table.refused:
-            timing = maker.pim_cost(region)
+            timing = generator.pim_cost(region)
             commands["COMP"] += timing.commands["COMP"]
             commands["READRES"] += timing.commands["READRES"]
             commands["bursts"] += timing.gwrite_bursts
     moved_bytes = (commands["bursts"] + commands["READRES"]) * 32  # fp16: a burst holds the 16 results
-    assert found.energies_pj["crossbar"] == pytest.approx(moved_bytes * 12.5)
-    assert found.energies_pj["pim_io"] == pytest.approx(moved_bytes * 8 * 7.5)
-    assert found.energies_pj["pim_readres"] == pytest.approx(commands["READRES"] * 175.814)
+    assert evaluation.energies_pj["crossbar"] == pytest.approx(moved_bytes * 12.5)
+    assert evaluation.energies_pj["pim_io"] == pytest.approx(moved_bytes * 8 * 7.5)
+    assert evaluation.energies_pj["pim_readres"] == pytest.approx(commands["READRES"] * 175.814)
 
 
 def test_operands_and_results_of_pim_are_read_from_dram_and_written_to_it(toy, table):
     """Each once, as a kernel's: 2 bytes an element at 7.5 pJ a bit, writes twice by a write-through L2."""
-    graph, maker = toy
+    graph, generator = toy
     for region in graph.regions:
         if region.name not in table.refused:
             g = region.geometry
             bytes_moved = 2 * g.n * g.h * g.w * g.c + 2 * 2 * g.n * g.oh * g.ow * g.oc
-            (crossing,) = (t for t in maker.make(region, "PIM").tasks if t.resource == "crossbar")
+            (crossing,) = (t for t in generator.make(region, "PIM").tasks if t.resource == "crossbar")
             assert crossing.energies_pj["gpu_dram"] == pytest.approx(bytes_moved * 8 * 7.5)
-    free = Candidates(graph, replace(SYSTEM, accounting="paper+epilogue"))
+    free = CandidateGenerator(graph, replace(SYSTEM, accounting="paper+epilogue"))
     assert all(t.resource != "crossbar" for t in free.make(graph.regions[0], "PIM").tasks)
 
 
@@ -116,23 +116,23 @@ def test_a_part_on_pim_reads_its_operands(split, elements):
     pad = (kernel // 2,) * 4
     layer = ConvGeometry(n=1, h=5, w=6, c=16, oc=32, kh=kernel, kw=kernel, padding=pad)
     above = 6 * 16 if split.axis == "rows" and split.gpu else 0
-    assert split.pim_operands(layer) == elements + above
+    assert split.pim_input_elements(layer) == elements + above
 
 
 def test_what_moves_through_the_l2_is_paid_once():
     """Operands that lie over all channels are read from DRAM once, wherever they lie."""
     graph = extract_regions(frontend.load("toy").module, "toy")
     shared = replace(SYSTEM, channel_sharing="time-shared", channel_mode_switch_ns=200.0)
-    found = profile(graph, Candidates(graph, shared))
+    table = profile(graph, CandidateGenerator(graph, shared))
     staged = 0
-    for name, forms in found.candidates.items():
+    for name, options in table.candidates.items():
         dram = {
             sum(t.energies_pj.get("gpu_dram", 0.0) for t in c.tasks)
-            for c in forms
+            for c in options
             if c.rewrite.mode == "PIM" and not c.rewrite.finishes
         }
-        staged += sum("staged" in c.name for c in forms)
-        assert len({round(each) for each in dram}) <= 1, name
+        staged += sum("staged" in c.name for c in options)
+        assert len({round(energy_pj) for energy_pj in dram}) <= 1, name
     assert staged
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, longest_path_ns, of_layouts, of_shared_channels, problems
+from problems import covers, layout_problems, longest_path_ns, problems, shared_channel_problems
 
-from pimflow.core.candidate import LEFT, OVER_ALL
+from pimflow.core.candidate import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.placement.solvers.evaluate import execute
-from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
+from pimflow.placement.solvers.exhaustive import all_covers, solve_exhaustive
 from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
 
 criteria = st.sampled_from(
@@ -32,7 +32,7 @@ def value(graph, table, chosen, criterion) -> float:
     for c in chosen:
         names = [n for covered in c.covers for n in graph.region(covered).inputs if n not in c.covers]
         for name in waiting & set(names):
-            edge = table.absorb[name] if c.input.accepts_pending else table.settle[name]
+            edge = table.fused_epilogue_cost[name] if c.input.fuses_epilogue else table.epilogue_cost[name]
             done[name] = edge.task.energy_pj if edge.task else 0.0
         waiting = (waiting - set(names)) | ({c.covers[-1]} if c.output.pending else set())
     latency_ns = longest_path_ns(graph, table, chosen)
@@ -44,12 +44,12 @@ def value(graph, table, chosen, criterion) -> float:
 @settings(max_examples=examples(60))
 def test_the_exhaustive_search_is_right(problem, criterion):
     graph, table = problem
-    every = covers(graph, table)
-    assert sorted(repr(chosen) for chosen, *_ in every_cover(graph, table)) == sorted(map(repr, every))
-    for chosen, latency_ns, energy_pj in every_cover(graph, table):
+    all_plans = covers(graph, table)
+    assert sorted(repr(chosen) for chosen, *_ in all_covers(graph, table)) == sorted(map(repr, all_plans))
+    for chosen, latency_ns, energy_pj in all_covers(graph, table):
         run = execute(graph, chosen, table)
         assert (latency_ns, sum(run.energies_pj.values())) == (run.latency_ns, pytest.approx(energy_pj))
-    values = [value(graph, table, chosen, criterion) for chosen in every]
+    values = [value(graph, table, chosen, criterion) for chosen in all_plans]
     best = solve_exhaustive(graph, table, lambda cover, *figures: (criterion.value(*figures, cover),))
     assert value(graph, table, best, criterion) == pytest.approx(min(values), rel=1e-12)
     assert solve_exhaustive(graph, table, lambda *_: None) is None
@@ -58,46 +58,48 @@ def test_the_exhaustive_search_is_right(problem, criterion):
 JOINED = [(), (0,), (0,), (1, 2)]
 
 
-def in_every_layout(graph, table, chosen) -> tuple[float, float]:
+def transform_costs(graph, table, chosen) -> tuple[float, float]:
     """Time and energy of all transforms of a plan, looked up reader by reader."""
     doing = {name: c for c in chosen for name in c.covers}
     time_ns = energy_pj = 0.0
     for c in chosen:
         read = dict.fromkeys(n for name in c.covers for n in graph.region(name).inputs if n not in c.covers)
         for tensor in read:
-            given = doing[tensor].output.layout if tensor in doing else "NHWC"
-            edge = table.transforms.get((tensor, given, c.input.layout))
+            layout = doing[tensor].output.layout if tensor in doing else "NHWC"
+            edge = table.transforms.get((tensor, layout, c.input.layout))
             time_ns += edge.task.duration_ns if edge else 0.0
             energy_pj += edge.task.energy_pj if edge else 0.0
     return time_ns, energy_pj
 
 
-@given(st.one_of(of_shared_channels(max_regions=4), of_shared_channels(inputs=JOINED, fused=False)))
+@given(st.one_of(shared_channel_problems(max_regions=4), shared_channel_problems(inputs=JOINED, fused=False)))
 @settings(max_examples=examples(60))
 def test_what_lies_over_all_channels_is_read_by_nobody_else(problem):
     graph, table = problem
-    for chosen, *_ in every_cover(graph, table):
+    for chosen, *_ in all_covers(graph, table):
         doing = {name: c for c in chosen for name in c.covers}
         reading = [(c, n) for c in chosen for name in c.covers for n in graph.region(name).inputs]
         for c, name in reading:
-            if name in doing and doing[name].output.layout != LEFT:
-                assert c is doing[name] or c.input.layout == OVER_ALL
+            if name in doing and doing[name].output.layout != IN_GPU_CHANNELS:
+                assert c is doing[name] or c.input.layout == IN_ALL_CHANNELS
 
 
-@given(of_shared_channels(max_regions=4, spread=False))
+@given(shared_channel_problems(max_regions=4, spread=False))
 @settings(max_examples=examples(40))
 def test_each_change_of_use_is_charged_and_no_wide_kernel_runs_beside_pim(problem):
     graph, table = problem
-    for chosen, latency_ns, _ in every_cover(graph, table):
+    for chosen, latency_ns, _ in all_covers(graph, table):
         assert latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
         events = execute(graph, chosen, table).events
-        held = [(e.start_ps, e.end_ps) for e in events if e.resource == "pim"]
-        held = sorted([*held, *((e.begun_ps, e.end_ps) for e in events if "pim" in e.also)])
-        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(held))
+        busy = [(e.start_ps, e.end_ps) for e in events if e.resource == "pim"]
+        busy = sorted([*busy, *((e.begun_ps, e.end_ps) for e in events if "pim" in e.also)])
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(busy))
 
 
 laid_out = st.one_of(
-    of_layouts(max_regions=4), of_layouts(("gpu",), max_regions=4), of_layouts(("cpu",), max_regions=4)
+    layout_problems(max_regions=4),
+    layout_problems(("gpu",), max_regions=4),
+    layout_problems(("cpu",), max_regions=4),
 )
 
 
@@ -106,8 +108,8 @@ laid_out = st.one_of(
 def test_every_transform_of_a_layout_is_charged(problem):
     graph, table = problem
     plain = replace(table, transforms={})
-    for chosen, latency_ns, energy_pj in every_cover(graph, table):
-        added_ns, added_pj = in_every_layout(graph, table, chosen)
+    for chosen, latency_ns, energy_pj in all_covers(graph, table):
+        added_ns, added_pj = transform_costs(graph, table, chosen)
         without = execute(graph, chosen, plain)
         assert energy_pj == pytest.approx(sum(without.energies_pj.values()) + added_pj)
         assert without.latency_ns <= latency_ns

@@ -14,14 +14,17 @@ from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
 from pimflow.placement.candidates import channel_modes, finished
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 
 AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
 BARE = replace(AIM, name="bare-aim", activation_unit=False)
 ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system(pim=BARE), system()
 # Shared by all searches of this file.
-COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)}
+COSTS = {
+    base_system.pim.name: Costs(base_system, Profiling())
+    for base_system in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)
+}
 
 
 def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int = 32, **changes) -> Region:
@@ -58,26 +61,28 @@ BIASED = network(layer("first", ("bias",), ("%x",)), layer("second", ("bias", "a
 
 
 def test_what_pim_finishes():
-    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
-    names = {r.name: [c.name for c in maker.all(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions}
+    generator = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
+    names = {
+        r.name: [c.name for c in generator.candidates(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions
+    }
     assert names == {
         "first": ["PIM", "PIM bias"],
         "second": ["PIM", "PIM add", "PIM add, joined"],
         "third": ["PIM", "PIM bias+nn.relu"],
     }
     for region in RESIDUAL.regions[:2]:
-        left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
-        assert (done.output.pending, done.stays_on_pim) == ((), True)
-        assert left.output.pending == region.epilogue
+        unfinished, done = (generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
+        assert (done.output.deferred_epilogue, done.keeps_submission_open) == ((), True)
+        assert unfinished.output.deferred_epilogue == region.epilogue
         assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
         # 64 pixels by 2 tiles, a burst of 32 bytes each.
-        moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (left, done)]
+        moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (unfinished, done)]
         assert moved[1] - moved[0] == 64 * 2 * 32
-        pim = [next(t for t in c.tasks if t.resource == "pim") for c in (left, done)]
+        pim = [next(t for t in c.tasks if t.resource == "pim") for c in (unfinished, done)]
         assert pim[0].execution_ns < pim[1].execution_ns < 1.5 * pim[0].execution_ns
         written = pim[1].energies_pj["pim_wrbias"]
         assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
-        assert maker.placed(region, done, 0).initial == region.epilogue[0]
+        assert generator.pim_program(region, done, 0).initial == region.epilogue[0]
 
 
 def program_task(candidate):
@@ -87,28 +92,28 @@ def program_task(candidate):
 
 def test_pim_activates_what_it_finishes():
     """As a bias does, with a change of rows more for the results of each two sums of the busiest channel."""
-    maker, region = (
-        Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
+    generator, region = (
+        CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
         RESIDUAL.regions[2],
     )
-    left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
+    unfinished, done = (generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
     # Nothing reads its result, so a kernel of its own would finish it.
-    assert [[task.resource for task in each.tasks][-1] for each in (left, done)] == ["gpu", "crossbar"]
-    assert done.stays_on_pim and not left.stays_on_pim
-    program = maker.placed(region, done, 0)
+    assert [[task.resource for task in item.tasks][-1] for item in (unfinished, done)] == ["gpu", "crossbar"]
+    assert done.keeps_submission_open and not unfinished.keeps_submission_open
+    program = generator.pim_program(region, done, 0)
     assert (program.initial, program.activation) == ("bias", "relu")
     pim = program_task(done)
     # 64 pixels by 2 tiles.
     assert pim.energies_pj["pim_af"] == pytest.approx(64 * 2 * AIM.energy["activation_pj"])
     bare = layer("bare", ("bias",), ("%x",))
-    alike = Candidates(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
-    plain = program_task(alike.make(bare, "PIM", finishes=("bias",)))
+    bias_generator = CandidateGenerator(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
+    plain = program_task(bias_generator.make(bare, "PIM", finishes=("bias",)))
     # 8 sums on each channel; after each two of them the row of the table is opened.
     assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
     # No loop order is faster with the activation.
-    orders = map(str, maker.costs.side.schedules(region.layer))
-    each = [maker.make(region, "PIM", schedule=order, finishes=region.epilogue) for order in orders]
-    times = [program_task(c).execution_ns for c in each]
+    orders = map(str, generator.costs.pim_target.schedules(region.layer))
+    item = [generator.make(region, "PIM", schedule=order, finishes=region.epilogue) for order in orders]
+    times = [program_task(c).execution_ns for c in item]
     assert min(times) == pim.execution_ns < max(times)
 
 
@@ -130,71 +135,95 @@ def test_pim_activates_what_it_finishes():
 def test_which_activations_end_a_layer(epilogue, clipped, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
     region = layer("layer", epilogue, inputs, clipped=clipped)
-    found = [(way.initial, way.joins, way.activation) for way in finished.ways(region, ON_AIM)]
-    assert found == ways
-    assert not any(way[2] for way in ways) or finished.ways(region, ON_NEWTON) == ()
+    device_epilogues = [
+        (device_epilogue.initial, device_epilogue.joins, device_epilogue.activation)
+        for device_epilogue in finished.device_epilogues(region, ON_AIM)
+    ]
+    assert device_epilogues == ways
+    assert (
+        not any(device_epilogue[2] for device_epilogue in ways)
+        or finished.device_epilogues(region, ON_NEWTON) == ()
+    )
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
-    assert all(not way.activation for way in finished.worth_trying(region, free))
+    assert all(
+        not device_epilogue.activation for device_epilogue in finished.profitable_epilogues(region, free)
+    )
     # Without latches that can be set, an activation alone.
-    bare = [(way.initial, way.activation) for way in finished.ways(region, ON_PLAIN)]
-    assert bare == [("", way[2]) for way in ways if not way[0]]
+    bare = [
+        (device_epilogue.initial, device_epilogue.activation)
+        for device_epilogue in finished.device_epilogues(region, ON_PLAIN)
+    ]
+    assert bare == [("", device_epilogue[2]) for device_epilogue in ways if not device_epilogue[0]]
 
 
 @pytest.mark.parametrize("charged", ["full", "paper+epilogue"])
 def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     """64 pixels of 32 channels and 32 that are added, for 2 tiles; no latch starts from anything."""
-    on = replace(ON_NEWTON, accounting=charged)
-    maker, region = Candidates(RESIDUAL, on, modes=("GPU", "PIM")), RESIDUAL.regions[1]
-    left, done = [c for c in maker.all(region) if c.rewrite.mode == "PIM"]
-    assert (left.name, done.name) == ("PIM", "PIM add, joined")
-    assert (left.output.pending, done.output.pending, done.stays_on_pim) == (("add",), (), True)
+    target = replace(ON_NEWTON, accounting=charged)
+    generator, region = CandidateGenerator(RESIDUAL, target, modes=("GPU", "PIM")), RESIDUAL.regions[1]
+    unfinished, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
+    assert (unfinished.name, done.name) == ("PIM", "PIM add, joined")
+    assert (
+        unfinished.output.deferred_epilogue,
+        done.output.deferred_epilogue,
+        done.keeps_submission_open,
+    ) == (("add",), (), True)
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
-    alike = Candidates(network(wide), on, modes=("GPU", "PIM")).make(wide, "PIM")
-    assert [replace(task, label="") for task in done.tasks] == [replace(t, label="") for t in alike.tasks]
-    assert done.placed_rows == alike.placed_rows and done.rewrite.schedule == alike.rewrite.schedule
-    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, left))
+    same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, "PIM")
+    assert [replace(task, label="") for task in done.tasks] == [
+        replace(t, label="") for t in same_shape.tasks
+    ]
+    assert done.placed_rows == same_shape.placed_rows and done.rewrite.schedule == same_shape.rewrite.schedule
+    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, unfinished))
     assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
     if charged == "full":
-        moved, less = (next(t for t in c.tasks if t.resource == "crossbar") for c in (done, left))
+        moved, less = (next(t for t in c.tasks if t.resource == "crossbar") for c in (done, unfinished))
         assert moved.moved_bytes > less.moved_bytes
         # DRAM is read once for each element of both operands.
         more_pj = moved.energies_pj["gpu_dram"] - less.energies_pj["gpu_dram"]
-        assert more_pj == pytest.approx(maker.tasks.dram_pj(64 * 32, 0))
-    program = maker.placed(region, done, 0)
+        assert more_pj == pytest.approx(generator.task_builder.dram_pj(64 * 32, 0))
+    program = generator.pim_program(region, done, 0)
     assert (program.initial, program.added_channels, program.geometry.c) == ("", 32, 64)
 
 
 @pytest.mark.parametrize("accounting", ["paper", "paper+pim-launch+crossbar+layout"])
 def test_where_epilogues_are_free_no_product_adds(accounting):
-    maker = Candidates(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
-    assert [c.name for c in maker.all(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
+    generator = CandidateGenerator(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
+    assert [c.name for c in generator.candidates(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
     # A plan of a system that charges them can be applied.
-    assert maker.make(RESIDUAL.regions[1], "PIM", finishes=("add",), joins=True).rewrite.joins
+    assert generator.make(RESIDUAL.regions[1], "PIM", finishes=("add",), joins=True).rewrite.joins
 
 
 def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
-    maker, region = Candidates(BIASED, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")), BIASED.regions[1]
-    names = [c.name for c in maker.all(region) if c.rewrite.mode == "PIM"]
+    generator, region = (
+        CandidateGenerator(BIASED, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
+        BIASED.regions[1],
+    )
+    names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
-    program = maker.placed(region, maker.make(region, "PIM", finishes=region.epilogue), 0)
+    program = generator.pim_program(region, generator.make(region, "PIM", finishes=region.epilogue), 0)
     assert (program.initial, program.added_channels) == ("bias", 32)
 
 
 def test_what_a_product_adds_goes_through_the_l2_too():
     """Where all channels have PIM, they read both operands into it; it has to hold these and the result."""
-    on = system(pim_channels=32, channel_sharing="time-shared")
-    maker, region = Candidates(RESIDUAL, on, modes=("GPU", "PIM")), RESIDUAL.regions[1]
+    target = system(pim_channels=32, channel_sharing="time-shared")
+    generator, region = CandidateGenerator(RESIDUAL, target, modes=("GPU", "PIM")), RESIDUAL.regions[1]
     tensor_bytes = 64 * 32 * 2
-    for held, kept in ((3, True), (2, False)):
-        gpu = replace(on.gpu, l2_bytes_per_channel=held * tensor_bytes // 32)
-        maker = Candidates(RESIDUAL, replace(on, gpu=gpu), modes=("GPU", "PIM"))
-        forms = channel_modes.in_forms(maker, [maker.make(region, "PIM", finishes=("add",))])
-        assert bool(forms) == kept
-        for form in forms:
-            moved = [task.moved_bytes for task in form.tasks if "operands to the L2" in task.label]
+    for resident_tensors, fits in ((3, True), (2, False)):
+        gpu = replace(target.gpu, l2_bytes_per_channel=resident_tensors * tensor_bytes // 32)
+        generator = CandidateGenerator(RESIDUAL, replace(target, gpu=gpu), modes=("GPU", "PIM"))
+        alternatives = channel_modes.channel_variants(
+            generator, [generator.make(region, "PIM", finishes=("add",))]
+        )
+        assert bool(alternatives) == fits
+        for alternative in alternatives:
+            moved = [task.moved_bytes for task in alternative.tasks if "operands to the L2" in task.label]
             assert moved == [2 * tensor_bytes]
-        assert channel_modes.in_forms(maker, [maker.make(region, "PIM")])  # reads one and gives one
+        assert channel_modes.channel_variants(
+            generator, [generator.make(region, "PIM")]
+        )  # reads one and gives one
 
 
 @pytest.mark.parametrize(
@@ -253,35 +282,39 @@ def test_what_a_product_adds_goes_through_the_l2_too():
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
-    maker = Candidates(network(region), on, modes=("GPU", "PIM"))
-    assert why in maker.unfinished(region)
-    assert region.epilogue not in {c.rewrite.finishes for c in maker.all(region)}
+    generator = CandidateGenerator(network(region), on, modes=("GPU", "PIM"))
+    assert why in generator.unsupported_epilogue_reason(region)
+    assert region.epilogue not in {c.rewrite.finishes for c in generator.candidates(region)}
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
-        maker.make(region, "PIM", finishes=region.epilogue)
+        generator.make(region, "PIM", finishes=region.epilogue)
 
 
 def test_a_layer_is_finished_wholly_and_on_pim_alone():
-    maker, region = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
+    generator, region = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
     for mode, finishes in (("PIM", ("bias",)), ("SPLIT", ("add",))):
         with pytest.raises(
             PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
         ):
-            maker.make(region, mode, 4 if mode == "SPLIT" else 0, finishes=finishes)
+            generator.make(region, mode, 4 if mode == "SPLIT" else 0, finishes=finishes)
 
 
 def test_a_plan_says_what_pim_finishes():
-    found = search(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
-    names = {name: c.name for name, c in found.doing.items()}
+    search_result = search(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
+    names = {name: c.name for name, c in search_result.candidate_by_region.items()}
     assert names["second"] == "PIM add, joined"
-    plan = Plan.from_json(found.plan.to_json())
-    assert plan == found.plan and plan.choice("second").finishes == ("add",) and plan.choice("second").joins
+    plan = Plan.from_json(search_result.plan.to_json())
+    assert (
+        plan == search_result.plan
+        and plan.choice("second").finishes == ("add",)
+        and plan.choice("second").joins
+    )
     assert "finishes" not in search(BIASED, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
-    again = apply(RESIDUAL, ON_AIM, plan)
-    assert {name: c.name for name, c in again.doing.items()} == names
-    assert again.evaluation.latency_ns == found.evaluation.latency_ns
+    reapplied = apply(RESIDUAL, ON_AIM, plan)
+    assert {name: c.name for name, c in reapplied.candidate_by_region.items()} == names
+    assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
     # Without, the GPU adds.
-    left = tuple(replace(choice, finishes=()) for choice in plan.choices)
-    assert apply(RESIDUAL, ON_AIM, replace(plan, choices=left)).evaluation.latency_ns > plan.latency_ns
+    gpu_choices = tuple(replace(choice, finishes=()) for choice in plan.choices)
+    assert apply(RESIDUAL, ON_AIM, replace(plan, choices=gpu_choices)).evaluation.latency_ns > plan.latency_ns
 
 
 def test_the_price_of_an_activation_that_no_program_applies():
@@ -289,24 +322,26 @@ def test_the_price_of_an_activation_that_no_program_applies():
     text = explain(search(graph, ON_AIM, COSTS["aim-gddr6"]), graph.regions[0]).text()
     assert "not finished on PIM: what a table of 'aim-gddr6' makes of sigmoid is not known" in text
     # 64 pixels by 2 tiles on 16 channels: 8 sums, 2 of them with a table's row; 12 + 32 + 1 + 32 + 56 clocks.
-    assert 4 * AIM.row_switch_cycles * 0.5 == finished.activation_ns(graph.regions[0], ON_AIM)
+    assert 4 * AIM.row_switch_cycles * 0.5 == finished.min_activation_ns(graph.regions[0], ON_AIM)
     assert "its activation unit changes rows for every result: 0.2" in text
-    assert finished.activation_ns(graph.regions[1], ON_AIM) == 0
-    assert finished.activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
+    assert finished.min_activation_ns(graph.regions[1], ON_AIM) == 0
+    assert finished.min_activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
 
 
 def test_a_plan_says_what_pim_activates():
     """Applied, explained, and refused where the device cannot do it."""
-    on = replace(ON_AIM, gpu=replace(ON_AIM.gpu, launch_ns=50e3))  # a kernel costs more than changes of rows
-    found = search(RESIDUAL, on, Costs(on, Profiling()), Goal(modes=("GPU", "PIM")))
-    assert found.doing["third"].name == "PIM bias+nn.relu"
-    plan = Plan.from_json(found.plan.to_json())
+    target = replace(
+        ON_AIM, gpu=replace(ON_AIM.gpu, launch_ns=50e3)
+    )  # a kernel costs more than changes of rows
+    search_result = search(RESIDUAL, target, Costs(target, Profiling()), Goal(modes=("GPU", "PIM")))
+    assert search_result.candidate_by_region["third"].name == "PIM bias+nn.relu"
+    plan = Plan.from_json(search_result.plan.to_json())
     assert plan.choice("third").finishes == ("bias", "nn.relu")
-    assert apply(RESIDUAL, on, plan).evaluation.latency_ns == found.evaluation.latency_ns
-    assert "not finished on PIM" not in explain(found, RESIDUAL.regions[2]).text()
+    assert apply(RESIDUAL, target, plan).evaluation.latency_ns == search_result.evaluation.latency_ns
+    assert "not finished on PIM" not in explain(search_result, RESIDUAL.regions[2]).text()
     choices = tuple(replace(choice, schedule="") for choice in plan.choices)
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
-        apply(RESIDUAL, replace(ON_BARE, gpu=on.gpu), replace(plan, choices=choices))
+        apply(RESIDUAL, replace(ON_BARE, gpu=target.gpu), replace(plan, choices=choices))
 
 
 @st.composite
@@ -330,21 +365,21 @@ LAUNCHES_NS = (0.0, 500.0, 3670.0)
 def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_ns):
     """A device with the feature has all candidates that it has without, at the same cost."""
     best = {}
-    for each in (ON_AIM, ON_PLAIN):
-        found = search(graph, replace(each, pim_launch_ns=pim_launch_ns), COSTS[each.pim.name])
-        best[each.pim.name] = found.evaluation.latency_ns
+    for target in (ON_AIM, ON_PLAIN):
+        search_result = search(graph, replace(target, pim_launch_ns=pim_launch_ns), COSTS[target.pim.name])
+        best[target.pim.name] = search_result.evaluation.latency_ns
     assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
 
 
 @given(chains(3), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
 @settings(max_examples=examples(40))
-def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
+def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, exhaustive):
     """Whatever a kernel of the GPU costs; by the search as by all covers."""
     best = {}
-    for each in (ON_AIM, ON_BARE):
-        on = replace(each, gpu=replace(each.gpu, launch_ns=launch_ns))
-        goal = Goal(modes=("GPU", "PIM"), solver="exhaustive" if whole else "label")
-        best[each.pim.name] = search(graph, on, COSTS[each.pim.name], goal).evaluation.latency_ns
+    for base in (ON_AIM, ON_BARE):
+        target = replace(base, gpu=replace(base.gpu, launch_ns=launch_ns))
+        goal = Goal(modes=("GPU", "PIM"), solver="exhaustive" if exhaustive else "label")
+        best[base.pim.name] = search(graph, target, COSTS[base.pim.name], goal).evaluation.latency_ns
     assert best["aim-gddr6"] <= best["bare-aim"] * (1 + 1e-9)
 
 
@@ -352,22 +387,25 @@ def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
 @settings(max_examples=examples(30))
 def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
     """By the search as by all covers; what they gain is never taken by another."""
-    on, best = replace(ON_NEWTON, pim_launch_ns=pim_launch_ns), {}
+    target, best = replace(ON_NEWTON, pim_launch_ns=pim_launch_ns), {}
     for solver in ("label", "exhaustive"):
         goal = Goal(modes=("GPU", "PIM"), solver=solver)
-        best[solver] = search(graph, on, COSTS[on.pim.name], goal).evaluation.latency_ns
+        best[solver] = search(graph, target, COSTS[target.pim.name], goal).evaluation.latency_ns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finished, "ways", lambda region, system: ())
-        without = search(graph, on, COSTS[on.pim.name], Goal(modes=("GPU", "PIM")))
+        without = search(graph, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
     assert best["label"] == pytest.approx(best["exhaustive"], rel=1e-9)
     assert best["label"] <= without.evaluation.latency_ns * (1 + 1e-9)
 
 
 def test_one_submission_carries_layers_with_a_residual():
     """Project, residual and the next expansion: the GPU adds nothing between."""
-    on = replace(ON_NEWTON, pim_launch_ns=3670.0, channel_sharing="partitioned")
-    found = search(RESIDUAL, on, COSTS[on.pim.name], Goal(modes=("GPU", "PIM")))
-    assert found.doing["second"].name == "PIM add, joined" and found.doing["third"].name == "PIM"
-    events = found.evaluation.timeline.events
+    target = replace(ON_NEWTON, pim_launch_ns=3670.0, channel_sharing="partitioned")
+    search_result = search(RESIDUAL, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
+    assert (
+        search_result.candidate_by_region["second"].name == "PIM add, joined"
+        and search_result.candidate_by_region["third"].name == "PIM"
+    )
+    events = search_result.evaluation.timeline.events
     launched = [event.label for event in events if event.resource == "pim" and event.launched]
     assert launched == ["second (PIM)"]

@@ -12,12 +12,12 @@ from pimflow import frontend
 from pimflow.api.prepare import regions
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition.network import decompose
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
 from pimflow.placement.form_choice import choose
-from pimflow.placement.forms import Forms
+from pimflow.placement.forms import DecompositionAlternatives
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches are so short that even these small layers differ by more.
@@ -58,14 +58,16 @@ def branches(residual: bool = False) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-class Both:
+class MixedNetwork:
     """A network, both of its forms, and what each mixture of them costs by itself."""
 
     def __init__(self, model: object, request: str, fuse: bool = False):
         network, self.fuse = frontend.load(model), fuse
-        self.change = decompose(network, Request.parse(request))
-        given, decomposed = (regions(each, fuse=fuse) for each in (network, self.change.network))
-        self.forms = Forms(given=given, decomposed=(decomposed,), chains=self.change.chains)
+        self.change = decompose(network, DecompositionRequest.parse(request))
+        original, decomposed = (regions(source, fuse=fuse) for source in (network, self.change.network))
+        self.forms = DecompositionAlternatives(
+            original=original, decomposed=(decomposed,), chains=self.change.chains
+        )
         self.costs = Costs(SYSTEM, Profiling())
 
     def mixtures(self):
@@ -75,7 +77,11 @@ class Both:
 
     def graph(self, layers: tuple[str, ...]) -> RegionGraph:
         """What the mixed module itself consists of."""
-        chosen = {each.layer: each for each in self.change.layers if each.layer in layers}
+        chosen = {
+            layer_change.layer: layer_change
+            for layer_change in self.change.layers
+            if layer_change.layer in layers
+        }
         network = self.change.original
         mixed = replace(network, module=Decompose(chosen)(network.module)) if chosen else network
         return regions(mixed, fuse=self.fuse)
@@ -85,45 +91,45 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def toy() -> Both:
-    return Both("toy", "tucker:0.5")
+def toy() -> MixedNetwork:
+    return MixedNetwork("toy", "tucker:0.5")
 
 
 @pytest.fixture(scope="module")
-def branched() -> Both:
-    return Both(branches(), "tucker:0.4")
+def branched() -> MixedNetwork:
+    return MixedNetwork(branches(), "tucker:0.4")
 
 
 @pytest.fixture(scope="module")
-def fusing() -> Both:
-    return Both("toy", "tucker:0.5", fuse=True)
+def fusing() -> MixedNetwork:
+    return MixedNetwork("toy", "tucker:0.5", fuse=True)
 
 
 @pytest.fixture(scope="module")
-def residual() -> Both:
-    return Both(branches(residual=True), "tucker:0.4")
+def residual() -> MixedNetwork:
+    return MixedNetwork(branches(residual=True), "tucker:0.4")
 
 
 @pytest.mark.long
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     keeping = branched.forms.given.region("first")
     assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs
-    for both in (toy, branched, fusing):
-        assert both.forms.free == tuple(both.change.chains)
-        for layers in both.mixtures():
-            expected, found = both.graph(layers), both.forms.mixture(dict.fromkeys(layers, 0))
-            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
-            assert found.fusible == expected.fusible
+    for oracle in (toy, branched, fusing):
+        assert oracle.forms.free == tuple(oracle.change.chains)
+        for layers in oracle.mixtures():
+            expected, mixture = oracle.graph(layers), oracle.forms.mixture(dict.fromkeys(layers, 0))
+            assert (mixture.regions, mixture.outputs) == (expected.regions, expected.outputs)
+            assert mixture.fusible == expected.fusible
 
 
-def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(residual):
+def test_layers_that_others_join_have_one_form_together(residual):
     """The sum joins the kernel of an lconv, behind all that reads the concatenation; else it is its own."""
     bound = residual.forms.bound
     assert set(bound) == {"first", "second"}
     for layers in residual.mixtures():
         if len(set(bound).intersection(layers)) in (0, len(bound)):
-            expected, found = residual.graph(layers), residual.forms.mixture(dict.fromkeys(layers, 0))
-            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+            expected, mixture = residual.graph(layers), residual.forms.mixture(dict.fromkeys(layers, 0))
+            assert (mixture.regions, mixture.outputs) == (expected.regions, expected.outputs)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +143,15 @@ def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(res
 )
 def test_no_mixture_is_cheaper_than_the_one_chosen(name, objective, request):
     """The oracle searches a plan for every mixture: 32 and 16. Groups of layers mix forms too."""
-    both = request.getfixturevalue(name)
-    goal = Goal(objective=objective, modes="gpu,pim" if both.fuse else "gpu,pim,split,pipeline")
-    chosen = choose(both.forms, SYSTEM, both.costs, goal)
-    values = {layers: both.value(layers, goal) for layers in both.mixtures()}
-    own = tuple(layer for layer in both.change.chains if layer in chosen.layers)
+    oracle = request.getfixturevalue(name)
+    goal = Goal(objective=objective, modes="gpu,pim" if oracle.fuse else "gpu,pim,split,pipeline")
+    chosen = choose(oracle.forms, SYSTEM, oracle.costs, goal)
+    values = {layers: oracle.value(layers, goal) for layers in oracle.mixtures()}
+    chosen_layers = tuple(layer for layer in oracle.change.chains if layer in chosen.layers)
     gap = 2e-3 if objective == "edp" else 1e-6
-    assert values[own] <= min(values.values()) * (1 + gap)
-    assert goal.value(chosen.best.evaluation) == pytest.approx(values[own], rel=gap)
-    assert 0 < len(own) < len(both.change.chains) and values[own] < values[()]
+    assert values[chosen_layers] <= min(values.values()) * (1 + gap)
+    assert goal.value(chosen.best.evaluation) == pytest.approx(values[chosen_layers], rel=gap)
+    assert 0 < len(chosen_layers) < len(oracle.change.chains) and values[chosen_layers] < values[()]
 
 
 def test_bounds_hold_for_the_mixture(toy):
@@ -160,12 +166,12 @@ def test_bounds_hold_for_the_mixture(toy):
 
 
 def test_what_a_layer_takes_by_itself_in_both_forms(toy):
-    alone_ns = choose(toy.forms, SYSTEM, toy.costs, Goal(modes="gpu")).alone_ns
+    alone_ns = choose(toy.forms, SYSTEM, toy.costs, Goal(modes="gpu")).standalone_ns
     for layer, (given_ns, chain_ns) in alone_ns.items():
         for graph, names, ns in (
             (toy.forms.given, (layer,), given_ns),
             (toy.forms.decomposed[0], toy.forms.chains[layer], chain_ns),
         ):
-            found = search(graph, SYSTEM, toy.costs, Goal(modes="gpu"))
-            alone = (found.table.candidates[name][0] for name in names)
+            search_result = search(graph, SYSTEM, toy.costs, Goal(modes="gpu"))
+            alone = (search_result.table.candidates[name][0] for name in names)
             assert ns == pytest.approx(sum(c.tasks[0].duration_ns for c in alone))

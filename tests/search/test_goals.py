@@ -13,7 +13,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
-from pimflow.placement.gpu_alone import unsearched
+from pimflow.placement.gpu_alone import to_solution
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import (
@@ -37,30 +37,32 @@ objectives = st.sampled_from(["latency", "energy", "edp"])
 shares = st.sampled_from([None, 0.0, 0.3, 0.6, 1.0])
 
 
-def bounded(every, latency_share, energy_share) -> dict[str, float]:
+def bounds_between(evaluations, latency_share, energy_share) -> dict[str, float]:
     """Bounds between the least and the most that any plan takes."""
     names = {"max_latency_ns": (latency_share, "latency_ns"), "max_energy_pj": (energy_share, "energy_pj")}
-    found = {}
-    for bound, (share, attribute) in names.items():
-        values = [getattr(each, attribute) for each in every]
+    bounds = {}
+    for name, (share, attribute) in names.items():
+        values = [getattr(evaluation, attribute) for evaluation in evaluations]
         if share is not None:
-            found[bound] = min(values) + share * (max(values) - min(values))
-    return found
+            bounds[name] = min(values) + share * (max(values) - min(values))
+    return bounds
 
 
 @given(problems(max_regions=4), objectives, st.sampled_from(SOLVERS), shares, shares)
 @settings(max_examples=examples(90))
 def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
     graph, table = problem
-    every = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
-    goal = Goal(objective=objective, solver=solver, **bounded(every, latency_share, energy_share))
-    allowed = [goal.value(each) for each in every if goal.allows(each)]
-    found = PlanSearch(graph, table, QUIET, goal).best()
+    evaluations = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
+    goal = Goal(
+        objective=objective, solver=solver, **bounds_between(evaluations, latency_share, energy_share)
+    )
+    allowed = [goal.value(evaluation) for evaluation in evaluations if goal.allows(evaluation)]
+    best = PlanSearch(graph, table, QUIET, goal).best()
     if not allowed:
-        assert found is None
+        assert best is None
         return
-    assert goal.allows(found.evaluation)
-    assert goal.value(found.evaluation) == pytest.approx(min(allowed), rel=1e-9)
+    assert goal.allows(best.evaluation)
+    assert goal.value(best.evaluation) == pytest.approx(min(allowed), rel=1e-9)
 
 
 @given(problems(max_regions=4), objectives, shares, shares)
@@ -68,35 +70,37 @@ def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency
 def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_share, error_share):
     """A looser bound never makes a worse plan, and what is refused says the least error that there is."""
     graph, table = problem
-    every = [
+    all_plans = [
         EvaluatedPlan(
-            solution=unsearched(chosen, evaluation := evaluate(graph, chosen, table, QUIET)),
+            solution=to_solution(chosen, evaluation := evaluate(graph, chosen, table, QUIET)),
             evaluation=evaluation,
-            memory_bytes=PlanMemory(graph, QUIET.dtype).of(chosen),
+            memory_bytes=PlanMemory(graph, QUIET.dtype).pool_bytes(chosen),
         )
         for chosen in covers(graph, table)
     ]
-    bounds = bounded([each.evaluation for each in every], latency_share, None)
-    errors = [each.error for each in every]
+    bounds = bounds_between([plan.evaluation for plan in all_plans], latency_share, None)
+    errors = [plan.error for plan in all_plans]
     tight = min(errors) + (error_share or 0.0) * (max(errors) - min(errors))
     values = []
-    for most in (tight, tight + 0.25, None):
-        goal = Goal(objective=objective, max_error=most, **bounds)
+    for max_error in (tight, tight + 0.25, None):
+        goal = Goal(objective=objective, max_error=max_error, **bounds)
         plans = PlanSearch(graph, table, QUIET, goal)
-        allowed = [goal.value(each.evaluation) for each in every if plans.allows(each)]
-        found = plans.best()
-        assert (found is None) == (not allowed)
-        if found is None:
-            least = min(each.error for each in every if replace(goal, max_error=None).allows(each.evaluation))
-            least_ns = min(each.evaluation.latency_ns for each in every if each.error <= most)
+        allowed = [goal.value(plan.evaluation) for plan in all_plans if plans.allows(plan)]
+        best = plans.best()
+        assert (best is None) == (not allowed)
+        if best is None:
+            min_error = min(
+                plan.error for plan in all_plans if replace(goal, max_error=None).allows(plan.evaluation)
+            )
+            least_ns = min(plan.evaluation.latency_ns for plan in all_plans if plan.error <= max_error)
             refusal = infeasible_error([plans])
             assert str(refusal).startswith("latency of") and "within the other bounds" in str(refusal)
             assert refusal.demand == pytest.approx(least_ns)
             named = next(lever for lever in refusal.levers if lever.startswith("--max-error"))
-            assert float(named.split()[1]) == pytest.approx(least, abs=1e-3)
+            assert float(named.split()[1]) == pytest.approx(min_error, abs=1e-3)
             continue
-        assert plans.allows(found)
-        values.append(goal.value(found.evaluation))
+        assert plans.allows(best)
+        values.append(goal.value(best.evaluation))
         assert values[-1] == pytest.approx(min(allowed), rel=1e-9)
         assert values[-1] <= values[0] * (1 + 1e-9)
 
@@ -106,8 +110,13 @@ def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_sha
 def test_a_refusal_says_what_would_do(problem, latency_share, energy_share):
     """Bounds of four fifths of what there is: what levers name are bounds that are kept."""
     graph, table = problem
-    every = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
-    goal = Goal(**{name: 0.8 * bound for name, bound in bounded(every, latency_share, energy_share).items()})
+    evaluations = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
+    goal = Goal(
+        **{
+            name: 0.8 * bound
+            for name, bound in bounds_between(evaluations, latency_share, energy_share).items()
+        }
+    )
     plans = PlanSearch(graph, table, QUIET, goal)
     if plans.best():
         return
@@ -177,17 +186,19 @@ def test_a_goal_that_means_nothing_is_refused(changes, error):
 def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, latency_share, energy_share):
     graph, table = problem
     memory = PlanMemory(graph, QUIET.dtype)
-    every = [(evaluate(graph, cover, table, QUIET), memory.of(cover)) for cover in covers(graph, table)]
-    bounds = bounded([evaluation for evaluation, _ in every], latency_share, energy_share)
+    all_plans = [
+        (evaluate(graph, cover, table, QUIET), memory.pool_bytes(cover)) for cover in covers(graph, table)
+    ]
+    bounds = bounds_between([evaluation for evaluation, _ in all_plans], latency_share, energy_share)
     goal = Goal(objective="memory", **bounds)
-    allowed = [(size, each.latency_ns) for each, size in every if goal.allows(each)]
-    found = PlanSearch(graph, table, QUIET, goal).best()
+    allowed = [(size, figures.latency_ns) for figures, size in all_plans if goal.allows(figures)]
+    best = PlanSearch(graph, table, QUIET, goal).best()
     if not allowed:
-        assert found is None
+        assert best is None
         return
     least_bytes, least_ns = min(allowed)
-    assert (found.memory_bytes, goal.allows(found.evaluation)) == (least_bytes, True)
-    assert found.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-9)
+    assert (best.memory_bytes, goal.allows(best.evaluation)) == (least_bytes, True)
+    assert best.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-9)
 
 
 @given(problems(max_regions=3), st.data())
@@ -204,19 +215,19 @@ def test_no_plan_within_the_rows_is_better(problem, data):
         return replace(c, placed_rows=rows), slower
 
     candidates = {
-        name: tuple(way for c in found for way in ways(c)) for name, found in table.candidates.items()
+        name: tuple(option for c in result for option in ways(c)) for name, result in table.candidates.items()
     }
     table = replace(table, candidates=candidates)
-    every = [
+    all_plans = [
         (sum(c.placed_rows for c in cover), evaluate(graph, cover, table, BASE).latency_ns)
         for cover in covers(graph, table)
     ]
-    at_most = data.draw(st.sampled_from(sorted({max(taken, 1) for taken, _ in every})))
-    best_ns = min(ns for taken, ns in every if taken <= at_most)
+    at_most = data.draw(st.sampled_from(sorted({max(row_count, 1) for row_count, _ in all_plans})))
+    best_ns = min(ns for row_count, ns in all_plans if row_count <= at_most)
     small = replace(BASE, pim=replace(BASE.pim, rows_per_bank=BASE.pim.row_base + at_most))
-    found = PlanSearch(graph, table, small, Goal()).best()
-    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
-    assert sum(c.placed_rows for c in found.solution.candidates) <= at_most
+    result = PlanSearch(graph, table, small, Goal()).best()
+    assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
+    assert sum(c.placed_rows for c in result.solution.candidates) <= at_most
 
 
 def test_what_can_be_met_fits_into_the_rows():

@@ -12,7 +12,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import search
-from pimflow.placement.candidates.grouped import cycles_by_lanes, ways
+from pimflow.placement.candidates.grouped import elementwise_bounds, lane_cycles
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.timing import time_program
 
@@ -28,25 +28,28 @@ def graph():
     return extract_regions(frontend.load("toy").module, "toy")
 
 
-def found(graph, pim: str | PimSpec, **changes):
+def lower_bounds_ns(graph, pim: str | PimSpec, **changes):
     region = graph.region(REGION)
     region = replace(region, geometry=replace(region.geometry, **changes))
-    return {way.how: way.least_ns for way in ways(region, system(pim=pim), 1000.0)}
+    return {
+        execution.method: execution.lower_bound_ns
+        for execution in elementwise_bounds(region, system(pim=pim), 1000.0)
+    }
 
 
 def test_the_ways_of_each_device(graph):
-    assert list(found(graph, "newton-gddr6")) == []
-    assert list(found(graph, "aim-gddr6")) == ["by elementwise products, which the GPU adds"]
-    assert list(found(graph, "hbm-pim")) == [LANES]
+    assert list(lower_bounds_ns(graph, "newton-gddr6")) == []
+    assert list(lower_bounds_ns(graph, "aim-gddr6")) == ["by elementwise products, which the GPU adds"]
+    assert list(lower_bounds_ns(graph, "hbm-pim")) == [LANES]
     dense_layer = replace(graph.region(REGION), geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8))
-    assert ways(dense_layer, system(pim="aim-gddr6"), 0.0) == []
+    assert elementwise_bounds(dense_layer, system(pim="aim-gddr6"), 0.0) == []
 
 
 def test_more_work_takes_longer(graph):
     for pim in ("aim-gddr6", "hbm-pim"):
-        least = found(graph, pim)
-        more = found(graph, pim, h=32, w=32)
-        assert all(1000 < least[how] < more[how] for how in least)
+        base = lower_bounds_ns(graph, pim)
+        bigger = lower_bounds_ns(graph, pim, h=32, w=32)
+        assert all(1000 < base[method] < bigger[method] for method in base)
 
 
 def test_by_hand(graph):
@@ -55,24 +58,26 @@ def test_by_hand(graph):
     bursts = (outputs + 9 * outputs) / 16
     launch_ns = system(pim="aim-gddr6").gpu.launch_ns
     expected = 1000 + bursts * 2 * 0.5 / 16 + launch_ns
-    assert found(graph, "aim-gddr6")["by elementwise products, which the GPU adds"] == pytest.approx(expected)
+    assert lower_bounds_ns(graph, "aim-gddr6")[
+        "by elementwise products, which the GPU adds"
+    ] == pytest.approx(expected)
     # By lanes: 4 columns of channels in tiles of 2 x 4 pixels, a round of 8 banks for each channel of PIM. A
     # sum takes 9 COMPs and 20 clocks until it is read, and the ninth weight has no place in a buffer of 8.
     sums = 2 * 4 * (8 * 4 + 20 + 2)
     written = (3 + 6 * 4 + 3) * (5 + 2 * 6 + 5) * 4 * 2 / 16
-    assert found(graph, "hbm-pim")[LANES] == pytest.approx(1000 + sums + written)
+    assert lower_bounds_ns(graph, "hbm-pim")[LANES] == pytest.approx(1000 + sums + written)
 
 
 @st.composite
 def layers(draw: st.DrawFn) -> ConvGeometry:
-    groups, each, outputs = (draw(st.sampled_from(sizes)) for sizes in ((8, 48, 80), (1, 2), (1, 2)))
+    groups, inputs, outputs = (draw(st.sampled_from(sizes)) for sizes in ((8, 48, 80), (1, 2), (1, 2)))
     kh, kw = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     h, w = draw(st.integers(kh, 12)), draw(st.integers(kw, 12))
     return ConvGeometry(
         n=draw(st.integers(1, 2)),
         h=h,
         w=w,
-        c=groups * each,
+        c=groups * inputs,
         oc=groups * outputs,
         kh=kh,
         kw=kw,
@@ -135,7 +140,7 @@ def clocks(g: ConvGeometry, tile: tuple[int, int], channels: int) -> int:
 @given(layers(), st.integers(1, 12), st.integers(1, 12), st.sampled_from((1, 3, 16)))
 def test_no_program_by_lanes_is_faster(g, rows, columns, channels):
     tile = min(rows, g.oh), min(columns, g.ow)
-    assert cycles_by_lanes(g, HBM, "fp16", channels) <= clocks(g, tile, channels)
+    assert lane_cycles(g, HBM, "fp16", channels) <= clocks(g, tile, channels)
 
 
 @pytest.mark.parametrize(
@@ -155,25 +160,25 @@ def test_a_program_by_lanes_comes_close(size, channels, stride, tile):
         stride=(stride, stride),
         padding=(1,) * 4,
     )
-    least = cycles_by_lanes(g, HBM, "fp16", 16)
+    least = lane_cycles(g, HBM, "fp16", 16)
     assert least <= clocks(g, tile, 16) <= 4 / 3 * least
 
 
 def test_lanes_need_writes_and_no_adder(graph):
     rules = tuple(rule for rule in HBM.constraints if "WRITE" not in rule.before + rule.after)
     for without in (replace(HBM, constraints=rules), replace(HBM, result_lanes=4)):
-        assert list(found(graph, without)) == []
+        assert list(lower_bounds_ns(graph, without)) == []
 
 
 def test_explain_says_it(graph):
-    on = system(pim="aim-gddr6")
-    searched = search(graph, on)
-    explanation = explain(searched, graph.region(REGION))
+    target = system(pim="aim-gddr6")
+    search_result = search(graph, target)
+    explanation = explain(search_result, graph.region(REGION))
     (way,) = explanation.at_best
-    times = f"{way.least_ns / 1e3:.2f} us at least, the GPU {explanation.gpu_ns / 1e3:.2f} us"
+    times = f"{way.lower_bound_ns / 1e3:.2f} us at least, the GPU {explanation.gpu_ns / 1e3:.2f} us"
     assert times in explanation.text()
-    assert explanation.to_json()["at_best"][0]["how"] == way.how
-    assert explain(searched, graph.region("stem.conv")).at_best == ()
+    assert explanation.to_json()["at_best"][0]["how"] == way.method
+    assert explain(search_result, graph.region("stem.conv")).at_best == ()
     # As dense products it has candidates like any other layer.
-    names = {each.name.split()[0] for each in explanation.candidates}
+    names = {candidate.name.split()[0] for candidate in explanation.candidates}
     assert {"GPU", "PIM"} <= names and "16 groups together" in explanation.text()

@@ -12,13 +12,13 @@ from pimflow.core.candidate import Cost
 from pimflow.core.stages import Pipeline
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import decompose
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, profile
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.form_choice import AllForms
-from pimflow.placement.forms import Forms
-from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.form_choice import AlternativeCandidates
+from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.solution import LATENCY
@@ -41,62 +41,68 @@ def kind(candidate):
 def toy():
     """Of the embedded toy the fastest candidate of each kind and run of regions, and all covers by these."""
     graph = prepare.regions(frontend.load("toy"), SYSTEM, fuse=True)
-    maker = Candidates(graph, SYSTEM, primitives=True)
-    table = profile(graph, maker)
-    candidates = {name: list(found) for name, found in table.candidates.items()}
+    generator = CandidateGenerator(graph, SYSTEM, primitives=True)
+    table = profile(graph, generator)
+    candidates = {name: list(options) for name, options in table.candidates.items()}
     for modes in (("PIM", "GPU", "PIM"), ("GPU", "GPU", "PIM")):
-        candidates[BLOCK[0]].append(pipelines.make(maker, Pipeline(regions=BLOCK, modes=modes, cuts=(4, 10))))
-    kept = {}
-    for name, found in candidates.items():
+        candidates[BLOCK[0]].append(
+            pipelines.make(generator, Pipeline(regions=BLOCK, modes=modes, cuts=(4, 10)))
+        )
+    fastest = {}
+    for name, options in candidates.items():
         by_kind = {}
-        for c in sorted(found, key=lambda c: Cost.of(c).latency_ns):
+        for c in sorted(options, key=lambda c: Cost.from_candidate(c).latency_ns):
             by_kind.setdefault((kind(c), c.covers), c)
-        kept[name] = tuple(by_kind.values())
-    assert {kind(c) for found in kept.values() for c in found} == KINDS
-    table = replace(table, candidates=kept)
+        fastest[name] = tuple(by_kind.values())
+    assert {kind(c) for options in fastest.values() for c in options} == KINDS
+    table = replace(table, candidates=fastest)
     plans = PlanSearch(graph, table, SYSTEM, Goal())
-    every = [
+    all_plans = [
         EvaluatedPlan(
             solution=cover,
             evaluation=SimpleNamespace(
                 latency_ns=latency_ns, energy_pj=energy_pj + plans.energy.per_ns * latency_ns
             ),
-            memory_bytes=plans.memory.of(cover),
+            memory_bytes=plans.memory.pool_bytes(cover),
         )
-        for cover, latency_ns, energy_pj in every_cover(graph, table)
+        for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
-    return graph, table, every
+    return graph, table, all_plans
 
 
 @functools.cache
 def toy_in_forms():
     """The toy with two layers as they came or as chains of one of two ranks, and the others as they came."""
-    change = decompose(frontend.load("toy"), Request.parse("tucker:0.25:0.5,where=pays"))
+    change = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.25:0.5,where=pays"))
     changes = change.alternatives()
-    forms = Forms(
-        given=prepare.regions(change.original, SYSTEM, fuse=True),
-        decomposed=tuple(prepare.regions(each.network, SYSTEM, fuse=True) for each in changes),
+    forms = DecompositionAlternatives(
+        original=prepare.regions(change.original, SYSTEM, fuse=True),
+        decomposed=tuple(prepare.regions(variant.network, SYSTEM, fuse=True) for variant in changes),
         chains=change.chains,
         rules=("0.25", "0.5"),
         errors=layer_errors(changes, None),
     )
     goal = Goal(primitives=True)
-    every = AllForms(forms, dict.fromkeys(forms.free, 0), SYSTEM, Costs(SYSTEM, Profiling()), goal)
-    kept = {}
-    for name, found in every.table.candidates.items():
+    alternatives = AlternativeCandidates(
+        forms, dict.fromkeys(forms.independent_layers, 0), SYSTEM, Costs(SYSTEM, Profiling()), goal
+    )
+    fastest = {}
+    for name, options in alternatives.table.candidates.items():
         by_kind = {}
-        for c in sorted(found, key=lambda c: Cost.of(c).latency_ns):
-            done = every.done[name, c.name]
+        for c in sorted(options, key=lambda c: Cost.from_candidate(c).latency_ns):
+            done = alternatives.rules_by_candidate[name, c.name]
             if all(rule is None or layer in FREE for layer, rule in done.items()):
                 by_kind.setdefault((kind(c), c.covers, tuple(done.items())), c)
-        kept[name] = tuple(c for c in by_kind.values() if not c.rewrite.primitive and few(every.done, c))
-    table = replace(every.table, candidates=kept)
-    counted = PlanSearch(every.graph, table, SYSTEM, goal).memory
+        fastest[name] = tuple(
+            c for c in by_kind.values() if not c.rewrite.primitive and few(alternatives.rules_by_candidate, c)
+        )
+    table = replace(alternatives.table, candidates=fastest)
+    counted = PlanSearch(alternatives.graph, table, SYSTEM, goal).memory
     covers = [
-        (cover, latency_ns, energy_pj, sum(c.error for c in cover), counted.of(cover))
-        for cover, latency_ns, energy_pj in every_cover(every.graph, table)
+        (cover, latency_ns, energy_pj, sum(c.error for c in cover), counted.pool_bytes(cover))
+        for cover, latency_ns, energy_pj in all_covers(alternatives.graph, table)
     ]
-    return every.graph, table, covers
+    return alternatives.graph, table, covers
 
 
 FREE = ("widen.conv", "down.conv")
@@ -118,18 +124,18 @@ def test_with_layers_in_several_forms_it_is_that_of_every_cover_too(budgets):
     assert len(covers) > 10000
     assert len({tuple(c.name for c in cover if c.error or c.original) for cover, *_ in covers}) > 8
     values = [sorted({cover[place] for cover in covers}) for place in (3, 4)]
-    most = [share and each[int(share * len(each))] for each, share in zip(values, budgets)]
+    limits = [share and sizes[int(share * len(sizes))] for sizes, share in zip(values, budgets)]
     for objective in ("latency", "energy"):
-        goal = Goal(objective=objective, max_error=most[0], max_memory_bytes=most[1], primitives=True)
+        goal = Goal(objective=objective, max_error=limits[0], max_memory_bytes=limits[1], primitives=True)
         plans = PlanSearch(graph, table, SYSTEM, goal)
         criterion = LATENCY if objective == "latency" else plans.energy
         best = min(
             criterion.value(latency_ns, energy_pj, cover)
             for cover, latency_ns, energy_pj, error, memory_bytes in covers
-            if (most[0] is None or error <= most[0]) and (most[1] is None or memory_bytes <= most[1])
+            if (limits[0] is None or error <= limits[0]) and (limits[1] is None or memory_bytes <= limits[1])
         )
-        found = plans.best()
-        evaluation = found.evaluation
+        result = plans.best()
+        evaluation = result.evaluation
         value = evaluation.latency_ns if objective == "latency" else evaluation.energy_pj
         assert value == pytest.approx(best, rel=1e-9)
 
@@ -138,12 +144,12 @@ def test_with_layers_in_several_forms_it_is_that_of_every_cover_too(budgets):
 @pytest.mark.parametrize("share", [None, 0.0, 0.4])
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
 def test_the_joint_optimum_is_that_of_every_cover(objective, share):
-    graph, table, every = toy()
-    assert len(every) > 1000
-    sizes = sorted({plan.memory_bytes for plan in every})
+    graph, table, all_plans = toy()
+    assert len(all_plans) > 1000
+    sizes = sorted({plan.memory_bytes for plan in all_plans})
     budget = None if share is None else float(sizes[round(share * (len(sizes) - 1))])
     goal = Goal(objective=objective, max_memory_bytes=budget)
-    best = min(goal.rank(plan) for plan in every if not budget or plan.memory_bytes <= budget)
-    found = PlanSearch(graph, table, SYSTEM, goal).best()
-    assert goal.rank(found) == pytest.approx(best, rel=1e-9)
-    assert not budget or found.memory_bytes <= budget
+    best = min(goal.rank(plan) for plan in all_plans if not budget or plan.memory_bytes <= budget)
+    result = PlanSearch(graph, table, SYSTEM, goal).best()
+    assert goal.rank(result) == pytest.approx(best, rel=1e-9)
+    assert not budget or result.memory_bytes <= budget

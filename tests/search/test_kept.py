@@ -20,9 +20,9 @@ from pimflow.compiler import phases
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Profiling
+from pimflow.placement import CandidateGenerator, Costs, Profiling
 from pimflow.placement.solvers.evaluate import evaluate, execute
-from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -32,7 +32,7 @@ WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
 COSTS = Costs(SYSTEM, Profiling())
 
 
-class Network:
+class NetworkBuilder:
     """An ONNX network, node by node; what nothing reads is returned."""
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class Network:
         return frontend.load(model)
 
 
-def joined() -> Network:
+def concat_network() -> NetworkBuilder:
     """`first` reads a concatenation and keeps it for `second`; others read the result of `first`."""
-    network = Network()
+    network = NetworkBuilder()
     stem = network.conv("x")
-    both = network.concat([stem, network.conv(stem)])
-    first = network.conv(both)
-    second = network.conv(both)
+    concatenation = network.concat([stem, network.conv(stem)])
+    first = network.conv(concatenation)
+    second = network.conv(concatenation)
     network.conv(network.concat([network.conv(first), second]))
     return network
 
@@ -90,63 +90,65 @@ def joined() -> Network:
 @st.composite
 def networks(draw) -> frontend.Network:
     """Convolutions and concatenations over what came before, as in DenseNet and Inception; one result."""
-    network = Network()
-    made = [network.conv("x")]
+    network = NetworkBuilder()
+    values = [network.conv("x")]
     for _ in range(draw(st.integers(2, 6))):
-        recent = made[-4:]
+        recent = values[-4:]
         if len(recent) > 1 and draw(st.booleans()):
             parts = draw(st.lists(st.sampled_from(recent), min_size=2, max_size=3, unique=True))
-            made.append(network.concat(parts))
+            values.append(network.concat(parts))
         else:
-            made.append(network.conv(draw(st.sampled_from(recent)), draw(st.booleans())))
+            values.append(network.conv(draw(st.sampled_from(recent)), draw(st.booleans())))
     ends = network.ends()
     network.conv(network.concat(ends) if len(ends) > 1 else ends[0])
     return network.load()
 
 
-def table_of(graph: RegionGraph, maker: Candidates) -> CostTable:
+def table_of(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """GPU and PIM of every region."""
-    candidates = {r.name: tuple(maker.all(r)) for r in graph.regions}
-    capable = [r for r in graph.regions if not maker.refusal(r)]
+    candidates = {r.name: tuple(generator.candidates(r)) for r in graph.regions}
+    capable = [r for r in graph.regions if not generator.unsupported_reason(r)]
     return CostTable(
         candidates=candidates,
-        refused={},
-        settle={r.name: maker.settle(r) for r in capable},
-        absorb={r.name: maker.absorb(r) for r in capable},
+        unsupported_reasons={},
+        epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
+        fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
     )
 
 
-def applied(network: frontend.Network, maker: Candidates, chosen: tuple) -> tvm.IRModule:
+def apply_candidates(network: frontend.Network, generator: CandidateGenerator, chosen: tuple) -> tvm.IRModule:
     programs = {
-        c.covers[0]: maker.placed(maker.graph.region(c.covers[0]), c, 0)
+        c.covers[0]: generator.pim_program(generator.graph.region(c.covers[0]), c, 0)
         for c in chosen
         if c.rewrite.mode == "PIM"
     }
     return phases.apply_plan(network.module, {}, programs, system=SYSTEM)
 
 
-def charged_and_built(network: frontend.Network, pick) -> tuple[int, int]:
+def launches_and_kernels(network: frontend.Network, pick) -> tuple[int, int]:
     """GPU launches that a plan is charged, and kernels of the module that it was applied to."""
     graph = prepare.regions(network, SYSTEM)
-    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
-    maker.prepare()
-    table = table_of(graph, maker)
+    generator = CandidateGenerator(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    generator.prepare()
+    table = table_of(graph, generator)
     chosen = tuple(pick(region.name, table.candidates[region.name]) for region in graph.regions)
     events = evaluate(graph, chosen, table, SYSTEM).timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
-    return charged, sum(group.fusible for group in kernel_groups(applied(network, maker, chosen)))
+    return charged, sum(
+        group.fusible for group in kernel_groups(apply_candidates(network, generator, chosen))
+    )
 
 
 def test_readers_of_a_result_and_of_what_is_kept_beside_it():
-    network = joined().load()
+    network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
     first = next(region for region in graph.regions if region.kept_elements)
     second, last = graph.readers[first.name]
     assert graph.consumers[first.name] == (last,)
     assert graph.region(second).kept_inputs == (0,) and not graph.region(last).kept_inputs
-    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    generator = CandidateGenerator(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     # Only one kernel reads the finished result, so it stores nothing for others.
-    assert maker.defers(first) and maker.absorb(first).task is None
+    assert generator.defers_epilogue(first) and generator.fused_epilogue_cost(first).task is None
 
 
 DEVICES = list(itertools.product(("GPU", "PIM"), repeat=3))
@@ -155,22 +157,22 @@ DEVICES = list(itertools.product(("GPU", "PIM"), repeat=3))
 @pytest.mark.parametrize("devices", long_but([DEVICES[1], DEVICES[-2]], DEVICES))
 def test_a_kept_concatenation_takes_over_nothing(devices):
     """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
-    network = joined().load()
+    network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
     first = next(region.name for region in graph.regions if region.kept_elements)
-    on = dict(zip((first, *graph.readers[first]), devices, strict=True))
+    mode_of = dict(zip((first, *graph.readers[first]), devices, strict=True))
 
     def pick(name, candidates):
-        return next(c for c in candidates if c.rewrite.mode == on.get(name, "GPU"))
+        return next(c for c in candidates if c.rewrite.mode == mode_of.get(name, "GPU"))
 
-    charged, built = charged_and_built(network, pick)
+    charged, built = launches_and_kernels(network, pick)
     assert charged == built
 
 
 @settings(max_examples=examples(8), deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
-    charged, built = charged_and_built(network, lambda _, candidates: draw.choice(candidates))
+    charged, built = launches_and_kernels(network, lambda _, candidates: draw.choice(candidates))
     assert charged == built
 
 
@@ -179,17 +181,17 @@ def test_launches_charged_are_kernels_built_whatever_is_joined(network, draw):
 def test_consumers_are_those_that_read_the_result(network):
     """By the variables that the module's kernels read."""
     mod = network.module
-    graph, groups = prepare.regions(network, SYSTEM), region_groups(mod, views=SYSTEM.views)
+    graph, groups = prepare.regions(network, SYSTEM), region_groups(mod, views=SYSTEM.uses_views)
     inside = {name: {b.var for b in group.bindings} for name, group in groups.items()}
     read = {
         name: {v for b in group.bindings for v in tvm.relax.analysis.free_vars(b.value)} - inside[name]
         for name, group in groups.items()
     }
     for name, group in groups.items():
-        results = {other for other in groups if group.result in read[other]}
-        anything = {other for other in groups if other != name and read[other] & inside[name]}
+        results = {reader for reader in groups if group.result in read[reader]}
+        any_readers = {reader for reader in groups if reader != name and read[reader] & inside[name]}
         assert set(graph.consumers[name]) == results
-        assert set(graph.readers[name]) == anything
+        assert set(graph.readers[name]) == any_readers
     returned = {b.var for b in main_bindings(mod)} & fields(mod)
     assert set(graph.outputs) == {name for name in groups if returned & inside[name]}
     kept_alone = {name for name in graph.outputs if groups[name].result not in returned}
@@ -205,12 +207,12 @@ def fields(mod: tvm.IRModule) -> set:
 
 
 def test_the_search_foresees_what_the_evaluator_finds():
-    network = joined().load()
+    network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
-    maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
-    maker.prepare()
-    table = table_of(graph, maker)
-    found = best_label(graph, table)
-    latency_ns = execute(graph, found.candidates, table).latency_ns
-    assert found.latency_ns == pytest.approx(latency_ns, rel=1e-9)
-    assert latency_ns == pytest.approx(min(ns for _, ns, _ in every_cover(graph, table)), rel=1e-6)
+    generator = CandidateGenerator(graph, SYSTEM, COSTS, ("GPU", "PIM"))
+    generator.prepare()
+    table = table_of(graph, generator)
+    label = best_label(graph, table)
+    latency_ns = execute(graph, label.candidates, table).latency_ns
+    assert label.latency_ns == pytest.approx(latency_ns, rel=1e-9)
+    assert latency_ns == pytest.approx(min(ns for _, ns, _ in all_covers(graph, table)), rel=1e-6)

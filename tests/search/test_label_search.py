@@ -6,19 +6,26 @@ import random
 from dataclasses import replace
 
 import pytest
-from answers import labels, least_value, problem_of
+from answers import labels, min_value, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import graph_of, longest_path_ns, of_launches_ahead, of_layouts, of_shared_channels, problems
+from problems import (
+    graph_of,
+    launch_ahead_problems,
+    layout_problems,
+    longest_path_ns,
+    problems,
+    shared_channel_problems,
+)
 
-from pimflow.core.candidate import LEFT, OVER_ALL, Candidate, CostTable, Port, Rewrite, Task
+from pimflow.core.candidate import IN_ALL_CHANNELS, IN_GPU_CHANNELS, Candidate, CostTable, Port, Rewrite, Task
 from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
 from pimflow.placement.solvers.evaluate import evaluate, execute
-from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.label_search import COMPARED_LABELS, Question, search
+from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.label_search import COMPARED_LABELS, SearchQuery, search
 from pimflow.placement.solvers.objectives import ROUNDING
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
@@ -28,16 +35,16 @@ WIDE = [(), (0,), (0,), (0,), (1, 2, 3)]
 KINDS = {
     "branches": problems(max_regions=5),
     "chain": problems(max_regions=7, chain=True),
-    "layouts": of_layouts(max_regions=4),
-    "one resource": of_layouts(("cpu",), max_regions=4),
-    "shared channels": of_shared_channels(max_regions=5),
-    "copied back": of_shared_channels(max_regions=4, copied=True),
-    "shared channels, joined": of_shared_channels(inputs=JOINED, fused=False),
-    "launches ahead": of_launches_ahead(problems(max_regions=4)),
-    "launches ahead, chain": of_launches_ahead(problems(max_regions=5, chain=True)),
-    "launches ahead, shared channels": of_launches_ahead(of_shared_channels(max_regions=3)),
+    "layouts": layout_problems(max_regions=4),
+    "one resource": layout_problems(("cpu",), max_regions=4),
+    "shared channels": shared_channel_problems(max_regions=5),
+    "copied back": shared_channel_problems(max_regions=4, copied=True),
+    "shared channels, joined": shared_channel_problems(inputs=JOINED, fused=False),
+    "launches ahead": launch_ahead_problems(problems(max_regions=4)),
+    "launches ahead, chain": launch_ahead_problems(problems(max_regions=5, chain=True)),
+    "launches ahead, shared channels": launch_ahead_problems(shared_channel_problems(max_regions=3)),
     "wide": problems(inputs=WIDE, fused=False),
-    "wide, shared channels": of_shared_channels(inputs=WIDE, fused=False),
+    "wide, shared channels": shared_channel_problems(inputs=WIDE, fused=False),
 }
 EXAMPLES = 100
 criteria = st.sampled_from(
@@ -60,26 +67,26 @@ QUIET = replace(
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def same(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=1e-9, abs_tol=1e-9)
+def same(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def between(values, share: float) -> float:
+def bound_at(values, share: float) -> float:
     """A bound between the least and the most of `values`."""
     return min(values) + share * (max(values) - min(values))
 
 
-def undominated(pairs) -> list[tuple[float, float]]:
-    front, least = [], math.inf
+def pareto_front(pairs) -> list[tuple[float, float]]:
+    front, min_second = [], math.inf
     for first, second in sorted(pairs):
-        if second < least - 1e-9 * abs(second):
+        if second < min_second - 1e-9 * abs(second):
             front.append((first, second))
-            least = second
+            min_second = second
     return front
 
 
 def same_front(pairs, others) -> bool:
-    fronts = undominated(pairs), undominated(others)
+    fronts = pareto_front(pairs), pareto_front(others)
     numbers = [list(itertools.chain(*front)) for front in fronts]
     return len(numbers[0]) == len(numbers[1]) and all(map(same, *numbers))
 
@@ -91,7 +98,7 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
     graph, table = data.draw(KINDS[kind])
     answer = labels(graph, table, criterion)
     (label,) = answer.plans
-    best = least_value(graph, table, criterion)
+    best = min_value(graph, table, criterion)
     run = execute(graph, label.candidates, table)
     assert same(criterion.value(run.latency_ns, sum(run.energies_pj.values()), label.candidates), best)
     assert same(label.values[0], best) and same(answer.bound, best)
@@ -101,7 +108,7 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
         assert math.isnan(label.latency_ns)
         return
     assert same(label.latency_ns, run.latency_ns)
-    if not (table.transforms or table.launched_ahead):
+    if not (table.transforms or table.overlaps_launches):
         assert same(label.latency_ns, longest_path_ns(graph, table, label.candidates))
 
 
@@ -114,23 +121,25 @@ def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(
 ):
     graph, table = data.draw(KINDS[kind])
     problem = problem_of(graph, table)
-    every = [
-        (problem.memory.of(cover), criterion.value(latency_ns, energy_pj, cover))
-        for cover, latency_ns, energy_pj in every_cover(graph, table)
+    covers = [
+        (problem.memory.pool_bytes(cover), criterion.value(latency_ns, energy_pj, cover))
+        for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
-    sizes = [size for size, _ in every]
-    budget = between(sizes, share)
+    sizes = [size for size, _ in covers]
+    budget = bound_at(sizes, share)
     values, smallest = [], []
     for only_gpu in (False, True):  # a plan without PIM has one pool
-        how = {"counts_memory": True, "only_gpu": only_gpu, "compared_labels": compared_labels}
-        for label in search(problem, Question(criteria=[criterion], max_memory_bytes=budget, **how)).plans:
+        options = {"counts_memory": True, "only_gpu": only_gpu, "compared_labels": compared_labels}
+        for label in search(
+            problem, SearchQuery(criteria=[criterion], max_memory_bytes=budget, **options)
+        ).plans:
             values.append(label.values[0])
-            pool_bytes = problem.memory.of(label.candidates)
+            pool_bytes = problem.memory.pool_bytes(label.candidates)
             on_gpu = all(c.rewrite.mode == "GPU" for c in label.candidates)
             assert pool_bytes <= label.pool_bytes <= budget
             assert pool_bytes == label.pool_bytes or (on_gpu and not only_gpu)
-        smallest += search(problem, Question(criteria=[], minimises_memory=True, **how)).plans
-    assert same(min(values), min(value for size, value in every if size <= budget))
+        smallest += search(problem, SearchQuery(criteria=[], minimises_memory=True, **options)).plans
+    assert same(min(values), min(value for size, value in covers if size <= budget))
     assert min(label.pool_bytes for label in smallest) == min(sizes)
 
 
@@ -140,19 +149,21 @@ def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(
 def test_no_cover_within_bounds_is_better(kind, data, share):
     graph, table = data.draw(KINDS[kind])
     problem = problem_of(graph, table)
-    every = [
+    covers = [
         (latency_ns, energy_pj, sum(c.error for c in cover))
-        for cover, latency_ns, energy_pj in every_cover(graph, table)
+        for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
-    latency_ns, _, error = (between(values, share) for values in zip(*every))
+    latency_ns, _, error = (bound_at(values, share) for values in zip(*covers))
     for minimised, limit, best in (
         (Criterion(per_pj=1.0), replace(LATENCY, at_most=latency_ns), (1, 0, latency_ns)),
         (LATENCY, replace(ERROR, at_most=error), (0, 2, error)),
     ):
-        value, bounded, most = best
-        (label,) = search(problem, Question(criteria=[minimised, limit])).plans
-        assert label.values[1] <= most
-        assert same(label.values[0], min(each[value] for each in every if each[bounded] <= most))
+        value, bounded, limit_value = best
+        (label,) = search(problem, SearchQuery(criteria=[minimised, limit])).plans
+        assert label.values[1] <= limit_value
+        assert same(
+            label.values[0], min(figures[value] for figures in covers if figures[bounded] <= limit_value)
+        )
 
 
 @kinds
@@ -162,18 +173,18 @@ def test_a_front_has_all_that_no_cover_beats(kind, data, static_pj_per_ns, share
     """Without a bound, and of the plans within a budget as `PlanSearch` asks for them."""
     graph, table = data.draw(KINDS[kind])
     energy = Criterion(per_ns=static_pj_per_ns, per_pj=1.0)
-    every = [
+    covers = [
         (latency_ns, energy.value(latency_ns, energy_pj, cover))
-        for cover, latency_ns, energy_pj in every_cover(graph, table)
+        for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
-    answer = search(problem_of(graph, table), Question(criteria=[LATENCY, energy], front=True))
-    assert same_front([label.values for label in answer.plans], every)
+    answer = search(problem_of(graph, table), SearchQuery(criteria=[LATENCY, energy], front=True))
+    assert same_front([label.values for label in answer.plans], covers)
     plans = PlanSearch(graph, table, QUIET, Goal())
     evaluated = [
-        (evaluate(graph, cover, table, QUIET), plans.memory.of(cover))
-        for cover, *_ in every_cover(graph, table)
+        (evaluate(graph, cover, table, QUIET), plans.memory.pool_bytes(cover))
+        for cover, *_ in all_covers(graph, table)
     ]
-    budget = between([size for _, size in evaluated], share)
+    budget = bound_at([size for _, size in evaluated], share)
     within = [(plan.latency_ns, plan.energy_pj) for plan, size in evaluated if size <= budget]
     front = plans.front(0.0, budget)
     assert all(label.memory_bytes <= budget for label in front)
@@ -187,13 +198,13 @@ def test_no_cover_has_a_lower_product_of_latency_and_energy(kind, data, share):
     graph, table = data.draw(KINDS[kind])
     goal = Goal(objective="edp")
     memory = PlanSearch(graph, table, QUIET, goal).memory
-    every = [
-        (goal.value(evaluate(graph, cover, table, QUIET)), memory.of(cover))
-        for cover, *_ in every_cover(graph, table)
+    covers = [
+        (goal.value(evaluate(graph, cover, table, QUIET)), memory.pool_bytes(cover))
+        for cover, *_ in all_covers(graph, table)
     ]
     if share is not None:
-        goal = replace(goal, max_memory_bytes=between([size for _, size in every], share))
-    best = min(value for value, size in every if share is None or size <= goal.max_memory_bytes)
+        goal = replace(goal, max_memory_bytes=bound_at([size for _, size in covers], share))
+    best = min(value for value, size in covers if share is None or size <= goal.max_memory_bytes)
     plan = PlanSearch(graph, table, QUIET, goal).best()
     assert same(goal.value(plan.evaluation) / best, 1)
     assert same(plan.solution.value / best, 1) and plan.solution.gap < 1e-9
@@ -230,11 +241,13 @@ def lanes(count: int, length: int, seed: int) -> tuple:
         )
 
     resources = ("gpu", "gpu", "pim", "pim")
-    found = {
+    candidates = {
         region.name: tuple(candidate(region.name, *pair[::-1]) for pair in enumerate(resources))
         for region in graph.regions
     }
-    return graph, CostTable(candidates=found, refused={}, settle={}, absorb={})
+    return graph, CostTable(
+        candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={}
+    )
 
 
 LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
@@ -245,11 +258,11 @@ def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
     gaps = 0
     for seed, criterion in itertools.product(range(3), (LATENCY, Criterion(per_ns=1.0, per_pj=1.0))):
         graph, table = lanes(6, 6, seed)
-        whole, limited = labels(graph, table, criterion), labels(graph, table, criterion, **LIMITS[limit])
-        (best,), (label,) = whole.plans, limited.plans
-        assert whole.bound == best.values[0]
+        full, limited = labels(graph, table, criterion), labels(graph, table, criterion, **LIMITS[limit])
+        (best,), (label,) = full.plans, limited.plans
+        assert full.bound == best.values[0]
         assert limited.bound <= best.values[0] * (1 + 1e-9) and best.values[0] <= label.values[0] * (1 + 1e-9)
-        assert limited.labels < whole.labels
+        assert limited.labels < full.labels
         gaps += limited.bound < label.values[0] * (1 - 1e-9)
     assert gaps, "no limit was reached"
 
@@ -257,14 +270,14 @@ def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
 def test_a_search_that_ends_early_reports_the_gap(objective):
     graph, table = lanes(*((8, 5, 1) if objective == "latency" else (6, 6, 0)))
-    whole, hasty = (
+    full, hasty = (
         PlanSearch(graph, table, QUIET, Goal(objective=objective, search_seconds=seconds)).best()
         for seconds in (60.0, 1e-9)
     )
-    assert whole.solution.gap < 1e-9
-    assert hasty.solution.bound <= whole.solution.value * (1 + 1e-9)
-    assert whole.solution.value <= hasty.solution.value * (1 + 1e-9)
-    assert hasty.solution.gap >= 1 - whole.solution.value / hasty.solution.value - 1e-9
+    assert full.solution.gap < 1e-9
+    assert hasty.solution.bound <= full.solution.value * (1 + 1e-9)
+    assert full.solution.value <= hasty.solution.value * (1 + 1e-9)
+    assert hasty.solution.gap >= 1 - full.solution.value / hasty.solution.value - 1e-9
     if objective != "memory":
         assert 0 < hasty.solution.gap < 1
 
@@ -276,7 +289,7 @@ def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
         PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
         for objective in ("memory", "latency")
     )
-    budget = between([smallest.memory_bytes, fastest.memory_bytes], share)
+    budget = bound_at([smallest.memory_bytes, fastest.memory_bytes], share)
     plan = PlanSearch(graph, table, QUIET, Goal(max_memory_bytes=budget, search_seconds=1e-9)).best()
     assert plan and plan.memory_bytes <= budget
 
@@ -284,25 +297,28 @@ def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
 def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
     """These have one pool, in which a tensor takes the place of one of another set of channels."""
 
-    def candidate(name, mode, read, given, ns):
+    def candidate(name, mode, read, written, ns):
         resource = "gpu" if mode == "GPU" else "pim"
         return Candidate(
             name=mode,
             covers=(name,),
             gpu_share=1.0,
             input=Port(layout=read),
-            output=Port(layout=given),
+            output=Port(layout=written),
             tasks=(Task(label=name, resource=resource, execution_ns=ns, energies_pj={"work": ns}),),
             rewrite=Rewrite(mode=mode, gpu_rows=0),
         )
 
-    found = {
-        "r0": (candidate("r0", "GPU", LEFT, LEFT, 10.0), candidate("r0", "PIM", LEFT, LEFT, 20.0)),
-        "r1": (candidate("r1", "GPU", LEFT, OVER_ALL, 1.0),),
-        "r2": (candidate("r2", "GPU", OVER_ALL, OVER_ALL, 1.0),),
-        "r3": (candidate("r3", "GPU", OVER_ALL, LEFT, 1.0),),
+    candidates = {
+        "r0": (
+            candidate("r0", "GPU", IN_GPU_CHANNELS, IN_GPU_CHANNELS, 10.0),
+            candidate("r0", "PIM", IN_GPU_CHANNELS, IN_GPU_CHANNELS, 20.0),
+        ),
+        "r1": (candidate("r1", "GPU", IN_GPU_CHANNELS, IN_ALL_CHANNELS, 1.0),),
+        "r2": (candidate("r2", "GPU", IN_ALL_CHANNELS, IN_ALL_CHANNELS, 1.0),),
+        "r3": (candidate("r3", "GPU", IN_ALL_CHANNELS, IN_GPU_CHANNELS, 1.0),),
     }
-    table = CostTable(candidates=found, refused={}, settle={}, absorb={})
+    table = CostTable(candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={})
     plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
     fastest = plans.minimum(LATENCY)
     assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]
@@ -315,7 +331,7 @@ def test_figures_that_the_evaluator_does_not_find_are_refused(objective, figure,
     graph, table = lanes(2, 2, 0)
     search = plan_search.search
 
-    def tampered(problem, question):
+    def tamper(problem, question):
         answer = search(problem, question)
         plans = (
             replace(label, pool_bytes=label.pool_bytes - 64)
@@ -328,6 +344,6 @@ def test_figures_that_the_evaluator_does_not_find_are_refused(objective, figure,
     free = PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
     goal = Goal(objective=objective, max_memory_bytes=1.5 * free.memory_bytes)
     assert PlanSearch(graph, table, QUIET, goal).best()
-    monkeypatch.setattr(plan_search, "search", tampered)
+    monkeypatch.setattr(plan_search, "search", tamper)
     with pytest.raises(AssertionError, match="the search says"):
         PlanSearch(graph, table, QUIET, goal).best()

@@ -7,7 +7,7 @@ import pytest
 from pimflow import frontend
 from pimflow.hardware import PimSpec, system
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement import Candidates
+from pimflow.placement import CandidateGenerator
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 HBM = PimSpec.load("hbm-pim")
@@ -24,17 +24,17 @@ def tasks(toy, pim, mode="PIM", gpu_rows=0, accounting="full"):
     """Tasks of a candidate by what is in brackets behind the region's name."""
     region = toy.region(REGION)
     order = str(schedules(region.geometry, pim, "fp16")[0])
-    maker = Candidates(toy, system(pim=pim, accounting=accounting))
-    made = maker.make(region, mode, gpu_rows, order)
-    return made, {task.label.partition("(")[2]: task for task in made.tasks}
+    generator = CandidateGenerator(toy, system(pim=pim, accounting=accounting))
+    candidate = generator.make(region, mode, gpu_rows, order)
+    return candidate, {task.label.partition("(")[2]: task for task in candidate.tasks}
 
 
 @pytest.mark.parametrize(("mode", "gpu_rows"), [("PIM", 0), ("SPLIT", 3)])
 def test_the_lanes_are_moved_and_read(toy, mode, gpu_rows):
     """Fifteen partial sums more a result: over the crossbar, and by the kernel that reads it."""
-    found, with_lanes = tasks(toy, HBM, mode, gpu_rows)
+    candidate, with_lanes = tasks(toy, HBM, mode, gpu_rows)
     plain, without = tasks(toy, SUMMED, mode, gpu_rows)
-    assert found.rewrite == plain.rewrite
+    assert candidate.rewrite == plain.rewrite
     g = toy.region(REGION).geometry
     results = (g.oh - gpu_rows) * g.ow * g.oc
     more_bytes = 15 * results * 2
@@ -44,7 +44,7 @@ def test_the_lanes_are_moved_and_read(toy, mode, gpu_rows):
     assert lanes.execution_ns > 0 and lanes.energy_pj > 0
     # A READRES returns the results of 8 banks: 16 bytes in a burst of 32, or 256 bytes in 8 bursts.
     reads = (g.oh - gpu_rows) * g.ow * -(-g.oc // 8)
-    moved = [each["to and from PIM)"].moved_bytes for each in (with_lanes, without)]
+    moved = [table["to and from PIM)"].moved_bytes for table in (with_lanes, without)]
     assert moved[0] - moved[1] == reads * (8 - 1) * 32
     assert with_lanes["PIM)"].execution_ns > without["PIM)"].execution_ns
 
@@ -54,13 +54,16 @@ def test_no_lanes_go_from_pim_to_pim(toy):
     """A kernel adds them in between, even after a layer that leaves nothing else undone."""
     region = replace(toy.region(REGION), epilogue=())
     plain = replace(toy, regions=tuple(region if r.name == REGION else r for r in toy.regions))
-    for pim, pending in ((HBM, ("lanes",)), (SUMMED, ())):
-        maker = Candidates(plain, system(pim=pim))
-        found = maker.make(region, "PIM")
-        assert (found.output.pending, found.stays_on_pim) == (pending, not pending)
-        assert maker.settle(region).task.launched
+    for pim, deferred in ((HBM, ("lanes",)), (SUMMED, ())):
+        generator = CandidateGenerator(plain, system(pim=pim))
+        candidate = generator.make(region, "PIM")
+        assert (candidate.output.deferred_epilogue, candidate.keeps_submission_open) == (
+            deferred,
+            not deferred,
+        )
+        assert generator.epilogue_cost(region).task.launched
 
 
 def test_the_paper_charges_nothing_beside_the_commands(toy):
-    _, found = tasks(toy, HBM, accounting="paper")
-    assert list(found) == ["refreshes ahead)", "PIM)"]
+    _, task_table = tasks(toy, HBM, accounting="paper")
+    assert list(task_table) == ["refreshes ahead)", "PIM)"]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Profiling, search
+from pimflow.placement import CandidateGenerator, Costs, Profiling, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import Analytic
 
@@ -29,7 +29,7 @@ class Stopwatch:
     def costs(self, requests, gpu, dtype):
         launch_ns = self.launch_ns if gpu.launch_ns else 0.0
         modelled = Analytic().costs(requests, gpu, dtype)
-        return [replace(cost, launch_ns=launch_ns, known=Known.MEASURED) for cost in modelled]
+        return [replace(cost, launch_ns=launch_ns, known=Provenance.MEASURED) for cost in modelled]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,14 @@ def toy():
     return extract_regions(frontend.load("toy").module, "toy")
 
 
-def gpu_launches_ns(maker: Candidates) -> set[float]:
+def gpu_launches_ns(generator: CandidateGenerator) -> set[float]:
     """Of every GPU task of a network that is launched by itself."""
-    tasks = [t for region in maker.graph.regions for c in maker.all(region) for t in c.tasks]
-    tasks += [maker.settle(r).task for r in maker.graph.regions if not maker.refusal(r)]
+    tasks = [t for region in generator.graph.regions for c in generator.candidates(region) for t in c.tasks]
+    tasks += [
+        generator.epilogue_cost(r).task
+        for r in generator.graph.regions
+        if not generator.unsupported_reason(r)
+    ]
     return {task.launch_ns for task in tasks if task.resource == "gpu" and task.launched}
 
 
@@ -48,17 +52,17 @@ def gpu_launches_ns(maker: Candidates) -> set[float]:
 @given(measured_ns=st.floats(100, 1e5), set_ns=st.floats(0, 1e5))
 def test_a_measured_launch_is_charged_unless_another_is_set(toy, measured_ns, set_ns):
     costs = Costs(SYSTEM, Profiling(gpu=Stopwatch(measured_ns)))
-    assert gpu_launches_ns(Candidates(toy, SYSTEM, costs)) == {measured_ns}
+    assert gpu_launches_ns(CandidateGenerator(toy, SYSTEM, costs)) == {measured_ns}
     for launch_ns in (set_ns, 0.0):
         variant = SYSTEM.with_launches(gpu_ns=launch_ns, pim_ns=0.0)
-        wanted = measured_ns if launch_ns == SYSTEM.gpu.launch_ns else launch_ns
-        assert gpu_launches_ns(Candidates(toy, variant, costs)) == {wanted}
+        expected_ns = measured_ns if launch_ns == SYSTEM.gpu.launch_ns else launch_ns
+        assert gpu_launches_ns(CandidateGenerator(toy, variant, costs)) == {expected_ns}
     only_pim = SYSTEM.with_launches(gpu_ns=SYSTEM.gpu.launch_ns, pim_ns=0.0)
-    assert gpu_launches_ns(Candidates(toy, only_pim, costs)) == {measured_ns}
+    assert gpu_launches_ns(CandidateGenerator(toy, only_pim, costs)) == {measured_ns}
 
 
 def test_a_modelled_launch_is_the_gpus(toy):
-    assert gpu_launches_ns(Candidates(toy, SYSTEM)) == {SYSTEM.gpu.launch_ns}
+    assert gpu_launches_ns(CandidateGenerator(toy, SYSTEM)) == {SYSTEM.gpu.launch_ns}
 
 
 def test_launches_are_what_the_latency_differs_by(toy):

@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from answers import best_label, least_value
+from answers import best_label, min_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import graph_of, of_launches_ahead, of_shared_channels, problems
+from problems import graph_of, launch_ahead_problems, problems, shared_channel_problems
 
 import pimflow
 from pimflow.core.candidate import (
-    AS_MEMORY,
-    AS_PIM,
-    LEFT,
-    OVER_ALL,
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    PIM_MODE,
+    PLAIN_MEMORY_MODE,
     Candidate,
     CostTable,
     EdgeCost,
@@ -25,20 +25,20 @@ from pimflow.core.candidate import (
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement.solvers.evaluate import execute
-from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.launches import Behind, Running
+from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.launches import OutstandingWork, Running
 from pimflow.placement.solvers.solution import Criterion
 
 
-@given(of_launches_ahead(st.one_of(problems(max_regions=4), of_shared_channels(max_regions=3))))
+@given(launch_ahead_problems(st.one_of(problems(max_regions=4), shared_channel_problems(max_regions=3))))
 @settings(max_examples=examples(40))
-def test_a_launch_goes_out_no_sooner_than_the_task_before_it_on_its_device_begins(problem):
+def test_a_launch_waits_for_the_task_before_it_on_its_device_to_begin(problem):
     graph, ahead = problem
-    in_turn = replace(ahead, launched_ahead=False)
-    for chosen, latency_ns, _ in every_cover(graph, ahead):
+    in_turn = replace(ahead, overlaps_launches=False)
+    for chosen, latency_ns, _ in all_covers(graph, ahead):
         slow, quick = (execute(graph, chosen, table) for table in (in_turn, ahead))
         assert quick.latency_ns == latency_ns
-        assert without_launches(graph, chosen, ahead) <= latency_ns <= slow.latency_ns
+        assert zero_launch_latency_ns(graph, chosen, ahead) <= latency_ns <= slow.latency_ns
         begun: dict[str, int] = {}
         for given_in_turn, event in zip(slow.events, quick.events, strict=True):
             launch_ps = given_in_turn.begun_ps - given_in_turn.start_ps
@@ -47,21 +47,26 @@ def test_a_launch_goes_out_no_sooner_than_the_task_before_it_on_its_device_begin
                 begun[event.resource] = event.begun_ps
 
 
-def without_launches(graph, chosen: tuple[Candidate, ...], table: CostTable) -> float:
+def zero_launch_latency_ns(graph, chosen: tuple[Candidate, ...], table: CostTable) -> float:
     """How long a plan takes if no launch takes any time."""
 
     def none(task: Task) -> Task:
         return replace(task, launch_ns=0.0)
 
-    def edges(found):
-        return {name: replace(edge, task=edge.task and none(edge.task)) for name, edge in found.items()}
+    def edges(costs):
+        return {name: replace(edge, task=edge.task and none(edge.task)) for name, edge in costs.items()}
 
-    free = replace(table, settle=edges(table.settle), absorb=edges(table.absorb), launched_ahead=False)
-    plain = tuple(replace(each, tasks=tuple(map(none, each.tasks))) for each in chosen)
+    free = replace(
+        table,
+        epilogue_cost=edges(table.epilogue_cost),
+        fused_epilogue_cost=edges(table.fused_epilogue_cost),
+        overlaps_launches=False,
+    )
+    plain = tuple(replace(member, tasks=tuple(map(none, member.tasks))) for member in chosen)
     return execute(graph, plain, free).latency_ns
 
 
-def made(name: str, resource: str, launch_ns: float, execution_ns: float) -> Candidate:
+def make_candidate(name: str, resource: str, launch_ns: float, execution_ns: float) -> Candidate:
     return Candidate(
         name=resource,
         covers=(name,),
@@ -76,17 +81,21 @@ def made(name: str, resource: str, launch_ns: float, execution_ns: float) -> Can
 def test_a_launch_behind_a_change_of_channels_is_hidden_once():
     """The change takes PIM 1; the launch of 2 goes out at the begin, and ends 1 after it."""
     graph = graph_of([()])
-    wide = replace(made("r0", "gpu", 2, 1), channels_as=AS_MEMORY, leaves_channels_as=AS_MEMORY)
+    wide = replace(
+        make_candidate("r0", "gpu", 2, 1),
+        channel_mode=PLAIN_MEMORY_MODE,
+        final_channel_mode=PLAIN_MEMORY_MODE,
+    )
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
     switch = EdgeCost(task=Task(label="switch", resource="pim", launch_ns=0.0, execution_ns=1.0))
     for ahead in (False, True):
         table = CostTable(
             candidates={"r0": (wide,)},
-            refused={},
-            settle={},
-            absorb={},
+            unsupported_reasons={},
+            epilogue_cost={},
+            fused_epilogue_cost={},
             switch=switch,
-            launched_ahead=ahead,
+            overlaps_launches=ahead,
         )
         assert execute(graph, (wide,), table).latency_ns == 3
 
@@ -103,33 +112,33 @@ def test_a_launch_behind_a_change_of_channels_is_hidden_once():
 )
 def test_by_hand(tasks, latency_ns):
     graph = graph_of([(), *((i,) for i in range(len(tasks) - 1))])
-    chosen = tuple(made(f"r{i}", *each) for i, each in enumerate(tasks))
+    chosen = tuple(make_candidate(f"r{i}", *task) for i, task in enumerate(tasks))
     table = CostTable(
         candidates={c.covers[0]: (c,) for c in chosen},
-        refused={},
-        settle={},
-        absorb={},
-        launched_ahead=True,
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
+        overlaps_launches=True,
     )
     assert execute(graph, chosen, table).latency_ns == latency_ns
     assert best_label(graph, table).latency_ns == pytest.approx(latency_ns)
 
 
-def test_a_launch_is_on_its_way_while_channels_are_made_ready_whatever_the_region_waits_for():
+def test_a_launch_overlaps_the_switch_of_channels():
     """PIM's launch of 2 hides behind the kernel that executes 1 there, and then the change, which takes 2."""
     graph = graph_of([(), ()])
-    wide = replace(made("r0", "gpu", 1, 1), leaves_channels_as=AS_MEMORY)
+    wide = replace(make_candidate("r0", "gpu", 1, 1), final_channel_mode=PLAIN_MEMORY_MODE)
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
-    on_pim = replace(made("r1", "pim", 2, 1), channels_as=AS_PIM)
+    on_pim = replace(make_candidate("r1", "pim", 2, 1), channel_mode=PIM_MODE)
     change = Task(label="change", resource="pim", execution_ns=2.0, readies_channels=True)
     for ahead in (False, True):
         table = CostTable(
             candidates={"r0": (wide,), "r1": (on_pim,)},
-            refused={},
-            settle={},
-            absorb={},
+            unsupported_reasons={},
+            epilogue_cost={},
+            fused_epilogue_cost={},
             switch=EdgeCost(task=change),
-            launched_ahead=ahead,
+            overlaps_launches=ahead,
         )
         assert execute(graph, (wide, on_pim), table).latency_ns == 1 + 1 + 2 + 1
 
@@ -137,12 +146,12 @@ def test_a_launch_is_on_its_way_while_channels_are_made_ready_whatever_the_regio
 def test_ways_that_hide_any_launch_end_in_one_state():
     longest_ns = {"gpu": 4.0}
 
-    def behind(ns: float) -> Running:
-        tasks = made("r0", "gpu", 4, ns).tasks
-        return Running().then(Behind.made(tasks, "r0", True, longest_ns), longest_ns)
+    def state_behind(ns: float) -> Running:
+        tasks = make_candidate("r0", "gpu", 4, ns).tasks
+        return Running().advance(OutstandingWork.from_tasks(tasks, "r0", True, longest_ns), longest_ns)
 
-    assert behind(5) == behind(6) != behind(3)
-    assert behind(3).hides_ns("gpu", True) == 3
+    assert state_behind(5) == state_behind(6) != state_behind(3)
+    assert state_behind(3).hidden_ns("gpu", True) == 3
 
 
 CHAIN = ((), (0,), (1,), (2,))
@@ -158,25 +167,34 @@ BRANCHES = ((), (0,), (0,), (2,), (1, 3), (4,))
 )
 def test_what_hides_less_is_paid_on_every_device(edges, ways):
     """A longer execution hides more of the next launch on the GPU, and of the next on PIM."""
-    graph, found = graph_of(edges), {}
+    graph, candidates = graph_of(edges), {}
     for region, texts in zip(graph.regions, ways, strict=True):
         tasks = [(resource, *map(float, ns)) for resource, *ns in map(str.split, texts.split(","))]
-        found[region.name] = tuple(
-            replace(made(region.name, *each), name=str(number)) for number, each in enumerate(tasks)
+        candidates[region.name] = tuple(
+            replace(make_candidate(region.name, *task), name=str(number)) for number, task in enumerate(tasks)
         )
-    table = CostTable(candidates=found, refused={}, settle={}, absorb={}, launched_ahead=True)
-    assert best_label(graph, table).latency_ns == pytest.approx(least_value(graph, table))
+    table = CostTable(
+        candidates=candidates,
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
+        overlaps_launches=True,
+    )
+    assert best_label(graph, table).latency_ns == pytest.approx(min_value(graph, table))
 
 
-def test_a_launch_that_is_hidden_behind_channels_being_readied_and_copied_back():
+def test_a_launch_hidden_by_a_switch_of_channels_and_a_copy_back():
     graph = graph_of(CHAIN[:3])
-    plain = replace(made("r0", "gpu", 0, 5), name="plain")
+    plain = replace(make_candidate("r0", "gpu", 0, 5), name="plain")
     task = replace(plain.tasks[0], also=("pim",), launch_ns=30.0)
-    use = {"channels_as": AS_MEMORY, "leaves_channels_as": AS_MEMORY}
-    wide = replace(plain, name="wide", tasks=(task,), output=Port(layout=OVER_ALL), **use)
-    on_pim = {"channels_as": AS_PIM, "leaves_channels_as": AS_PIM}
+    use = {"channel_mode": PLAIN_MEMORY_MODE, "final_channel_mode": PLAIN_MEMORY_MODE}
+    wide = replace(plain, name="wide", tasks=(task,), output=Port(layout=IN_ALL_CHANNELS), **use)
+    on_pim = {"channel_mode": PIM_MODE, "final_channel_mode": PIM_MODE}
     transfer = Task(label="transfer", resource="crossbar", execution_ns=21.0)
-    first, last = made("r1", "pim", 2, 4), replace(made("r2", "pim", 25, 10), goes_on_with="form")
+    first, last = (
+        make_candidate("r1", "pim", 2, 4),
+        replace(make_candidate("r2", "pim", 25, 10), requires_open="form"),
+    )
     first = replace(first, tasks=(*first.tasks, transfer), leaves_open="form")
     back = EdgeCost(task=Task(label="back", resource="gpu", execution_ns=2.0))
     table = CostTable(
@@ -185,22 +203,22 @@ def test_a_launch_that_is_hidden_behind_channels_being_readied_and_copied_back()
             "r1": (replace(first, **on_pim),),
             "r2": (replace(last, **on_pim),),
         },
-        refused={},
-        settle={},
-        absorb={},
-        transforms={("r0", OVER_ALL, LEFT): back},
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
+        transforms={("r0", IN_ALL_CHANNELS, IN_GPU_CHANNELS): back},
         switch=EdgeCost(task=Task(label="switch", resource="pim", execution_ns=26.0)),
-        launched_ahead=True,
+        overlaps_launches=True,
     )
     criterion = Criterion(per_ns=3.0, per_pj=2.0)
-    assert best_label(graph, table, criterion).values[0] == least_value(graph, table, criterion)
+    assert best_label(graph, table, criterion).values[0] == min_value(graph, table, criterion)
 
 
 def test_both_sides_of_a_network_are_launched_ahead():
-    in_turn, ahead = (pimflow.search("toy", system(launches=each)) for each in ("in-turn", "ahead"))
+    in_turn, ahead = (pimflow.search("toy", system(launches=item)) for item in ("in-turn", "ahead"))
     none = pimflow.search("toy", system().with_launches(gpu_ns=0.0, pim_ns=0.0))
     for side in ("baseline", "evaluation"):
-        times = [getattr(each, side).latency_ns for each in (none, ahead, in_turn)]
+        times = [getattr(item, side).latency_ns for item in (none, ahead, in_turn)]
         assert times == sorted(times) and len(set(times)) == 3
     assert ahead.speedup >= 1
     assert in_turn.plan.system != ahead.plan.system

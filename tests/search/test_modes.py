@@ -16,24 +16,24 @@ from pimflow.core.plan import MODES
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, search
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 # Every set of modes, the GPU's in each.
-SETS = [("GPU", *more) for count in range(4) for more in itertools.combinations(MODES[1:], count)]
+SETS = [("GPU", *extra) for count in range(4) for extra in itertools.combinations(MODES[1:], count)]
 
 
-def slowed(**changes) -> System:
+def slow_system(**changes) -> System:
     """Launches are free and the GPU is slow, so that small layers are worth every mode."""
-    found = system(pim_channels=4, channel_sharing="partitioned", **changes)
-    found = found.with_launches(gpu_ns=0.0, pim_ns=0.0)
-    return replace(found, gpu=replace(found.gpu, sms=1, clock_mhz=found.gpu.clock_mhz / 3))
+    base = system(pim_channels=4, channel_sharing="partitioned", **changes)
+    base = base.with_launches(gpu_ns=0.0, pim_ns=0.0)
+    return replace(base, gpu=replace(base.gpu, sms=1, clock_mhz=base.gpu.clock_mhz / 3))
 
 
 SYSTEMS = {
-    "full": slowed(splits="grid"),
-    "paper": slowed(splits="grid", accounting="paper", timing="ramulator-pimflow"),
-    "exact": slowed(),
+    "full": slow_system(splits="grid"),
+    "paper": slow_system(splits="grid", accounting="paper", timing="ramulator-pimflow"),
+    "exact": slow_system(),
 }
 
 
@@ -72,26 +72,28 @@ def networks(draw) -> RegionGraph:
 def test_more_modes_are_never_slower(graph, name, data):
     """And none but those that were asked for, nor anything slower than the GPU with all channels."""
     chosen = sorted(data.draw(st.lists(st.sampled_from(SETS), min_size=2, max_size=2, unique=True)), key=len)
-    fewer, more = chosen[0], tuple(m for m in MODES if m in {*chosen[0], *chosen[1]})
-    found = {}
-    for modes in (fewer, more):
-        searched = search(graph, SYSTEMS[name], costs(name), Goal(modes=modes))
-        assert {candidate.rewrite.mode for candidate in searched.candidates} <= set(modes)
-        assert searched.evaluation.latency_ns <= searched.gpu_only.latency_ns
-        found[modes] = searched.evaluation.latency_ns
-    assert found[more] <= found[fewer] * (1 + 1e-9)
+    fewer_modes, more_modes = chosen[0], tuple(m for m in MODES if m in {*chosen[0], *chosen[1]})
+    latencies_ns = {}
+    for modes in (fewer_modes, more_modes):
+        search_result = search(graph, SYSTEMS[name], costs(name), Goal(modes=modes))
+        assert {candidate.rewrite.mode for candidate in search_result.candidates} <= set(modes)
+        assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns
+        latencies_ns[modes] = search_result.evaluation.latency_ns
+    assert latencies_ns[more_modes] <= latencies_ns[fewer_modes] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("modes", long_but([SETS[0], SETS[-1]], SETS), ids=",".join)
 def test_candidates_are_those_of_the_modes(modes):
     """Independently of the search: all that there are with all modes, but for the others."""
     graph = extract_regions(frontend.load("toy").module, "toy")
-    every, some = (Candidates(graph, SYSTEMS["full"], costs("full"), wanted) for wanted in (MODES, modes))
-    for maker in (every, some):
-        maker.prepare()
+    all_modes, some_modes = (
+        CandidateGenerator(graph, SYSTEMS["full"], costs("full"), requested) for requested in (MODES, modes)
+    )
+    for generator in (all_modes, some_modes):
+        generator.prepare()
     for region in graph.regions:
-        wanted = [c for c in every.all(region) if c.rewrite.mode in modes]
-        assert some.all(region) == wanted
+        requested = [c for c in all_modes.candidates(region) if c.rewrite.mode in modes]
+        assert some_modes.candidates(region) == requested
 
 
 def test_nothing_is_timed_in_vain():
@@ -107,13 +109,13 @@ def test_nothing_is_timed_in_vain():
 def test_what_a_plan_adds_up_to():
     """The regions' shares of the timeline make its end, and what each takes alone where nothing overlaps."""
     graph = extract_regions(frontend.load("toy").module, "toy")
-    searched = search(graph, SYSTEMS["full"], costs("full"))
-    for evaluation in (searched.evaluation, searched.gpu_only):
-        assert sum(evaluation.added_ns.values()) == pytest.approx(evaluation.latency_ns, abs=0.001)
-    alone = searched.gpu_only.added_ns
+    search_result = search(graph, SYSTEMS["full"], costs("full"))
+    for evaluation in (search_result.evaluation, search_result.gpu_only):
+        assert sum(evaluation.latency_increase_ns.values()) == pytest.approx(evaluation.latency_ns, abs=0.001)
+    alone = search_result.gpu_only.latency_increase_ns
     for region in graph.regions:
-        gpu = searched.maker.make(region, "GPU", gpu_channels=SYSTEMS["full"].gpu.memory_channels)
-        assert alone.get(region.name, 0.0) == pytest.approx(Cost.of(gpu).latency_ns, abs=0.002)
+        gpu = search_result.generator.make(region, "GPU", gpu_channels=SYSTEMS["full"].gpu.memory_channels)
+        assert alone.get(region.name, 0.0) == pytest.approx(Cost.from_candidate(gpu).latency_ns, abs=0.002)
 
 
 def test_modes_are_named_as_on_the_command_line():
@@ -128,7 +130,7 @@ def test_modes_are_named_as_on_the_command_line():
 
 def test_the_report_says_the_modes():
     graph = extract_regions(frontend.load("toy").module, "toy")
-    searched = search(graph, SYSTEMS["full"], costs("full"), Goal(modes="gpu,pipeline"))
-    assert Estimate.of(searched).modes == ("gpu", "pipeline")
-    reasons = [choice.reason for choice in searched.plan.choices if choice.mode == "GPU"]
+    search_result = search(graph, SYSTEMS["full"], costs("full"), Goal(modes="gpu,pipeline"))
+    assert Estimate.from_search(search_result).modes == ("gpu", "pipeline")
+    reasons = [choice.reason for choice in search_result.plan.choices if choice.mode == "GPU"]
     assert reasons and all(reasons)

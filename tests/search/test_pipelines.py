@@ -16,7 +16,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec
-from pimflow.placement import Candidates, apply, search
+from pimflow.placement import CandidateGenerator, apply, search
 from pimflow.placement.candidates import pipelines
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -31,9 +31,9 @@ def toy():
 
 @pytest.fixture(scope="module")
 def maker(toy):
-    found = Candidates(toy, system())
-    found.prepare()
-    return found
+    generator = CandidateGenerator(toy, system())
+    generator.prepare()
+    return generator
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def test_a_part_is_charged_on_its_device(maker):
     assert all(task.launched and task.launch_ns > 0 for task in gpu)
     assert all(task.launch_ns == maker.system.pim_launch_ns for task in pim)
     assert candidate.gpu_share is None and candidate.pim_regions == (EXPAND, PROJECT)
-    assert candidate.output.pending == ("add",)  # the residual waits for the next kernel
-    paper = Candidates(maker.graph, system(accounting="paper"))
-    found = pipelines.make(paper, BLOCK).tasks
-    assert [t.resource for t in found].count("crossbar") == 0
-    assert all(task.launch_ns == 0 for task in found if task.resource == "pim")
+    assert candidate.output.deferred_epilogue == ("add",)  # the residual waits for the next kernel
+    paper = CandidateGenerator(maker.graph, system(accounting="paper"))
+    free_tasks = pipelines.make(paper, BLOCK).tasks
+    assert [t.resource for t in free_tasks].count("crossbar") == 0
+    assert all(task.launch_ns == 0 for task in free_tasks if task.resource == "pim")
 
 
 def test_devices_overlap_and_wait_for_each_other(maker):
@@ -87,7 +87,7 @@ def test_what_runs_is_what_was_timed(maker, runs):
             for t in candidate.tasks
             if t.resource == "pim"
         }
-        programs = dict(pipelines.placed(maker, candidate, 5))
+        programs = dict(pipelines.pim_programs(maker, candidate, 5))
         assert programs.keys() == charged.keys()
         used = []
         for name, program in programs.items():
@@ -117,10 +117,10 @@ def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
 
 def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
     """What is left out may not pay: the bound holds for every run, up to the margin."""
-    bounds = pipelines._Bounds(maker)
+    bounds = pipelines._RunBounds(maker)
     for run in runs:
         latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
-        assert bounds.shares_ns(run) * pipelines.MARGIN <= latency_ns
+        assert bounds.share_bound_ns(run) * pipelines.MARGIN <= latency_ns
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,25 @@ def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
     ids=["charged", "ahead", "free"],
 )
 def test_kernels_and_work_on_pim_take_no_longer_than_what_is_charged(maker, runs, other):
-    charged = Candidates(maker.graph, other, maker.costs)
-    bounds = pipelines._Bounds(charged)
+    charged = CandidateGenerator(maker.graph, other, maker.costs)
+    bounds = pipelines._RunBounds(charged)
     for run in runs:
         tasks = pipelines.make(charged, run.pipeline).tasks
-        assert bounds.least_ns([run])[0] <= charged.tasks.alone_ns(tasks)
+        assert bounds.lower_bounds_ns([run])[0] <= charged.task_builder.standalone_ns(tasks)
 
 
 def test_only_what_pays_is_offered(maker, runs):
     """By brute force over all runs: every one that beats its regions one by one, the best of its kind."""
     offered = pipelines.candidates(maker)
-    bounds = pipelines._Bounds(maker)
+    bounds = pipelines._RunBounds(maker)
     best: dict[tuple, float] = {}
     for run in runs:
         latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
-        if latency_ns < bounds.one_by_one_ns(run):
+        if latency_ns < bounds.sequential_ns(run):
             key = run.pipeline.regions, run.pipeline.modes
             best[key] = min(best.get(key, latency_ns), latency_ns)
-    found = {(c.covers, c.rewrite.modes): makespan_ns(c.tasks) for cs in offered.values() for c in cs}
-    assert found == best
+    offered_ns = {(c.covers, c.rewrite.modes): makespan_ns(c.tasks) for cs in offered.values() for c in cs}
+    assert offered_ns == best
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_what_cannot_be_staged_says_why(maker, changes, says):
 
 
 def test_parts_that_would_be_copied_are_refused(toy):
-    made = Candidates(toy, system(copies="made"))
+    copying = CandidateGenerator(toy, system(copies="made"))
     with pytest.raises(PlanError, match="copied"):
-        pipelines.make(made, BLOCK)
-    assert pipelines.candidates(made) == {}
+        pipelines.make(copying, BLOCK)
+    assert pipelines.candidates(copying) == {}
 
 
 def test_lanes_of_a_part_are_added_by_the_gpu(toy):
-    hbm = Candidates(toy, system(pim="hbm-pim"))
+    hbm = CandidateGenerator(toy, system(pim="hbm-pim"))
     tasks = pipelines.make(hbm, BLOCK).tasks
     lanes = [task for task in tasks if "lanes" in task.label]
     assert len(lanes) == 6 and not any(task.launched for task in lanes)
@@ -197,14 +197,14 @@ def test_lanes_of_a_part_are_added_by_the_gpu(toy):
 
 def test_a_plan_file_can_name_any_stages(toy):
     apart = system(channel_sharing="partitioned")
-    searched = search(toy, apart)
-    run = pipelines.make(searched.maker, BLOCK)
-    schedule = str(searched.maker.costs.side.schedules(toy.region(EXPAND).geometry)[-1])
-    text = searched.plan.to_json()
+    search_result = search(toy, apart)
+    run = pipelines.make(search_result.generator, BLOCK)
+    schedule = str(search_result.generator.costs.pim_target.schedules(toy.region(EXPAND).geometry)[-1])
+    text = search_result.plan.to_json()
     choices = [choice for choice in Plan.from_json(text).choices if choice.region not in BLOCK.regions]
     assert len(choices) == len(toy.regions) - 3, "the search left the block's regions by themselves"
     choice = replace(
-        searched.plan.choice(EXPAND),
+        search_result.plan.choice(EXPAND),
         mode="PIPELINE",
         gpu_share=None,
         schedule="",
@@ -214,14 +214,14 @@ def test_a_plan_file_can_name_any_stages(toy):
         modes=BLOCK.modes,
         schedules=(schedule, "", ""),
     )
-    at = next(i for i, region in enumerate(toy.regions) if region.name == EXPAND)
-    plan = replace(searched.plan, choices=(*choices[:at], choice, *choices[at:]))
-    found = apply(toy, apart, Plan.from_json(plan.to_json()))
-    assert found.plan.choice(PROJECT).stages == BLOCK.cuts
-    assert found.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
-    assert set(found.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}
-    assert found.pipelines() == (BLOCK,)
-    assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(found, toy.region(EXPAND)).text()
+    position = next(i for i, region in enumerate(toy.regions) if region.name == EXPAND)
+    plan = replace(search_result.plan, choices=(*choices[:position], choice, *choices[position:]))
+    reapplied = apply(toy, apart, Plan.from_json(plan.to_json()))
+    assert reapplied.plan.choice(PROJECT).stages == BLOCK.cuts
+    assert reapplied.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
+    assert set(reapplied.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}
+    assert reapplied.pipelines() == (BLOCK,)
+    assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(reapplied, toy.region(EXPAND)).text()
     for changes, says in [
         ({"gpu_share": 0.5}, "gpu_share null"),
         ({"schedules": ("sideways", "", "")}, "schedule 'sideways' is none of"),
@@ -229,7 +229,7 @@ def test_a_plan_file_can_name_any_stages(toy):
     ]:
         wrong = replace(choice, **changes)
         with pytest.raises(PlanError, match=says):
-            apply(toy, system(), replace(plan, choices=(*choices[:at], wrong, *choices[at:])))
+            apply(toy, system(), replace(plan, choices=(*choices[:position], wrong, *choices[position:])))
 
 
 def test_with_stages_a_network_is_never_slower(toy, monkeypatch):
@@ -238,4 +238,4 @@ def test_with_stages_a_network_is_never_slower(toy, monkeypatch):
     monkeypatch.setattr(pipelines, "candidates", lambda _: {})
     without = search(toy, accounting)
     assert with_stages.evaluation.latency_ns <= without.evaluation.latency_ns
-    assert all(Cost.of(c).latency_ns > 0 for c in with_stages.candidates if c.tasks)
+    assert all(Cost.from_candidate(c).latency_ns > 0 for c in with_stages.candidates if c.tasks)

@@ -26,24 +26,24 @@ ELEMENTS = 4 * 4 * 8  # of every tensor of `problems`
 
 
 @st.composite
-def sized(draw):
+def sized_problems(draw):
     """A problem whose candidates hold weights and workspaces; some of several regions are one kernel."""
     graph, table = draw(problems(max_regions=4))
     sizes = st.sampled_from((0, 100, 300, 1000, 3000))
-    found = {
+    new_candidates = {
         name: tuple(
             replace(
                 c,
                 filter_bytes=draw(sizes),
                 workspace_bytes=draw(sizes) if len(c.covers) == 1 else 0,
                 rewrite=replace(c.rewrite, mode="GPU") if c.rewrite.mode == "SPLIT" else c.rewrite,
-                output=replace(c.output, pending=()) if c.rewrite.mode == "SPLIT" else c.output,
+                output=replace(c.output, deferred_epilogue=()) if c.rewrite.mode == "SPLIT" else c.output,
             )
             for c in candidates
         )
         for name, candidates in table.candidates.items()
     }
-    return graph, replace(table, candidates=found)
+    return graph, replace(table, candidates=new_candidates)
 
 
 def up(size_bytes):
@@ -55,61 +55,61 @@ def plan_bytes(graph, cover):
     order = {region.name: position for position, region in enumerate(graph.regions)}
     last = {name: max(map(order.get, readers), default=-1) for name, readers in graph.readers.items()}
     last |= dict.fromkeys(graph.outputs, len(order))
-    most, waiting = 0, set()
+    peak_bytes, waiting = 0, set()
     for candidate in cover:
         begin = order[candidate.covers[0]]
         one_kernel = candidate.rewrite.mode == "GPU"
         live = {name for name, position in order.items() if position < begin <= last[name]}
         live |= {candidate.covers[-1]} if one_kernel else set(candidate.covers)
-        left = [graph.region(name) for name in waiting]
-        live |= {each for region in left for each in region.inputs[region.operands :]}
-        read = {each for name in candidate.covers for each in graph.region(name).inputs}
+        waiting_regions = [graph.region(name) for name in waiting]
+        live |= {tensor for region in waiting_regions for tensor in region.inputs[region.operands :]}
+        read = {tensor for name in candidate.covers for tensor in graph.region(name).inputs}
         takes = waiting & read
         shared = {name for name in takes if len(graph.consumers[name]) > 1}
-        tensors = len(live - {"%x"}) + (len(shared) if candidate.input.accepts_pending else 0)
-        most = max(most, 4 * ELEMENTS * tensors + up(candidate.workspace_bytes))
+        tensors = len(live - {"%x"}) + (len(shared) if candidate.input.fuses_epilogue else 0)
+        peak_bytes = max(peak_bytes, 4 * ELEMENTS * tensors + up(candidate.workspace_bytes))
         waiting -= takes
         waiting |= {candidate.covers[-1]} if candidate.output.pending else set()
-    return most
+    return peak_bytes
 
 
 @settings(max_examples=examples(40))
-@given(sized())
+@given(sized_problems())
 def test_the_least_is_that_of_some_plan_and_no_plan_takes_less(problem):
     graph, table = problem
     memory = PlanMemory(graph, "fp32")
     sizes = [plan_bytes(graph, cover) for cover in covers(graph, table)]
-    assert [memory.of(cover) for cover in covers(graph, table)] == sizes
+    assert [memory.pool_bytes(cover) for cover in covers(graph, table)] == sizes
     assert PlanSearch(graph, table, SYSTEM, Goal()).smallest().memory_bytes == min(sizes)
 
 
 @settings(max_examples=examples(25))
-@given(sized(), st.floats(0, 1))
+@given(sized_problems(), st.floats(0, 1))
 def test_the_fastest_plan_within_a_budget_is_found(problem, share):
     graph, table = problem
-    every = covers(graph, table)
-    sizes = [plan_bytes(graph, cover) for cover in every]
+    every_cover = covers(graph, table)
+    sizes = [plan_bytes(graph, cover) for cover in every_cover]
     budget = min(sizes) + share * (max(sizes) - min(sizes))
     best_ns = min(
         evaluate(graph, cover, table, SYSTEM).latency_ns
-        for cover, size in zip(every, sizes, strict=True)
+        for cover, size in zip(every_cover, sizes, strict=True)
         if size <= budget
     )
     for solver in SOLVERS:
-        found = PlanSearch(graph, table, SYSTEM, Goal(solver=solver, max_memory_bytes=budget)).best()
-        assert found and plan_bytes(graph, found.solution.candidates) <= budget
-        assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
+        result = PlanSearch(graph, table, SYSTEM, Goal(solver=solver, max_memory_bytes=budget)).best()
+        assert result and plan_bytes(graph, result.solution.candidates) <= budget
+        assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 
 
 def test_what_is_inside_a_kernel_takes_nothing_unless_others_hold_it():
-    def life(name, begin, end, **more):
-        return Lifetime(name=name, begin=begin, end=end, size_bytes=100, **more)
+    def life(name, begin, end, **options):
+        return Lifetime(name=name, begin=begin, end=end, size_bytes=100, **options)
 
     lives = (life("x", 0, 1), life("a", 0, 2), life("b", 1, 3), life("c", 2, 4))
     live = Liveness(steps=4, lifetimes=lives)
 
     def bytes_of(live, *span):
-        return live.span(*span).all_bytes
+        return live.span(*span).total_bytes
 
     assert bytes_of(live, 1, 3) == 300 and bytes_of(live, 1, 3, ["b"]) == 200
     assert bytes_of(live, 1, 2, ["b"]) == 200, "read behind the kernel"
@@ -125,31 +125,31 @@ def toy():
     return network, prepare.regions(network, SYSTEM, fuse=True)
 
 
-def built_bytes(network, found):
+def pool_bytes(network, search_result):
     """The pool of what is built for a GPU."""
-    plans, target = [], targets.named_target("cuda+pim")
+    plans, target = [], targets.target_by_name("cuda+pim")
     with target:
-        phases.lower(build.planned(network.module, found), target, SYSTEM, plans.append)
+        phases.lower(build.apply_search_result(network.module, search_result), target, SYSTEM, plans.append)
     return plans[-1].pool_bytes
 
 
 @pytest.mark.parametrize("primitives", long_but([True], [False, True]))
 @pytest.mark.parametrize("modes", long_but(["gpu,pim"], ["gpu", "gpu,pim"]))
-def test_every_budget_from_the_least_on_has_a_plan_that_keeps_to_it_when_built(toy, modes, primitives):
+def test_every_budget_from_the_minimum_on_has_a_plan_that_fits_when_built(toy, modes, primitives):
     network, graph = toy
     goal = Goal(modes=modes, primitives=primitives)
     with pytest.raises(InfeasibleError) as refused:
         search(graph, SYSTEM, goal=replace(goal, max_memory_bytes=1000.0))
-    least = refused.value.demand
+    min_bytes = refused.value.demand
     with pytest.raises(InfeasibleError):
-        search(graph, SYSTEM, goal=replace(goal, max_memory_bytes=0.99 * least))
+        search(graph, SYSTEM, goal=replace(goal, max_memory_bytes=0.99 * min_bytes))
     for factor in (1.0, 1.1, 1.5, 4.0):
-        found = search(graph, SYSTEM, goal=replace(goal, max_memory_bytes=factor * least))
-        assert built_bytes(network, found) <= factor * least
+        search_result = search(graph, SYSTEM, goal=replace(goal, max_memory_bytes=factor * min_bytes))
+        assert pool_bytes(network, search_result) <= factor * min_bytes
 
 
 def test_a_fused_network_is_not_refused_for_tensors_that_it_never_makes(toy):
     """It was, at 205 KiB, weights among them: the pool takes 24."""
     network, graph = toy
-    found = search(graph, SYSTEM, goal=Goal(modes="gpu", max_memory_bytes=32_768.0))
-    assert found.tiled() and built_bytes(network, found) <= 32_768
+    search_result = search(graph, SYSTEM, goal=Goal(modes="gpu", max_memory_bytes=32_768.0))
+    assert search_result.group_tilings() and pool_bytes(network, search_result) <= 32_768

@@ -11,16 +11,16 @@ from length import examples
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.api.explain import explain
-from pimflow.core.candidate import IN_PIM, OVER_ALL
+from pimflow.core.candidate import IN_ALL_CHANNELS, IN_PIM_CHANNELS
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
-from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
+from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.launches import computes, region_launches, usable
+from pimflow.primitives.launches import can_compute, region_launches, usable_primitives
 from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import kernel_cost
 
@@ -54,13 +54,13 @@ def convolution(name, source, shape, outputs, kernel, stride, residual):
 def graphs(draw, most=4, residuals=True):
     """Convolutions in a row, with work for Winograd or little of it; some add an earlier result."""
     shape = (1, draw(st.sampled_from((7, 28))), 28, draw(st.sampled_from((16, 64))))
-    regions, source, made = [], "%x", {"%x": shape}
+    regions, source, shapes = [], "%x", {"%x": shape}
     for index in range(draw(st.integers(1, most))):
         outputs, kernel = draw(st.sampled_from((16, 64))), draw(st.sampled_from((1, 3, 3)))
         region = convolution(
             f"r{index}", source, shape, outputs, kernel, draw(st.sampled_from((1, 1, 2))), None
         )
-        fitting = [name for name, dims in made.items() if dims == region.output_shape and name != source]
+        fitting = [name for name, dims in shapes.items() if dims == region.output_shape and name != source]
         if residuals and fitting and draw(st.booleans()):
             added = draw(st.sampled_from(fitting))
             region = convolution(
@@ -68,7 +68,7 @@ def graphs(draw, most=4, residuals=True):
             )
         regions.append(region)
         source, shape = region.name, region.output_shape
-        made[source] = shape
+        shapes[source] = shape
     return RegionGraph(name="drawn", regions=tuple(regions), outputs=(source,))
 
 
@@ -79,15 +79,15 @@ def launches_of(primitive, region):
     moved["added"] = 4 * sum(region.input_elements[1:])
     stages = {name: 4 * _size(shape) for name, shape in primitive.stages(layer).items()}
     if primitive.family == "winograd":
-        ways = [(moved["in"], stages["transformed"]), (stages["transformed"], stages["products"])]
-        ways.append((stages["products"] + moved["added"], moved["out"]))
+        launches = [(moved["in"], stages["transformed"]), (stages["transformed"], stages["products"])]
+        launches.append((stages["products"] + moved["added"], moved["out"]))
     elif stages:
-        ways = [(moved["in"], stages["windows"]), (stages["windows"] + moved["added"], moved["out"])]
+        launches = [(moved["in"], stages["windows"]), (stages["windows"] + moved["added"], moved["out"])]
     else:
         skipped = max(layer.stride) > max(layer.kh, layer.kw)
         read = 4 * layer.pixels * layer.c if skipped else moved["in"]
-        ways = [(read + moved["added"], moved["out"])]
-    return ways
+        launches = [(read + moved["added"], moved["out"])]
+    return launches
 
 
 def _size(shape):
@@ -100,17 +100,17 @@ def _size(shape):
 @settings(max_examples=examples(15), deadline=None)
 @given(graphs())
 def test_a_primitive_is_charged_all_that_it_launches(graph):
-    maker = Candidates(graph, SYSTEM, primitives=True)
+    generator = CandidateGenerator(graph, SYSTEM, primitives=True)
     for region in graph.regions:
-        for primitive in usable(region):
-            candidate = maker.make(region, "GPU", primitive=primitive.name)
-            ways = launches_of(primitive, region)
-            assert [task.launched for task in candidate.tasks] == [True] * len(ways)
+        for primitive in usable_primitives(region):
+            candidate = generator.make(region, "GPU", primitive=primitive.name)
+            launches = launches_of(primitive, region)
+            assert [task.launched for task in candidate.tasks] == [True] * len(launches)
             assert {task.launch_ns for task in candidate.tasks} == {GPU.launch_ns}
-            one_by_one = [(n - 1,) if n else () for n in range(len(ways))]
+            one_by_one = [(n - 1,) if n else () for n in range(len(launches))]
             assert [task.after for task in candidate.tasks] == one_by_one
             kernels = region_launches(primitive, region)
-            assert [(k.input_bytes, k.output_bytes) for k in kernels] == ways
+            assert [(k.input_bytes, k.output_bytes) for k in kernels] == launches
             assert sum(k.weight_bytes for k in kernels) == primitive.filter_bytes(region.geometry)
             times = [
                 kernel_cost(k, GPU, dtype="fp32", channels=SYSTEM.gpu_channels).execution_ns for k in kernels
@@ -144,16 +144,19 @@ def test_the_best_of_all_covers_is_found(graph):
 @given(graphs())
 def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
     """One after the other, by the model and all channels: no candidate that was left out would be faster."""
-    maker = Candidates(graph, SYSTEM, primitives=True)
-    ways = [
+    generator = CandidateGenerator(graph, SYSTEM, primitives=True)
+    times_by_region = [
         [
-            sum(task.duration_ns for task in maker.make(region, "GPU", primitive=name, gpu_channels=32).tasks)
-            for name in ["", *(primitive.name for primitive in usable(region))]
+            sum(
+                task.duration_ns
+                for task in generator.make(region, "GPU", primitive=name, gpu_channels=32).tasks
+            )
+            for name in ["", *(primitive.name for primitive in usable_primitives(region))]
         ]
         for region in graph.regions
     ]
-    found = search(graph, SYSTEM, goal=WITH)
-    assert found.gpu_only.latency_ns == pytest.approx(sum(map(min, ways)))
+    search_result = search(graph, SYSTEM, goal=WITH)
+    assert search_result.gpu_only.latency_ns == pytest.approx(sum(map(min, times_by_region)))
 
 
 def chain_memory_bytes(graph, cover):
@@ -161,7 +164,7 @@ def chain_memory_bytes(graph, cover):
 
     If PIM takes part, what lies in each set of memory channels counts by itself.
     """
-    most, before = dict.fromkeys(("left", "all", "pim"), 0), "left"
+    peaks, before = dict.fromkeys(("left", "all", "pim"), 0), "left"
     apart = any(candidate.rewrite.mode != "GPU" for candidate in cover)
     for region, candidate in zip(graph.regions, cover, strict=True):
         layer, rewrite = region.geometry, candidate.rewrite
@@ -171,18 +174,18 @@ def chain_memory_bytes(graph, cover):
         result = _up(4 * layer.pixels * layer.oc)
         parts = result if rewrite.mode == "SPLIT" and rewrite.axis == "reduction" else 0
         joined = 2 * result if rewrite.axis == "channels" and layer.pixels > 1 else 0
-        own = _lies_in(candidate.output.layout) if apart else "left"
-        live = dict.fromkeys(most, 0)
+        channel_set = _lies_in(candidate.output.layout) if apart else "left"
+        live = dict.fromkeys(peaks, 0)
         live[before] += operand
-        live[own] += result + parts + _up(4 * sum(map(_size, stages)))
-        most = {channels: max(size, live[channels]) for channels, size in most.items()}
-        most[own] = max(most[own], joined)
-        before = own
-    return sum(most.values())
+        live[channel_set] += result + parts + _up(4 * sum(map(_size, stages)))
+        peaks = {channels: max(size, live[channels]) for channels, size in peaks.items()}
+        peaks[channel_set] = max(peaks[channel_set], joined)
+        before = channel_set
+    return sum(peaks.values())
 
 
 def _lies_in(layout):
-    return "all" if layout.startswith(OVER_ALL) else "pim" if layout == IN_PIM else "left"
+    return "all" if layout.startswith(IN_ALL_CHANNELS) else "pim" if layout == IN_PIM_CHANNELS else "left"
 
 
 def _up(size_bytes):
@@ -194,23 +197,23 @@ def _up(size_bytes):
 def test_a_memory_budget_binds_the_plan(graph, share):
     """Against every cover: the fastest of those that keep to it."""
     quick = SYSTEM.with_launches(gpu_ns=100.0, pim_ns=100.0)  # so that every primitive pays somewhere
-    table = profile(graph, Candidates(graph, quick, modes=WITH.modes, primitives=True))
-    covers = [(cover, ns) for cover, ns, _ in every_cover(graph, table)]
+    table = profile(graph, CandidateGenerator(graph, quick, modes=WITH.modes, primitives=True))
+    covers = [(cover, ns) for cover, ns, _ in all_covers(graph, table)]
     sizes = [chain_memory_bytes(graph, cover) for cover, _ in covers]
-    fastest = min(range(len(covers)), key=lambda at: covers[at][1])
+    fastest = min(range(len(covers)), key=lambda index: covers[index][1])
     budget = min(sizes) + share * (sizes[fastest] - min(sizes))
-    found = PlanSearch(graph, table, quick, replace(WITH, max_memory_bytes=budget)).best()
-    assert chain_memory_bytes(graph, found.solution.candidates) <= budget * (1 + 1e-6)
+    result = PlanSearch(graph, table, quick, replace(WITH, max_memory_bytes=budget)).best()
+    assert chain_memory_bytes(graph, result.solution.candidates) <= budget * (1 + 1e-6)
     best_ns = min(ns for (_, ns), size in zip(covers, sizes) if size <= budget)
-    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
+    assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 
 
 def test_a_budget_that_nobody_can_meet():
     graph = prepare.regions(frontend.load("toy"), SYSTEM)
     with pytest.raises(InfeasibleError, match=r"memory of 'toy'.*--memory-budget (\d+)") as refused:
         search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=1000.0))
-    found = search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=float(refused.value.demand)))
-    assert found.plan.latency_ns > 0
+    search_result = search(graph, SYSTEM, goal=replace(WITH, max_memory_bytes=float(refused.value.demand)))
+    assert search_result.plan.latency_ns > 0
     tight = replace(WITH, max_memory_bytes=float(refused.value.demand), max_latency_ns=1.0)
     with pytest.raises(InfeasibleError, match="latency of 'toy'"):
         search(graph, SYSTEM, goal=tight)
@@ -222,38 +225,42 @@ def toy():
     return graph, search(graph, SYSTEM, goal=WITH)
 
 
-def edited(plan, region, **changes):
+def edit_choice(plan, region, **changes):
     choices = (replace(c, **changes) if c.region == region else c for c in plan.choices)
     return replace(plan, choices=tuple(choices))
 
 
 def test_a_plan_file_names_them(toy):
-    graph, found = toy
-    chosen = found.primitives()
+    graph, search_result = toy
+    chosen = search_result.primitives()
     assert chosen and all(p.target == "cuda" for p in chosen.values())
-    rows = json.loads(found.plan.to_json())["choices"]
+    rows = json.loads(search_result.plan.to_json())["choices"]
     assert {row["region"]: row["primitive"] for row in rows if "primitive" in row} == {
         name: primitive.name for name, primitive in chosen.items()
     }
-    again = apply(graph, SYSTEM, Plan.from_json(found.plan.to_json()))
-    assert again.candidates == found.candidates
-    assert again.evaluation.latency_ns == found.evaluation.latency_ns
-    assert again.gpu_only.latency_ns == found.gpu_only.latency_ns, "the baseline has primitives too"
+    reapplied = apply(graph, SYSTEM, Plan.from_json(search_result.plan.to_json()))
+    assert reapplied.candidates == search_result.candidates
+    assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
+    assert reapplied.gpu_only.latency_ns == search_result.gpu_only.latency_ns, (
+        "the baseline has primitives too"
+    )
     for name, primitive in chosen.items():
-        explained = explain(found, graph.region(name))
+        explained = explain(search_result, graph.region(name))
         starred = [c.name for c in explained.candidates if c.chosen]
         assert starred == [f"GPU {primitive.name}"]
 
 
 @pytest.mark.long
 def test_an_edited_plan_is_priced_anew(toy):
-    graph, found = toy
-    region = graph.region(next(iter(found.primitives())))
-    for primitive in usable(region):
-        other = apply(graph, SYSTEM, edited(found.plan, region.name, primitive=primitive.name))
-        assert other.primitives()[region.name] is primitive
-        assert other.evaluation.latency_ns >= found.evaluation.latency_ns * (1 - 1e-6)
-    plain = apply(graph, SYSTEM, edited(found.plan, region.name, primitive=""))
+    graph, search_result = toy
+    region = graph.region(next(iter(search_result.primitives())))
+    for primitive in usable_primitives(region):
+        repriced = apply(
+            graph, SYSTEM, edit_choice(search_result.plan, region.name, primitive=primitive.name)
+        )
+        assert repriced.primitives()[region.name] is primitive
+        assert repriced.evaluation.latency_ns >= search_result.evaluation.latency_ns * (1 - 1e-6)
+    plain = apply(graph, SYSTEM, edit_choice(search_result.plan, region.name, primitive=""))
     assert region.name not in plain.primitives()
 
 
@@ -267,32 +274,32 @@ def test_an_edited_plan_is_priced_anew(toy):
     ],
 )
 def test_a_primitive_that_cannot_be_is_refused(toy, primitive, says):
-    graph, found = toy
-    region = next(iter(found.primitives()))
-    plan = edited(found.plan, region, primitive=primitive)
+    graph, search_result = toy
+    region = next(iter(search_result.primitives()))
+    plan = edit_choice(search_result.plan, region, primitive=primitive)
     with pytest.raises(PlanError, match=says) as refused:
         apply(graph, SYSTEM, Plan.from_json(plan.to_json(), "plan.json"))
     assert f"'{region}'" in str(refused.value)
 
 
 def test_only_what_the_gpu_does_by_itself_has_one(toy):
-    graph, found = toy
-    on_pim = next(c.region for c in found.plan.choices if c.mode == "PIM")
-    name = next(iter(found.primitives().values())).name
+    graph, search_result = toy
+    on_pim = next(c.region for c in search_result.plan.choices if c.mode == "PIM")
+    name = next(iter(search_result.primitives().values())).name
     with pytest.raises(PlanError, match=f"'{on_pim}'.*wholly on the GPU"):
-        apply(graph, SYSTEM, edited(found.plan, on_pim, primitive=name))
+        apply(graph, SYSTEM, edit_choice(search_result.plan, on_pim, primitive=name))
     with pytest.raises(UsageError, match="compute in fp32, not in fp16"):
-        apply(graph, system(splits="grid"), found.plan)
+        apply(graph, system(splits="grid"), search_result.plan)
     learned = Costs(SYSTEM, Profiling(gpu=Learned()))
     with pytest.raises(UsageError, match="gpu=learned has no times of primitives"):
         search(graph, SYSTEM, learned, WITH)
 
 
 def test_a_plan_carries_them_over_where_they_still_apply(toy):
-    graph, found = toy
-    name = next(iter(found.primitives()))
+    graph, search_result = toy
+    name = next(iter(search_result.primitives()))
     gathering = replace(graph.region(name), prologue=("concat",))
-    other = replace(graph, regions=tuple(gathering if r.name == name else r for r in graph.regions))
-    carried = found.plan.carried_to(other, computes)
+    changed_graph = replace(graph, regions=tuple(gathering if r.name == name else r for r in graph.regions))
+    carried = search_result.plan.to_graph(changed_graph, can_compute)
     assert carried.choice(name).primitive == "" and carried.choice(name).mode == "GPU"
-    assert found.plan.carried_to(graph, computes).choices == found.plan.choices
+    assert search_result.plan.to_graph(graph, can_compute).choices == search_result.plan.choices

@@ -26,32 +26,34 @@ def found():
     return [crossovers.product_crossing(decoder, "query", tokens, SYSTEM, profiling) for tokens in TOKENS]
 
 
-def test_times_of_a_product_are_those_of_the_layer_and_above_the_bound_of_rows(found):
+def test_times_of_a_product_match_the_layer_and_exceed_the_row_bound(found):
     gpu, dtype = SYSTEM.gpu, SYSTEM.dtype
-    for each in found:
-        layer = parse_layer(f"fc:{each.tokens}x{each.inputs},{each.outputs}")
+    for crossing in found:
+        layer = parse_layer(f"fc:{crossing.tokens}x{crossing.inputs},{crossing.outputs}")
         alone = kernel_cost(convolution_kernel(layer, dtype), gpu, dtype=dtype, channels=gpu.memory_channels)
-        assert each.gpu_ns == pytest.approx(alone.total_ns, abs=1e-3)
-        weight_bytes = each.inputs * each.outputs * ELEMENT_BYTES[dtype]
-        least_ns = row_limited_ns(weight_bytes, each.tokens, SYSTEM.pim, SYSTEM.pim_channels)
-        assert each.pim_ns > least_ns
-        assert each.plan_ns <= min(each.gpu_ns, each.pim_ns) + 1e-3
-        assert 0 <= each.pim_share <= 1 and (each.pim_share == 0) == (each.plan_ns == each.gpu_ns)
+        assert crossing.gpu_ns == pytest.approx(alone.total_ns, abs=1e-3)
+        weight_bytes = crossing.inputs * crossing.outputs * ELEMENT_BYTES[dtype]
+        least_ns = row_limited_ns(weight_bytes, crossing.tokens, SYSTEM.pim, SYSTEM.pim_channels)
+        assert crossing.pim_ns > least_ns
+        assert crossing.plan_ns <= min(crossing.gpu_ns, crossing.pim_ns) + 1e-3
+        assert 0 <= crossing.pim_share <= 1 and (crossing.pim_share == 0) == (
+            crossing.plan_ns == crossing.gpu_ns
+        )
 
 
 def test_pim_gains_less_the_more_tokens_share_the_weights(found):
-    gains = [each.gpu_ns / each.pim_ns for each in found]
+    gains = [crossing.gpu_ns / crossing.pim_ns for crossing in found]
     assert gains[0] > 1 > gains[-1] and gains[1:] == sorted(gains[1:], reverse=True)
 
 
 @given(st.lists(st.booleans(), min_size=1), st.randoms())
 def test_slower_from_is_where_it_is_slower_to_the_end(slower, random):
-    one = crossovers.ProductCrossing(
+    base = crossovers.ProductCrossing(
         model="", product="", inputs=1, outputs=1, tokens=1, gpu_ns=1.0, pim_ns=1.0, plan_ns=1.0, pim_share=1
     )
-    found = [replace(one, tokens=tokens) for tokens in range(len(slower))]
-    random.shuffle(found)
-    first = crossovers.slower_from(found, lambda each: slower[each.tokens])
+    points = [replace(base, tokens=tokens) for tokens in range(len(slower))]
+    random.shuffle(points)
+    first = crossovers.first_slower_tokens(points, lambda point: slower[point.tokens])
     for tokens in range(len(slower)):
         assert all(slower[tokens:]) == (first is not None and tokens >= first)
 
@@ -68,10 +70,10 @@ def test_banks_use_each_weight_so_often_while_the_gpu_reads_it():
 
 
 def test_the_chart_has_a_line_for_each_product_and_a_point_for_each_time(found):
-    other = [replace(each, model="other") for each in found]
-    chart = crossovers.speedup_chart({"a": [*found, *other], "b": found})
-    points = {(each["system"], each["model"], each["tokens"]) for each in chart["data"]["values"]}
-    assert points == {
+    others = [replace(point, model="other") for point in found]
+    chart = crossovers.speedup_chart({"a": [*found, *others], "b": found})
+    drawn_points = {(point["system"], point["model"], point["tokens"]) for point in chart["data"]["values"]}
+    assert drawn_points == {
         (name, model, tokens)
         for name, model in (("a", "gpt-2"), ("a", "other"), ("b", "gpt-2"))
         for tokens in TOKENS

@@ -12,7 +12,7 @@ import pytest
 
 from pimflow.api import prepare
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Goal, Profiling, profile
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.solvers.plan_search import PlanSearch
 
 OPTIMA = json.loads((Path(__file__).parent / "proved_optima.json").read_text())
@@ -35,11 +35,11 @@ CONVENTIONS = {
 @pytest.fixture(scope="module")
 def costs():
     """Times are found once for all conventions that share them."""
-    found: dict[object, Costs] = {}
+    stored_costs: dict[object, Costs] = {}
 
-    def costs_of(own):
-        key = (own.accounting, own.timing, own.gpu.launch_ns)
-        return found.setdefault(key, Costs(own, Profiling()))
+    def costs_of(target):
+        key = (target.accounting, target.timing, target.gpu.launch_ns)
+        return stored_costs.setdefault(key, Costs(target, Profiling()))
 
     return costs_of
 
@@ -47,11 +47,11 @@ def costs():
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("network", ["toy", pytest.param("mobilenet-v2", marks=pytest.mark.long)])
 def test_no_optimum_is_lost(costs, network, convention):
-    own, proved = CONVENTIONS[convention], OPTIMA[network][convention]
+    target, proved = CONVENTIONS[convention], OPTIMA[network][convention]
     options = prepare.NetworkOptions()
-    graph = prepare.regions(prepare.load(network, options), own)
-    maker = Candidates(graph, own, costs(own))
-    search = PlanSearch(graph, profile(graph, maker), own, Goal())
+    graph = prepare.regions(prepare.load(network, options), target)
+    generator = CandidateGenerator(graph, target, costs(target))
+    search = PlanSearch(graph, profile(graph, generator), target, Goal())
     latency, energy, product = (
         search.with_goal(Goal(objective=objective)).best().evaluation
         for objective in ("latency", "energy", "edp")

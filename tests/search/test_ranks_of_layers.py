@@ -12,13 +12,13 @@ from pimflow import frontend
 from pimflow.api.prepare import regions
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition.layer_errors import layer_errors
-from pimflow.decomposition.network import decompose, mixed
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.network import combine_alternatives, decompose
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
 from pimflow.placement.form_choice import choose
-from pimflow.placement.forms import Forms
+from pimflow.placement.forms import DecompositionAlternatives
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches and waits are so short that even these small layers differ by more.
@@ -64,14 +64,14 @@ def three_layers(after_first: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-class AllForms:
+class RankedNetwork:
     """A network in all forms of its layers, and what each mixture of them costs by itself."""
 
     def __init__(self, model: object, request: str, fuse: bool = False):
         network, self.fuse = frontend.load(model), fuse
-        self.changes = decompose(network, Request.parse(request)).alternatives()
-        self.forms = Forms(
-            given=regions(network, fuse=fuse),
+        self.changes = decompose(network, DecompositionRequest.parse(request)).alternatives()
+        self.forms = DecompositionAlternatives(
+            original=regions(network, fuse=fuse),
             decomposed=tuple(regions(change.network, fuse=fuse) for change in self.changes),
             chains=self.changes[0].chains,
             rules=tuple(rule.text for rule in self.changes[0].request.rules),
@@ -82,15 +82,19 @@ class AllForms:
 
     def mixtures(self):
         """All that are possible: layers that are not free have one form together."""
-        ways = [(None, *sorted(set(self.forms.distinct[layer]))) for layer in self.forms.free]
-        together = [None, *range(len(self.changes))] if self.forms.bound else [None]
-        for rules in itertools.product(*ways, together):
-            chosen = dict(zip(self.forms.free, rules)) | dict.fromkeys(self.forms.bound, rules[-1])
+        rules_by_layer = [
+            (None, *sorted(set(self.forms.distinct_rules[layer]))) for layer in self.forms.independent_layers
+        ]
+        together = [None, *range(len(self.changes))] if self.forms.dependent_layers else [None]
+        for rules in itertools.product(*rules_by_layer, together):
+            chosen = dict(zip(self.forms.independent_layers, rules)) | dict.fromkeys(
+                self.forms.dependent_layers, rules[-1]
+            )
             yield {layer: rule for layer, rule in chosen.items() if rule is not None}
 
     def graph(self, chosen: dict[str, int]) -> RegionGraph:
         """What the mixed module itself consists of."""
-        return regions(mixed(self.changes, chosen).network, fuse=self.fuse)
+        return regions(combine_alternatives(self.changes, chosen).network, fuse=self.fuse)
 
     def error(self, chosen: dict[str, int]) -> float:
         return sum(self.forms.errors[layer][rule] for layer, rule in chosen.items())
@@ -103,8 +107,8 @@ class AllForms:
         key = (tuple(sorted(chosen.items())), plain)
         if key not in self._values:
             try:
-                found = search(self.graph(chosen), SYSTEM, self.costs, plain)
-                self._values[key] = goal.value(found.evaluation)
+                search_result = search(self.graph(chosen), SYSTEM, self.costs, plain)
+                self._values[key] = goal.value(search_result.evaluation)
             except InfeasibleError:
                 self._values[key] = None
         return self._values[key]
@@ -115,31 +119,31 @@ class AllForms:
 
 
 @pytest.fixture(scope="module")
-def chain() -> AllForms:
-    return AllForms(three_layers("chain"), RANKS)
+def chain() -> RankedNetwork:
+    return RankedNetwork(three_layers("chain"), RANKS)
 
 
 @pytest.fixture(scope="module")
-def branches() -> AllForms:
-    return AllForms(three_layers("branches"), RANKS)
+def branches() -> RankedNetwork:
+    return RankedNetwork(three_layers("branches"), RANKS)
 
 
 @pytest.fixture(scope="module")
-def residual() -> AllForms:
-    return AllForms(three_layers("residual"), RANKS)
+def residual() -> RankedNetwork:
+    return RankedNetwork(three_layers("residual"), RANKS)
 
 
 @pytest.fixture(scope="module")
-def fusing() -> AllForms:
-    return AllForms(three_layers("chain"), RANKS, fuse=True)
+def fusing() -> RankedNetwork:
+    return RankedNetwork(three_layers("chain"), RANKS, fuse=True)
 
 
 def test_a_mixture_of_ranks_is_what_the_mixed_module_consists_of(chain, branches, residual):
     for forms, free in ((chain, 3), (branches, 3), (residual, 1)):
         assert len(forms.forms.free) == free
         for chosen in forms.mixtures():
-            expected, found = forms.graph(chosen), forms.forms.mixture(chosen)
-            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+            expected, mixture = forms.graph(chosen), forms.forms.mixture(chosen)
+            assert (mixture.regions, mixture.outputs) == (expected.regions, expected.outputs)
 
 
 MODES = {"gpu": "gpu", "devices": "gpu,pim", "pipelines": "gpu,pim,pipeline"}
@@ -159,20 +163,20 @@ MODES = {"gpu": "gpu", "devices": "gpu,pim", "pipelines": "gpu,pim,pipeline"}
 )
 def test_no_mixture_of_ranks_is_cheaper_than_the_one_chosen(name, objective, modes, request):
     """The oracle searches a plan for each of the 27, under bounds on the error from none to all."""
-    every = request.getfixturevalue(name)
+    oracle = request.getfixturevalue(name)
     gap = 2e-3 if objective == "edp" else 1e-6
-    errors = sorted({every.error(chosen) for chosen in every.mixtures()})
+    errors = sorted({oracle.error(chosen) for chosen in oracle.mixtures()})
     before, seen = float("inf"), set()
     for bound in (*errors[:: len(errors) // 5], None):
         goal = Goal(objective=objective, modes=MODES[modes], max_error=bound)
-        chosen = choose(every.forms, SYSTEM, every.costs, goal)
-        own, best = every.value(chosen.layers, goal), every.best(goal)
-        assert best is not None and own is not None, chosen.layers
-        assert own <= best * (1 + gap)
-        assert goal.value(chosen.best.evaluation) == pytest.approx(own, rel=gap)
-        assert chosen.best.error == pytest.approx(every.error(chosen.layers))
-        assert own <= before * (1 + gap), "a looser bound makes no plan worse"
-        before = own
+        chosen = choose(oracle.forms, SYSTEM, oracle.costs, goal)
+        value, best = oracle.value(chosen.layers, goal), oracle.best(goal)
+        assert best is not None and value is not None, chosen.layers
+        assert value <= best * (1 + gap)
+        assert goal.value(chosen.best.evaluation) == pytest.approx(value, rel=gap)
+        assert chosen.best.error == pytest.approx(oracle.error(chosen.layers))
+        assert value <= before * (1 + gap), "a looser bound makes no plan worse"
+        before = value
         seen.add(tuple(sorted(chosen.layers.items())))
     assert len(seen) > 1
 
@@ -181,11 +185,11 @@ def test_no_mixture_of_ranks_is_cheaper_than_the_one_chosen(name, objective, mod
 def test_memory_is_that_of_the_ranks_chosen(chain, share):
     """Tensors between links are as large as their ranks."""
     free = Goal(modes="gpu")
-    most, least = 10_000_000, None
+    max_bytes, min_bytes = 10_000_000, None
     with pytest.raises(InfeasibleError) as refused:
         choose(chain.forms, SYSTEM, chain.costs, replace(free, max_memory_bytes=1))
-    least = refused.value.demand
-    goal = replace(free, max_memory_bytes=least + share * (most - least) / 100)
+    min_bytes = refused.value.demand
+    goal = replace(free, max_memory_bytes=min_bytes + share * (max_bytes - min_bytes) / 100)
     chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
     assert chain.value(chosen.layers, goal) == pytest.approx(chain.best(goal), rel=1e-6)
 
@@ -196,13 +200,13 @@ def test_the_smallest_plan_is_that_of_all_mixtures(chain):
     chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
     plans = []
     for mixture in chain.mixtures():
-        found = search(chain.graph(mixture), SYSTEM, chain.costs, goal)
-        memory_bytes = PlanMemory(found.graph, SYSTEM.dtype).of(found.candidates)
-        plans.append((memory_bytes, found.evaluation.latency_ns))
+        search_result = search(chain.graph(mixture), SYSTEM, chain.costs, goal)
+        memory_bytes = PlanMemory(search_result.graph, SYSTEM.dtype).pool_bytes(search_result.candidates)
+        plans.append((memory_bytes, search_result.evaluation.latency_ns))
     assert goal.rank(chosen.best) == pytest.approx(min(plans))
 
 
-def test_an_error_that_no_plan_has_beside_other_bounds_is_refused_in_a_line(chain):
+def test_an_error_bound_that_no_plan_meets_beside_others_is_refused(chain):
     fastest = choose(chain.forms, SYSTEM, chain.costs, Goal(modes="gpu"))
     bound = 1.001 * fastest.best.evaluation.latency_ns
     goal = Goal(modes="gpu", max_latency_ns=bound, max_error=0.0)

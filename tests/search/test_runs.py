@@ -20,7 +20,7 @@ from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, apply, best_plan, given_plan, search
+from pimflow.placement import CandidateGenerator, apply, best_plan, given_plan, search
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -33,9 +33,9 @@ SYSTEM = system(channel_sharing="partitioned")
 def test_the_evaluator_finds_the_longest_path(problem, data):
     graph, table = problem
     chosen = data.draw(st.sampled_from(covers(graph, table)))
-    found = evaluate(graph, chosen, table, SYSTEM)
-    assert found.latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
-    assert found.region_ns.keys() == {region.name for region in graph.regions}
+    evaluation = evaluate(graph, chosen, table, SYSTEM)
+    assert evaluation.latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
+    assert evaluation.region_ns.keys() == {region.name for region in graph.regions}
 
 
 @given(problems(chain=True))
@@ -56,13 +56,13 @@ def test_a_plan_does_every_region_once_in_order(problem):
 
 def test_what_is_no_run_is_refused():
     graph = graph_of([(), (0,), (0,), (1, 2), (3,)])
-    whole = ("r0", "r1", "r2", "r3")  # the run contains both branches
-    assert set(runs(graph)) == {whole, ("r1", "r2", "r3"), ("r1", "r2", "r3", "r4"), ("r2", "r3"),
+    long_run = ("r0", "r1", "r2", "r3")  # the run contains both branches
+    assert set(runs(graph)) == {long_run, ("r1", "r2", "r3"), ("r1", "r2", "r3", "r4"), ("r2", "r3"),
                                 ("r2", "r3", "r4"), ("r3", "r4")}  # fmt: skip
-    one = Candidates(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
+    candidate = CandidateGenerator(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
 
     def check(names, mode="GPU"):
-        covering = replace(one, covers=names, rewrite=replace(one.rewrite, mode=mode))
+        covering = replace(candidate, covers=names, rewrite=replace(candidate.rewrite, mode=mode))
         steps.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
 
     refused = [("r0", "r1"), ("r1", "r2"), ("r3", "r4", "r5")]  # r0 is read outside, r1 too; no r5
@@ -85,33 +85,38 @@ def toy(monkeypatch):
     graph = _toy()
     names = next(run for run in runs(graph) if len(run) == 2)
 
-    class Fusing(Candidates):
-        def all(self, region):
-            found = super().all(region)
+    class Fusing(CandidateGenerator):
+        def candidates(self, region):
+            candidates = super().candidates(region)
             if region.name != names[0]:
-                return found
-            quick = tuple(replace(task, execution_ns=1.0) for task in found[0].tasks)
+                return candidates
+            quick = tuple(replace(task, execution_ns=1.0) for task in candidates[0].tasks)
             rewrite = Rewrite(mode="GPU", gpu_rows=0)
             fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
-            return [*found, replace(found[0], **fused)]
+            return [*candidates, replace(candidates[0], **fused)]
 
-    monkeypatch.setattr(best_plan, "Candidates", Fusing)
-    monkeypatch.setattr(given_plan, "Candidates", Fusing)
+    monkeypatch.setattr(best_plan, "CandidateGenerator", Fusing)
+    monkeypatch.setattr(given_plan, "CandidateGenerator", Fusing)
     return graph, names
 
 
 def test_a_run_goes_through_search_plan_and_report(toy):
     graph, names = toy
-    found = search(graph, SYSTEM)
-    fused = next(c for c in found.candidates if len(c.covers) > 1)
-    assert fused.covers == names and found.doing[names[0]] is found.doing[names[1]] is fused
-    assert len(found.plan.choices) == len(graph.regions) - 1
-    assert found.plan.choice(names[1]) is found.plan.choice(names[0])
-    assert found.evaluation.region_ns[names[1]] == 0.0 < found.evaluation.region_ns[names[0]]
+    search_result = search(graph, SYSTEM)
+    fused = next(c for c in search_result.candidates if len(c.covers) > 1)
+    assert (
+        fused.covers == names
+        and search_result.candidate_by_region[names[0]]
+        is search_result.candidate_by_region[names[1]]
+        is fused
+    )
+    assert len(search_result.plan.choices) == len(graph.regions) - 1
+    assert search_result.plan.choice(names[1]) is search_result.plan.choice(names[0])
+    assert search_result.evaluation.region_ns[names[1]] == 0.0 < search_result.evaluation.region_ns[names[0]]
 
-    again = apply(graph, SYSTEM, Plan.from_json(found.plan.to_json()))
-    assert again.candidates == found.candidates
-    assert again.evaluation.latency_ns == found.evaluation.latency_ns
+    reapplied = apply(graph, SYSTEM, Plan.from_json(search_result.plan.to_json()))
+    assert reapplied.candidates == search_result.candidates
+    assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
 
     output = OutputCheck(relative_error=0.0, bound=1.0)
     verification = SimpleNamespace(
@@ -124,11 +129,11 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         timing_violations=0,
         violations_by_rule={},
     )
-    told = make_report(
-        found,
+    report = make_report(
+        search_result,
         verification,
         gpu_known={},
-        gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
+        gpu_part=GpuPart.from_search(search_result, "llvm+pim", "", "", None, ""),
         memory=PoolReport(
             target="llvm+pim",
             pool_bytes=0,
@@ -142,16 +147,16 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         search_seconds=0.0,
         wall_seconds=0.0,
     )
-    rows = {row.name: row for row in told.regions}
+    rows = {row.name: row for row in report.regions}
     assert rows.keys() == {region.name for region in graph.regions}
     assert rows[names[1]].covers == names and rows[names[1]].latency_ns == 0.0
-    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(told.latency_ns)
-    assert f"with {names[0]}" in report_text.table(told, None)
+    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(report.latency_ns)
+    assert f"with {names[0]}" in report_text.table(report, None)
     for name in names:
-        explained = explain(found, graph.region(name))
+        explained = explain(search_result, graph.region(name))
         assert [c.covers for c in explained.candidates if c.chosen] == [names]
         assert explained.text()
-    assert makespan_ns(fused.tasks) == Cost.of(fused).latency_ns
+    assert makespan_ns(fused.tasks) == Cost.from_candidate(fused).latency_ns
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pimflow.errors import PlanError
 from pimflow.hardware import system
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement import Candidates, Costs, Profiling, profile, search
+from pimflow.placement import CandidateGenerator, Costs, Profiling, profile, search
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import BuiltIn
@@ -39,8 +39,8 @@ def toy():
 def test_no_combination_of_candidates_is_faster(toy, name):
     """All combinations of the GPU, PIM and two splits of every region, timed by the evaluator."""
     target = SYSTEMS[name]
-    table = profile(toy, Candidates(toy, target))
-    table = replace(table, candidates={n: found[:4] for n, found in table.candidates.items()})
+    table = profile(toy, CandidateGenerator(toy, target))
+    table = replace(table, candidates={n: options[:4] for n, options in table.candidates.items()})
     label = best_label(toy, table)
     best_ns = min(
         evaluate(toy, chosen, table, target).latency_ns
@@ -54,25 +54,25 @@ def test_no_combination_of_candidates_is_faster(toy, name):
 @pytest.mark.long
 def test_the_estimate_is_what_the_timeline_gives():
     graph = extract_regions(frontend.load("mobilenet-v2").module, "mobilenet-v2")
-    found = search(graph, system())
-    assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
-    assert found.plan.latency_ns >= found.plan.lower_bound_ns * (1 - 1e-12)
-    assert found.evaluation.latency_ns <= found.gpu_only.latency_ns
+    search_result = search(graph, system())
+    assert search_result.evaluation.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-9)
+    assert search_result.plan.latency_ns >= search_result.plan.lower_bound_ns * (1 - 1e-12)
+    assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns
 
 
 def test_a_dependent_region_goes_on_with_the_submission_before_it(toy):
     target = system()
-    maker = Candidates(toy, target)
+    generator = CandidateGenerator(toy, target)
     region = toy.region("widen.conv")
-    alone = maker.make(region, "PIM")
-    saved_ns = makespan_ns(alone.tasks) - makespan_ns(alone.continued().tasks)
+    alone = generator.make(region, "PIM")
+    saved_ns = makespan_ns(alone.tasks) - makespan_ns(alone.with_shared_submission().tasks)
     assert saved_ns == pytest.approx(target.pim_launch_ns)
-    gpu = maker.make(region, "GPU")
-    split = maker.make(region, "SPLIT", 8)
-    assert gpu.continued() == gpu and split.continued() == split
+    gpu = generator.make(region, "GPU")
+    split = generator.make(region, "SPLIT", 8)
+    assert gpu.with_shared_submission() == gpu and split.with_shared_submission() == split
 
 
-class Slower:
+class SlowProfiler:
     """A profiler that finds everything taking seven times as long."""
 
     name = identity = "slower"
@@ -84,13 +84,13 @@ class Slower:
 
 def test_pim_times_come_from_the_profiler(toy):
     target = system()
-    slow_costs = Costs(target, Profiling(pim=Slower()))
-    built_in, slower = Candidates(toy, target), Candidates(toy, target, slow_costs)
+    slow_costs = Costs(target, Profiling(pim=SlowProfiler()))
+    built_in, slower = CandidateGenerator(toy, target), CandidateGenerator(toy, target, slow_costs)
     for name in ("down.conv", "widen.conv"):
         region = toy.region(name)
         for mode, rows in (("PIM", 0), ("SPLIT", 4)):
-            fast, slow = (maker.make(region, mode, rows) for maker in (built_in, slower))
-            times = [{t.label: t.execution_ns for t in each.tasks} for each in (fast, slow)]
+            fast, slow = (generator.make(region, mode, rows) for generator in (built_in, slower))
+            times = [{t.label: t.execution_ns for t in candidate.tasks} for candidate in (fast, slow)]
             label = f"{name} (PIM)"
             assert times[1].pop(label) == pytest.approx(7 * times[0].pop(label))
             assert times[0] == times[1]
@@ -98,33 +98,35 @@ def test_pim_times_come_from_the_profiler(toy):
     assert plans[0].system != plans[1].system and plans[0].latency_ns < plans[1].latency_ns
 
 
-def test_a_level_of_scheduling_restricts_every_loop_order_and_enters_the_digest(toy):
-    found = {level: search(toy, system(scheduling=level)) for level in SCHEDULINGS}
-    assert len({searched.plan.system for searched in found.values()}) == len(found)
-    for level, searched in found.items():
+def test_a_scheduling_level_restricts_loop_orders_and_enters_the_digest(toy):
+    search_results = {level: search(toy, system(scheduling=level)) for level in SCHEDULINGS}
+    assert len({search_result.plan.system for search_result in search_results.values()}) == len(
+        search_results
+    )
+    for level, search_result in search_results.items():
         region = toy.region("widen.conv")
-        known = schedules(region.geometry, searched.system.pim, "fp16", level)
-        assert searched.maker.pim_cost(region).schedule in [str(s) for s in known]
-        others = [s for s in schedules(region.geometry, searched.system.pim, "fp16") if s not in known]
+        orders = schedules(region.geometry, search_result.system.pim, "fp16", level)
+        assert search_result.generator.pim_cost(region).schedule in [str(s) for s in orders]
+        others = [s for s in schedules(region.geometry, search_result.system.pim, "fp16") if s not in orders]
         for schedule in others[:1]:
             with pytest.raises(PlanError, match="is none of"):
-                searched.maker.make(region, "PIM", schedule=str(schedule))
+                search_result.generator.make(region, "PIM", schedule=str(schedule))
 
 
 def test_an_unknown_loop_order_is_told_the_nearest(toy):
     """A plan for another device listed all loop orders of this one: lines of thousands of letters."""
-    maker = Candidates(toy, system())
-    known = [str(each) for each in maker.costs.side.schedules(toy.region("widen.conv").geometry)]
-    assert len(known) > 4
+    generator = CandidateGenerator(toy, system())
+    orders = [str(order) for order in generator.costs.pim_target.schedules(toy.region("widen.conv").geometry)]
+    assert len(orders) > 4
     with pytest.raises(PlanError, match=r"is none of the \d+ loop orders that this layer has") as caught:
-        maker.make(toy.region("widen.conv"), "PIM", schedule=known[3] + "s")
-    named = [each for each in known if repr(each) in str(caught.value)]
-    assert known[3] in named and len(named) == 3
+        generator.make(toy.region("widen.conv"), "PIM", schedule=orders[3] + "s")
+    named = [order for order in orders if repr(order) in str(caught.value)]
+    assert orders[3] in named and len(named) == 3
 
 
 def test_resources_do_one_task_at_a_time(toy):
-    found = search(toy, system())
+    search_result = search(toy, system())
     for resource in ("gpu", "pim", "crossbar"):
-        events = [e for e in found.evaluation.timeline.events if e.resource == resource]
+        events = [e for e in search_result.evaluation.timeline.events if e.resource == resource]
         assert all(a.end_ps <= b.start_ps for a, b in itertools.pairwise(events))
-        assert found.evaluation.timeline.busy_ps(resource) <= found.evaluation.timeline.end_ps
+        assert search_result.evaluation.timeline.busy_ps(resource) <= search_result.evaluation.timeline.end_ps

@@ -13,32 +13,32 @@ from pimflow.core.candidate import makespan_ns
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
-from pimflow.placement import Candidates, Costs, Profiling, search
-from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import NEAR, Beside, SplitLayer, Terms, every, grid
+from pimflow.placement import CandidateGenerator, Costs, Profiling, search
+from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.splits import NEAR, NonPimTimes, SplitCharges, SplitLayer, all_splits, grid
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.simulators.pim.bound import least_work_ns
+from pimflow.simulators.pim.bound import min_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
 # Launches would hide the differences of splits.
 FREE = system(channel_sharing="partitioned").with_launches(gpu_ns=0.0, pim_ns=0.0)
 
 
-def slowed(pim):
+def slow_system(pim):
     """Clocks that make each row of a small layer count, on both devices."""
     pim = PimSpec.load(pim)
     gpu = replace(FREE.gpu, sms=1, clock_mhz=FREE.gpu.clock_mhz / 200)
     return replace(FREE, gpu=gpu, pim=replace(pim, tCK_ps=300 * pim.tCK_ps), pim_channels=2)
 
 
-SLOW = slowed("newton-gddr6")
+SLOW = slow_system("newton-gddr6")
 SYSTEMS = {
     "full": system(),
     "free launches": FREE,
     "slow": SLOW,
     "paper": replace(SLOW, accounting="paper", timing="ramulator-pimflow"),
     "copies made": replace(SLOW, copies="made"),
-    "lanes": slowed("hbm-pim"),
+    "lanes": slow_system("hbm-pim"),
 }
 
 
@@ -47,46 +47,48 @@ def toy():
     return extract_regions(frontend.load("toy").module, "toy")
 
 
-def all_splits(maker, region):
+def split_candidates(generator, region):
     """Every split with its candidate, whatever the search finds."""
-    found = every(region.geometry, maker.system.pim)
-    return {split: maker.make(region, "SPLIT", split.gpu, axis=split.axis) for split in found}
+    splits = all_splits(region.geometry, generator.system.pim)
+    return {split: generator.make(region, "SPLIT", split.gpu, axis=split.axis) for split in splits}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_split_is_faster(toy, name):
     """Of those that leave the same pending, by the tasks of every candidate there is."""
-    maker = Candidates(toy, SYSTEMS[name])
+    generator = CandidateGenerator(toy, SYSTEMS[name])
     layers, inner = 0, 0
     for region in toy.regions:
-        if maker.refusal(region) or region.operator not in ("conv2d", "fc"):
+        if generator.unsupported_reason(region) or region.operator not in ("conv2d", "fc"):
             continue
         layers += 1
-        found = set(maker.splits(region))
+        offered = set(generator.splits(region))
         groups = {}
-        for split, candidate in all_splits(maker, region).items():
-            groups.setdefault(candidate.output.pending, []).append((makespan_ns(candidate.tasks), split))
-        for alike in groups.values():
-            best_ns = min(time_ns for time_ns, _ in alike)
-            assert best_ns == min(time_ns for time_ns, split in alike if split in found)
-            inner += min(alike)[1].gpu not in (1, region.output_rows - 1)
+        for split, candidate in split_candidates(generator, region).items():
+            groups.setdefault(candidate.output.deferred_epilogue, []).append(
+                (makespan_ns(candidate.tasks), split)
+            )
+        for group in groups.values():
+            best_ns = min(time_ns for time_ns, _ in group)
+            assert best_ns == min(time_ns for time_ns, split in group if split in offered)
+            inner += min(group)[1].gpu not in (1, region.output_rows - 1)
     assert layers >= 5 and (inner or name in ("full", "free launches"))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_compared_is_what_is_charged(toy, name):
     """`Terms.total_ns` against the makespan of the tasks, but for what is the same for all splits."""
-    maker = Candidates(toy, SYSTEMS[name])
-    layers = {maker._key(r): r for r in toy.regions if not maker.refusal(r)}
-    for region, layer in zip(layers.values(), maker.layers(), strict=True):
+    generator = CandidateGenerator(toy, SYSTEMS[name])
+    layers = {generator._key(r): r for r in toy.regions if not generator.unsupported_reason(r)}
+    for region, layer in zip(layers.values(), generator.layers(), strict=True):
         if layer.geometry != region.geometry or region.prologue:
             continue
         for beside in layer.besides:
-            candidate = maker.make(region, "SPLIT", beside.split.gpu, axis=beside.split.axis)
-            run = maker.pim_cost(region, beside.split)
-            left = beside.pending + region.epilogue
-            settles = left and not maker.defers(region)
-            same_ns = maker.settle(region).latency_ns if settles else 0.0
+            candidate = generator.make(region, "SPLIT", beside.split.gpu, axis=beside.split.axis)
+            run = generator.pim_cost(region, beside.split)
+            deferred = beside.deferred_epilogue + region.epilogue
+            settles = deferred and not generator.defers_epilogue(region)
+            same_ns = generator.epilogue_cost(region).latency_ns if settles else 0.0
             compared_ns = layer.terms.total_ns(beside, run) + same_ns
             assert makespan_ns(candidate.tasks) == pytest.approx(compared_ns, rel=1e-12)
 
@@ -108,7 +110,7 @@ def convolutions(draw):
 
 
 def side(pim, timing):
-    return PimSide(pim=PimSpec.load(pim), channels=3, dtype="fp16", profiler=BuiltIn(timing))
+    return PimTarget(pim=PimSpec.load(pim), channels=3, dtype="fp16", profiler=BuiltIn(timing))
 
 
 SIDES = [
@@ -122,48 +124,48 @@ SIDES = [
 @given(convolutions(), st.sampled_from(SIDES), st.data())
 def test_whatever_stands_beside_pim(geometry, side, data):
     """Times of the GPU that rise, fall or jump from row to row: nothing is assumed of them."""
-    assume(every(geometry, side.pim))
+    assume(all_splits(geometry, side.pim))
     times_ns = st.floats(0, 4000)
     besides = tuple(
-        Beside(
+        NonPimTimes(
             split=split,
             gpu_ns=data.draw(times_ns),
             crossbar_ns=data.draw(st.sampled_from((0.0, 300.0))),
             after_ns=data.draw(st.sampled_from((0.0, 100.0))),
-            pending=data.draw(st.sampled_from(((), ("concat",)))),
+            deferred_epilogue=data.draw(st.sampled_from(((), ("concat",)))),
         )
-        for split in every(geometry, side.pim)
+        for split in all_splits(geometry, side.pim)
     )
-    terms = Terms(launch_ns=data.draw(times_ns), burst_ns=0.1)
-    layer = SplitLayer(side=side, geometry=geometry, name="conv", besides=besides, terms=terms)
-    found = layer.costs()
+    terms = SplitCharges(launch_ns=data.draw(times_ns), burst_ns=0.1)
+    layer = SplitLayer(pim_target=side, geometry=geometry, name="conv", besides=besides, terms=terms)
+    result = layer.costs()
     timed = SplitLayer(
-        side=side, geometry=geometry, name="conv", splits=tuple(every(geometry, side.pim))
+        pim_target=side, geometry=geometry, name="conv", splits=tuple(all_splits(geometry, side.pim))
     ).costs()
-    assert timed.schedule == found.schedule
+    assert timed.schedule == result.schedule
     costs = dict(timed.costs[-len(besides) :])
-    for pending in {beside.pending for beside in besides}:
-        alike = [b for b in besides if b.pending == pending]
-        best_ns = min(terms.total_ns(b, costs[b.split]) for b in alike)
-        assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in alike if b.split in found.splits)
+    for deferred in {beside.deferred_epilogue for beside in besides}:
+        group = [b for b in besides if b.deferred_epilogue == deferred]
+        best_ns = min(terms.total_ns(b, costs[b.split]) for b in group)
+        assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in group if b.split in result.splits)
         # The fastest split of the grid is there too, if it takes hardly longer.
-        steps = {b.split: terms.total_ns(b, costs[b.split]) for b in alike if b.split in grid(geometry)}
+        steps = {b.split: terms.total_ns(b, costs[b.split]) for b in group if b.split in grid(geometry)}
         if steps and min(steps.values()) <= NEAR * best_ns:
-            assert min(steps.values()) in {ns for split, ns in steps.items() if split in found.splits}
+            assert min(steps.values()) in {ns for split, ns in steps.items() if split in result.splits}
     # With other launches nothing is timed again, and the result is that of a fresh search.
-    other = replace(layer, terms=replace(terms, launch_ns=0.0))
-    assert replace(other, known=found).costs().splits == other.costs().splits
+    other_layer = replace(layer, terms=replace(terms, launch_ns=0.0))
+    assert replace(other_layer, known=result).costs().splits == other_layer.costs().splits
 
 
 @settings(max_examples=examples(24), deadline=None)
 @given(convolutions(), st.sampled_from(SIDES))
 def test_no_program_does_its_work_faster(geometry, side):
-    bound_ns = least_work_ns(geometry, side.pim, side.dtype, side.channels)
+    bound_ns = min_work_ns(geometry, side.pim, side.dtype, side.channels)
     for schedule in side.schedules(geometry):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
         # Costs come from programs without the fields that do not change the time.
-        assert cost == PimCost.of(side.run(geometry, schedule, "conv"), side.pim)
+        assert cost == PimCost.from_run(side.run(geometry, schedule, "conv"), side.pim)
 
 
 class Counting:
@@ -185,8 +187,8 @@ def test_few_splits_are_timed(toy):
     for splits in ("exact", "grid"):
         counting = Counting()
         target = replace(SLOW, splits=splits)
-        maker = Candidates(toy, target, Costs(target, Profiling(pim=counting)))
-        maker.prepare()
+        generator = CandidateGenerator(toy, target, Costs(target, Profiling(pim=counting)))
+        generator.prepare()
         counts[splits] = counting.whole
     assert counts["exact"] < counts["grid"]
 
@@ -206,17 +208,17 @@ class Measuring:
 
 
 def test_the_papers_grid_is_there_and_what_measurements_get(toy):
-    grid = Candidates(toy, system(splits="grid"))
+    grid = CandidateGenerator(toy, system(splits="grid"))
     region = toy.region("stem.conv")
     tenths = [Split("rows", round(region.output_rows * tenth / 10)) for tenth in range(1, 10)]
     assert list(grid.splits(region)) == sorted({split for split in tenths if split.gpu > 0})
     measuring = Measuring()
-    measured = Candidates(toy, system(), Costs(system(), Profiling(gpu=measuring)))
+    measured = CandidateGenerator(toy, system(), Costs(system(), Profiling(gpu=measuring)))
     measured.prepare()
-    assert measured.splitting == "grid" and measured.splits(region) == grid.splits(region)
-    exact = Candidates(toy, system())
+    assert measured.split_policy == "grid" and measured.splits(region) == grid.splits(region)
+    exact = CandidateGenerator(toy, system())
     exact.prepare()
-    assert exact.splitting == "exact" and len(measuring.asked) < sum(exact.costs.known_kernels().values())
+    assert exact.split_policy == "exact" and len(measuring.asked) < sum(exact.costs.kernel_counts().values())
 
 
 @pytest.mark.long

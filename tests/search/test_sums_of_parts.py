@@ -9,8 +9,8 @@ from pimflow.api import prepare
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel
 from pimflow.core.split import Split
 from pimflow.hardware import system
-from pimflow.placement import Candidates, search
-from pimflow.placement.best_plan import tried
+from pimflow.placement import CandidateGenerator, search
+from pimflow.placement.best_plan import with_candidates
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -24,10 +24,10 @@ def searched():
     return search(prepare.regions(frontend.load("mobilenet-v2")), SYSTEM)
 
 
-def adding(found, name):
+def adding(search_result, name):
     """The candidate of a region that leaves both parts to be added, if there is one."""
-    every = found.table.candidates[name]
-    return next((c for c in every if c.rewrite.axis == "reduction" and c.output.pending), None)
+    candidates = search_result.table.candidates[name]
+    return next((c for c in candidates if c.rewrite.axis == "reduction" and c.output.pending), None)
 
 
 def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
@@ -52,7 +52,7 @@ def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, tap
         input_bytes=2 * 196 * 64, weight_bytes=128 * taps**2 * outputs, output_bytes=2 * elements, geometry=g,
     )  # fmt: skip
     _, columns, _ = kernel_cost(kernel, SYSTEM.gpu, dtype="fp16", channels=16).tile
-    assert tasks.reads_again(region) == taps**2 * -(-outputs // columns) - 1
+    assert tasks.l2_rereads(region) == taps**2 * -(-outputs // columns) - 1
 
 
 def test_reading_inside_a_kernel_takes_no_launch_and_less_than_alone(searched):
@@ -70,8 +70,8 @@ def test_both_parts_are_live_until_they_are_added(searched):
     graph = searched.graph
     memory = PlanMemory(graph, SYSTEM.dtype)
     alone = [searched.table.candidates[region.name][0] for region in graph.regions]
-    most = memory.of(alone)
-    found = 0
+    peak_bytes = memory.pool_bytes(alone)
+    count = 0
     for position, region in enumerate(graph.regions):
         split = adding(searched, region.name)
         if split is None:
@@ -80,9 +80,11 @@ def test_both_parts_are_live_until_they_are_added(searched):
         behind = alone[position + 1]
         size = memory.size_bytes(region.name)
         reads = region.name in graph.region(behind.covers[0]).inputs
-        assert memory.of(plan) >= max(most, memory.running_bytes(behind, [region.name]) + size * reads)
-        found += reads
-    assert found > 10
+        assert memory.pool_bytes(plan) >= max(
+            peak_bytes, memory.candidate_peak_bytes(behind, [region.name]) + size * reads
+        )
+        count += reads
+    assert count > 10
 
 
 def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
@@ -90,28 +92,30 @@ def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()
     assert any(c.rewrite.axis == "reduction" for c in free.solution.candidates)
     candidates = {
-        name: tuple(c for c in each if not (c.rewrite.axis == "reduction" and c.output.pending))
-        for name, each in table.candidates.items()
+        name: tuple(c for c in item if not (c.rewrite.axis == "reduction" and c.output.pending))
+        for name, item in table.candidates.items()
     }
     without = replace(table, candidates=candidates)
     for share in (0.9, 0.99):
         goal = Goal(max_memory_bytes=share * free.memory_bytes)
-        plan, other = (PlanSearch(graph, each, SYSTEM, goal).best() for each in (table, without))
+        plan, without_sums = (PlanSearch(graph, item, SYSTEM, goal).best() for item in (table, without))
         assert plan.memory_bytes <= goal.max_memory_bytes
-        assert plan.memory_bytes == PlanMemory(graph, SYSTEM.dtype, table).of(plan.solution.candidates)
-        assert plan.evaluation.latency_ns <= other.evaluation.latency_ns * (1 + 1e-9)
+        assert plan.memory_bytes == PlanMemory(graph, SYSTEM.dtype, table).pool_bytes(
+            plan.solution.candidates
+        )
+        assert plan.evaluation.latency_ns <= without_sums.evaluation.latency_ns * (1 + 1e-9)
 
 
 def test_where_nothing_follows_the_sum_is_a_kernel_of_its_own():
     graph = prepare.regions(frontend.load("toy"))
-    maker = Candidates(graph, SYSTEM)
+    generator = CandidateGenerator(graph, SYSTEM)
     last = graph.regions[-1]
     assert last.operator == "fc" and last.name in graph.outputs
-    candidate = maker.make(last, "SPLIT", 16, axis="reduction")
-    assert not candidate.output.pending
-    own = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
-    assert len(own) == 2
-    assert Split("reduction", 16).pending(last.geometry) == ("add",)
+    candidate = generator.make(last, "SPLIT", 16, axis="reduction")
+    assert not candidate.output.deferred_epilogue
+    launched = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
+    assert len(launched) == 2
+    assert Split("reduction", 16).deferred_epilogue(last.geometry) == ("add",)
     plan = search(graph, SYSTEM)
     chosen = [c for c in plan.candidates if last.name not in c.covers]
-    assert tried(plan, (*chosen, candidate)).evaluation.latency_ns > 0
+    assert with_candidates(plan, (*chosen, candidate)).evaluation.latency_ns > 0

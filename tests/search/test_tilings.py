@@ -16,15 +16,15 @@ from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
-from pimflow.fusion.own_tiles import Room, own_tilings
+from pimflow.fusion.own_tiles import TileMemory, default_tilings
 from pimflow.hardware import spec_names, system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tilings import Tilings
-from pimflow.primitives.launches import computes
+from pimflow.placement.candidates.tilings import TilingSearch
+from pimflow.primitives.launches import can_compute
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 
 SYSTEM = system(channel_sharing="partitioned")
@@ -42,7 +42,7 @@ def convolution(name, source, shape, outputs, kernel=1, stride=1, groups=1, resi
     result = (n, geometry.oh, geometry.ow, outputs)
     return Region(
         name=name,
-        operator="depthwise" if geometry.depthwise else "conv2d",
+        operator="depthwise" if geometry.is_depthwise else "conv2d",
         operators=("nn.conv2d", "add") + (("add",) if residual else ()),
         inputs=(source, *([residual] if residual else [])),
         input_shapes=(shape, *([result] if residual else [])),
@@ -57,7 +57,7 @@ def convolution(name, source, shape, outputs, kernel=1, stride=1, groups=1, resi
 def graphs(draw, most=5):
     """Convolutions in a row; some take the result before the last as a residual."""
     shape = (1, draw(st.integers(4, 30)), draw(st.integers(4, 30)), draw(st.sampled_from((8, 24, 96))))
-    regions, source, made = [], "%x", {"%x": shape}
+    regions, source, shapes = [], "%x", {"%x": shape}
     for index in range(draw(st.integers(2, most))):
         channels = shape[3]
         depthwise = draw(st.booleans())
@@ -66,13 +66,13 @@ def graphs(draw, most=5):
         region = convolution(
             f"r{index}", source, shape, outputs, kernel, stride, channels if depthwise else 1
         )
-        fitting = [name for name, dims in made.items() if dims == region.output_shape and name != source]
+        fitting = [name for name, dims in shapes.items() if dims == region.output_shape and name != source]
         if fitting and not depthwise and draw(st.booleans()):
             residual = draw(st.sampled_from(fitting))
             region = convolution(f"r{index}", source, shape, outputs, kernel, stride, 1, residual)
         regions.append(region)
         source, shape = region.name, region.output_shape
-        made[source] = shape
+        shapes[source] = shape
     names = tuple(region.name for region in regions)
     return RegionGraph(name="drawn", regions=tuple(regions), outputs=(source,), fusible=names)
 
@@ -90,18 +90,18 @@ def tilings_of(shape):
 @settings(max_examples=examples(24))
 @given(graphs(), st.data())
 def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
-    tilings = Tilings(graph, SYSTEM)
+    tilings = TilingSearch(graph, SYSTEM)
     covers = tuple(region.name for region in graph.regions)
     _, h, w, _ = graph.regions[-1].output_shape
     tiling = GroupTiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
-    counted = fusion.Group(graph=fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
+    counted = fusion.Group(graph=fusion.layers_from_regions(graph), begin=0, end=len(covers), tiling=tiling)
     kernel = tilings.kernel(covers, tiling)
     assert 0 <= kernel.tensor_macs <= kernel.macs and kernel.tensor_macs <= kernel.fragments * 16**3
     cost = kernel_cost(kernel, GPU, dtype="fp16", channels=16)
     assert cost.l2_bytes == 2 * counted.traffic_elements
     assert kernel.blocks == tiling.tiles and kernel.layers == len(covers)
     assert abs(kernel.macs - counted.macs) <= len(covers), "each layer is rounded up there, down here"
-    once = sum(counted.graph.elements(name) for name in counted.loaded)
+    once = sum(counted.graph.elements(name) for name in counted.input_names)
     assert kernel.input_bytes <= 2 * once and kernel.output_bytes == 2 * np.prod(
         graph.regions[-1].output_shape
     )
@@ -114,35 +114,37 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
 @given(graphs(most=3), st.sampled_from((16, 32)))
 def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
     """Every cut of the result that is tried, priced and placed one by one, is no faster."""
-    tilings = Tilings(graph, SYSTEM)
+    tilings = TilingSearch(graph, SYSTEM)
     alone = {r.name: price(gpu_kernel(r, "fp16"), channels) for r in graph.regions}
-    best = {each.covers: each.tiling for each in tilings.best(channels)}
+    best = {group.covers: group.tiling for group in tilings.best(channels)}
     shapes = {region.name: region.output_shape for region in graph.regions}
-    cuts = fusion.TilingCandidates.of(tilings.layers, "recompute")
+    cuts = fusion.TilingCandidates.from_graph(tilings.layers, "recompute")
     for covers, tiling in best.items():
-        assert not tilings.problem(covers, tiling)
+        assert not tilings.unsupported_reason(covers, tiling)
         assert price(tilings.kernel(covers, tiling), channels) < sum(alone[name] for name in covers)
         rows, columns = (set(axis.parts.tolist()) for axis in cuts.axes[1:])
         tried = [t for t in tilings_of(shapes[covers[-1]]) if t.h in rows and t.w in columns]
         assert tiling in tried
-        found = price(tilings.kernel(covers, tiling), channels)
-        for other in tried:
-            faster = price(tilings.kernel(covers, other), channels) < found - 1e-6
-            assert not faster or tilings.problem(covers, other)
+        price_ns = price(tilings.kernel(covers, tiling), channels)
+        for rival in tried:
+            faster = price(tilings.kernel(covers, rival), channels) < price_ns - 1e-6
+            assert not faster or tilings.unsupported_reason(covers, rival)
 
 
 @settings(max_examples=examples(9))
 @given(graphs(), graphs(), st.booleans())
-def test_what_is_known_of_other_networks_changes_nothing(graph, other, forwards):
+def test_what_is_known_of_other_networks_changes_nothing(graph, other_graph, forwards):
     """Of others whose regions have the same names, as parts, as given runs, and without launches."""
     part = replace(graph, regions=graph.regions[:-1], outputs=(graph.regions[-2].name,))
     runs = (tuple(region.name for region in graph.regions[:2]),)
-    known = Candidates(graph, SYSTEM).costs.tilings
+    stored = CandidateGenerator(graph, SYSTEM).costs.tiling_cache
     free, chained = SYSTEM.with_launches(gpu_ns=0.0, pim_ns=0.0), replace(graph, runs=runs)
-    asked = [(other, SYSTEM), (part, SYSTEM), (graph, free), (graph, SYSTEM), (chained, SYSTEM)]
-    for network, on in asked if forwards else asked[::-1]:
+    cases = [(other_graph, SYSTEM), (part, SYSTEM), (graph, free), (graph, SYSTEM), (chained, SYSTEM)]
+    for network, target in cases if forwards else cases[::-1]:
         for channels in (1, 32):
-            assert Tilings(network, on, known).best(channels) == Tilings(network, on).best(channels)
+            assert TilingSearch(network, target, stored).best(channels) == TilingSearch(network, target).best(
+                channels
+            )
 
 
 def test_no_run_is_timed_twice(toy):
@@ -150,13 +152,13 @@ def test_no_run_is_timed_twice(toy):
 
     On other channels, and without launches, it is.
     """
-    maker = Candidates(toy, SYSTEM)
-    assert maker.tilings.best(16)
-    for other in (maker.of(toy), Candidates(toy, SYSTEM, maker.costs)):
-        with mock.patch.object(other.tilings, "_fastest", side_effect=AssertionError):
-            assert other.tilings.best(16) == maker.tilings.best(16)
-    free = Candidates(toy, SYSTEM.with_launches(gpu_ns=0.0, pim_ns=0.0), maker.costs)
-    for new, channels in ((maker, 32), (free, 16)):
+    generator = CandidateGenerator(toy, SYSTEM)
+    assert generator.tilings.best(16)
+    for shared_generator in (generator.with_graph(toy), CandidateGenerator(toy, SYSTEM, generator.costs)):
+        with mock.patch.object(shared_generator.tilings, "_fastest", side_effect=AssertionError):
+            assert shared_generator.tilings.best(16) == generator.tilings.best(16)
+    free = CandidateGenerator(toy, SYSTEM.with_launches(gpu_ns=0.0, pim_ns=0.0), generator.costs)
+    for new, channels in ((generator, 32), (free, 16)):
         with (
             mock.patch.object(new.tilings, "_fastest", side_effect=AssertionError),
             pytest.raises(AssertionError),
@@ -172,8 +174,8 @@ def toy():
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("channels", [0, 16])
 def test_more_candidates_are_never_a_loss(toy, objective, channels):
-    on, goal = system(pim_channels=channels), Goal(objective=objective)
-    apart, together = search(replace(toy, fusible=()), on, goal=goal), search(toy, on, goal=goal)
+    target, goal = system(pim_channels=channels), Goal(objective=objective)
+    apart, together = search(replace(toy, fusible=()), target, goal=goal), search(toy, target, goal=goal)
     assert goal.value(together.evaluation) <= goal.value(apart.evaluation)
     assert together.gpu_only.latency_ns < apart.gpu_only.latency_ns
     for name, candidates in apart.table.candidates.items():
@@ -183,15 +185,15 @@ def test_more_candidates_are_never_a_loss(toy, objective, channels):
 @settings(max_examples=examples(9))
 @given(graphs(most=3), st.sampled_from((0, 16)))
 def test_more_candidates_are_never_a_loss_of_any_network(graph, channels):
-    on = system(pim_channels=channels, splits="grid")
+    target = system(pim_channels=channels, splits="grid")
     goal = Goal(modes=("gpu", "pim"))
-    apart, together = (search(g, on, goal=goal) for g in (replace(graph, fusible=()), graph))
+    apart, together = (search(g, target, goal=goal) for g in (replace(graph, fusible=()), graph))
     slack = 1 + 1e-6  # of the integer program
     assert together.evaluation.latency_ns <= apart.evaluation.latency_ns * slack
     assert together.gpu_only.latency_ns <= apart.gpu_only.latency_ns
     done = [name for candidate in together.candidates for name in candidate.covers]
     assert done == [region.name for region in graph.regions]
-    exhaustive = search(graph, on, goal=replace(goal, solver="exhaustive"))
+    exhaustive = search(graph, target, goal=replace(goal, solver="exhaustive"))
     assert exhaustive.evaluation.latency_ns == pytest.approx(together.evaluation.latency_ns, rel=1e-5)
 
 
@@ -207,17 +209,17 @@ def test_a_group_crosses_no_branch():
     ]
     names = tuple(region.name for region in regions)
     graph = RegionGraph(name="branches", regions=tuple(regions), outputs=("behind",), fusible=names)
-    found = {each.covers for each in Tilings(graph, SYSTEM).best(16)}
-    assert found <= {names, names[:4], names[1:4], names[1:], names[2:4], names[3:]}
-    assert names[1:4] in found and names in found
-    assert not {c for c in found if c[0] == "before" and "join" not in c}
+    groups = {group.covers for group in TilingSearch(graph, SYSTEM).best(16)}
+    assert groups <= {names, names[:4], names[1:4], names[1:], names[2:4], names[3:]}
+    assert names[1:4] in groups and names in groups
+    assert not {c for c in groups if c[0] == "before" and "join" not in c}
 
 
 def test_tiles_take_what_a_block_has(toy):
-    tilings = Tilings(toy, SYSTEM)
+    tilings = TilingSearch(toy, SYSTEM)
     assert tilings.best(16)
-    for each in tilings.best(16):
-        placed = place(tilings.group(each.covers, each.tiling), ELEMENT_BYTES["fp16"], BLOCK_SHARED_BYTES)
+    for group in tilings.best(16):
+        placed = place(tilings.group(group.covers, group.tiling), ELEMENT_BYTES["fp16"], BLOCK_SHARED_BYTES)
         assert placed.on_chip_bytes <= BLOCK_SHARED_BYTES
         assert all("weights" not in life.name for life in placed.lifetimes)
 
@@ -225,16 +227,16 @@ def test_tiles_take_what_a_block_has(toy):
 def test_work_is_dealt_to_whole_blocks():
     """31 blocks on 30 SMs take as long as 60; twice the layers wait twice as often."""
     plain = Kernel(kind="stream", macs=10**8, input_bytes=1000, output_bytes=1000, blocks=60)
-    of = {n: kernel_cost(replace(plain, blocks=n), GPU, dtype="fp16") for n in (1, 30, 31, 60)}
+    costs = {n: kernel_cost(replace(plain, blocks=n), GPU, dtype="fp16") for n in (1, 30, 31, 60)}
     assert GPU.sms == 30
-    assert of[30].compute_ns == pytest.approx(of[60].compute_ns)
-    assert of[31].compute_ns == pytest.approx(of[30].compute_ns * 60 / 31)
-    assert of[1].compute_ns == pytest.approx(of[30].compute_ns * 30)
+    assert costs[30].compute_ns == pytest.approx(costs[60].compute_ns)
+    assert costs[31].compute_ns == pytest.approx(costs[30].compute_ns * 60 / 31)
+    assert costs[1].compute_ns == pytest.approx(costs[30].compute_ns * 30)
     free = kernel_cost(replace(plain, blocks=0), GPU, dtype="fp16")
-    assert free.l2_ns == of[30].l2_ns and free.dram_ns == of[30].dram_ns
+    assert free.l2_ns == costs[30].l2_ns and free.dram_ns == costs[30].dram_ns
     twice = kernel_cost(replace(plain, blocks=30, layers=3), GPU, dtype="fp16")
     cycles_per_ns = GPU.clock_mhz / 1000
-    waits = twice.execution_ns - of[30].execution_ns
+    waits = twice.execution_ns - costs[30].execution_ns
     assert waits == pytest.approx(2 * GPU.efficiency["kernel_cycles"] / cycles_per_ns)
 
 
@@ -255,8 +257,10 @@ def test_tensor_cores_take_the_longest_of_three():
 
     def cycles(**fields):
         kernels = replace(plain, tensor_macs=10**6, **fields), plain
-        more, less = (kernel_cost(each, GPU, dtype="fp16").compute_ns * cycles_per_ns for each in kernels)
-        return more, less
+        tensor_cycles, plain_cycles = (
+            kernel_cost(kernel, GPU, dtype="fp16").compute_ns * cycles_per_ns for kernel in kernels
+        )
+        return tensor_cycles, plain_cycles
 
     peak = GPU.fma_per_sm_cycle["fp16"] * GPU.efficiency["mma"]
     assert cycles(fragments=1000 * GPU.sms)[0] == pytest.approx(1000 * 16**3 / peak)
@@ -267,20 +271,23 @@ def test_tensor_cores_take_the_longest_of_three():
 
 
 def test_a_plan_names_tiles_that_may_be_edited(toy):
-    found = search(toy, SYSTEM)
-    (covers, tiling), *_ = found.tiled().items()
-    (choice,) = (c for c in found.plan.choices if c.covers == covers)
+    search_result = search(toy, SYSTEM)
+    (covers, tiling), *_ = search_result.group_tilings().items()
+    (choice,) = (c for c in search_result.plan.choices if c.covers == covers)
     assert choice.schedule == str(tiling) and GroupTiling.parse(choice.schedule) == tiling
-    again = apply(toy, SYSTEM, found.plan)
-    assert again.tiled() == found.tiled() and again.evaluation == found.evaluation
+    reapplied = apply(toy, SYSTEM, search_result.plan)
+    assert (
+        reapplied.group_tilings() == search_result.group_tilings()
+        and reapplied.evaluation == search_result.evaluation
+    )
 
-    def edited(**changes):
-        choices = tuple(replace(c, **changes) if c is choice else c for c in found.plan.choices)
-        return apply(toy, SYSTEM, replace(found.plan, choices=choices))
+    def apply_changed(**changes):
+        choices = tuple(replace(c, **changes) if c is choice else c for c in search_result.plan.choices)
+        return apply(toy, SYSTEM, replace(search_result.plan, choices=choices))
 
-    other = edited(schedule="tiles 1x8x8")
-    assert list(other.tiled().values()) == [GroupTiling(h=8, w=8)]
-    assert other.evaluation.latency_ns > found.evaluation.latency_ns
+    retiled = apply_changed(schedule="tiles 1x8x8")
+    assert list(retiled.group_tilings().values()) == [GroupTiling(h=8, w=8)]
+    assert retiled.evaluation.latency_ns > search_result.evaluation.latency_ns
     for changes, said in (
         ({"schedule": "tiles 8x8"}, "is no tiling"),
         ({"schedule": "tiles 1x99x1"}, "is no cut of"),
@@ -288,23 +295,29 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
         ({"gpu_share": 0.5}, "their gpu_share is 1"),
     ):
         with pytest.raises(PlanError, match=said):
-            edited(**changes)
+            apply_changed(**changes)
     without = replace(toy, fusible=())
     with pytest.raises(PlanError, match="may be part of such a kernel"):
-        apply(without, SYSTEM, found.plan)
-    assert apply(toy, SYSTEM, found.plan.carried_to(toy, computes)).tiled() == found.tiled()
-    carried = apply(without, SYSTEM, found.plan.carried_to(without, computes))
-    assert not carried.tiled() and {carried.doing[name].name for name in covers} == {"GPU"}
+        apply(without, SYSTEM, search_result.plan)
+    assert (
+        apply(toy, SYSTEM, search_result.plan.to_graph(toy, can_compute)).group_tilings()
+        == search_result.group_tilings()
+    )
+    carried = apply(without, SYSTEM, search_result.plan.to_graph(without, can_compute))
+    assert not carried.group_tilings() and {carried.candidate_by_region[name].name for name in covers} == {
+        "GPU"
+    }
 
 
 def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
-    maker = Candidates(toy, SYSTEM)
-    each = maker.tilings.best(16)[0]
-    candidate = fused_groups.make(maker, each.covers, None, each.tiling)
-    assert not candidate.input.accepts_pending
+    generator = CandidateGenerator(toy, SYSTEM)
+    group = generator.tilings.best(16)[0]
+    candidate = fused_groups.make(generator, group.covers, None, group.tiling)
+    assert not candidate.input.fuses_epilogue
     assert (
-        candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements
+        candidate.tasks[0].moved_bytes
+        <= 2 * generator.tilings.group(group.covers, group.tiling).traffic_elements
     )
     assert np.isclose(candidate.tasks[0].launch_ns, GPU.launch_ns)
 
@@ -312,12 +325,12 @@ def test_pending_work_is_settled_before_a_group(toy):
 @pytest.mark.parametrize("name", spec_names("gpu"))
 def test_every_gpu_prices_groups_in_fp16(toy, name):
     """On tensor cores where it has them: Pascal has none."""
-    on = system(gpu=name, pim_channels=0, dtype="fp16")
-    found = search(toy, on, goal=Goal(modes="gpu"))
-    tilings = Tilings(toy, on)
+    target = system(gpu=name, pim_channels=0, dtype="fp16")
+    search_result = search(toy, target, goal=Goal(modes="gpu"))
+    tilings = TilingSearch(toy, target)
     assert tilings.tensor_cores == (name not in ("gtx-1080-ti", "p100", "titan-xp"))
-    assert found.tiled()
-    for covers, tiling in found.tiled().items():
+    assert search_result.group_tilings()
+    for covers, tiling in search_result.group_tilings().items():
         assert (tilings.kernel(covers, tiling).fragments > 0) == tilings.tensor_cores
 
 
@@ -331,10 +344,10 @@ def test_tiles_of_a_core_compute_little_again():
         convolution("d", "c", shapes[3], 96, kernel=3, stride=2, groups=96),
         convolution("e", "d", shapes[4], 24),
     )
-    graph = fusion.folded(RegionGraph(name="first", regions=regions, outputs=("e",)))
+    graph = fusion.layers_from_regions(RegionGraph(name="first", regions=regions, outputs=("e",)))
     terms = {r.name: r.geometry.macs // r.output_elements for r in regions}
-    tiling = next(own_tilings(graph, terms, Room()))
-    group = fusion.tiled(graph, 0, len(regions), tiling)
-    done = sum(group.touched_elements(name) * count for name, count in terms.items())
+    tiling = next(default_tilings(graph, terms, TileMemory()))
+    group = fusion.tile_group(graph, 0, len(regions), tiling)
+    done = sum(group.elements_over_tiles(name) * count for name, count in terms.items())
     assert done <= 1.2 * sum(graph.elements(name) * count for name, count in terms.items())
     assert tiling.tiles >= 8, "all cores have some"

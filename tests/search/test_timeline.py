@@ -20,7 +20,7 @@ def searched():
 
 @pytest.fixture(scope="module")
 def found(searched):
-    return timeline.PlanTrace.of(searched)
+    return timeline.PlanTrace.from_search(searched)
 
 
 def test_a_trace_has_every_event(searched, found, tmp_path):
@@ -70,9 +70,9 @@ def test_a_picture_is_the_same_every_time(found, tmp_path, suffix):
 def test_the_command_writes_what_is_asked_for(searched, tmp_path, capsys):
     files = [str(tmp_path / "t.json"), str(tmp_path / "t.html")]
     assert main(["timeline", "toy", "--perfetto", files[0], "--plot", files[1], "--json", "--quiet"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["latency_ns"] == pytest.approx(searched.evaluation.latency_ns)
-    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["model"] == told["model"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["latency_ns"] == pytest.approx(searched.evaluation.latency_ns)
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["model"] == printed["model"]
     assert "stem.conv" in (tmp_path / "t.html").read_text()
 
 

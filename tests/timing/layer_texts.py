@@ -6,7 +6,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware.pim import PimSpec
-from pimflow.placement.costs.pim_runs import PimSide
+from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.profiler import BuiltIn
 
 NEWTON = PimSpec.load("newton-gddr6")
@@ -36,7 +36,7 @@ def is_layer(text: str) -> bool:
 def layer_programs(draw: st.DrawFn) -> PimProgram:
     text = draw(layer_texts().filter(is_layer))
     channels = draw(st.integers(1, 8))
-    side = PimSide(pim=NEWTON, channels=channels, dtype="fp16", profiler=BuiltIn())
+    side = PimTarget(pim=NEWTON, channels=channels, dtype="fp16", profiler=BuiltIn())
     geometry = parse_layer(text)
     schedule = draw(st.sampled_from(side.schedules(geometry)))
     return side.program(geometry, schedule, text)

@@ -19,10 +19,10 @@ from pimflow.simulators.exports.aim_simulator import (
     BEGIN,
     END,
     compare,
+    disable_refresh,
+    replace_table,
     summary,
     table,
-    updated,
-    without_refresh,
 )
 from pimflow.simulators.pim.timing import time_program
 
@@ -59,14 +59,14 @@ def test_recorded_programs(files, line):
     assert bool(program.activation) == (files is ACTIVATED[0])
     text = b"".join(chunk for chunk, _ in export(program))
     assert hashlib.sha256(text).hexdigest() == line["digest"], "the recorded clock is of another trace"
-    assert time_program(program, without_refresh(AIM)).cycles == pytest.approx(
+    assert time_program(program, disable_refresh(AIM)).cycles == pytest.approx(
         int(line["simulated_cycles"]), rel=0.05
     )
 
 
 def test_most_recorded_programs_are_off_by_a_few_clocks():
     cycles = [
-        (time_program(PimProgram.from_json(FILES[line["program"]]), without_refresh(AIM)).cycles, line)
+        (time_program(PimProgram.from_json(FILES[line["program"]]), disable_refresh(AIM)).cycles, line)
         for line in RECORDED
     ]
     close = [abs(ours - int(line["simulated_cycles"])) <= 3 for ours, line in cycles]
@@ -78,7 +78,7 @@ def test_sums_that_are_resumed_and_channels_that_idle_take_what_they_take_there(
     programs = {line["program"]: PimProgram.from_json(files[line["program"]]) for line in lines}
     assert any(program.resumes for program in programs.values())
     for line in lines:
-        ours = time_program(programs[line["program"]], without_refresh(AIM)).cycles
+        ours = time_program(programs[line["program"]], disable_refresh(AIM)).cycles
         assert abs(ours - int(line["simulated_cycles"])) <= 3, line["name"]
 
 
@@ -90,7 +90,7 @@ def test_activated_sums_take_what_they_take_there():
         assert program.activation
         names = [command.name for command in program.commands(0)]
         pairs = sum(pair == ("AF", "AF") for pair in itertools.pairwise(names))
-        ours = time_program(program, without_refresh(AIM)).cycles
+        ours = time_program(program, disable_refresh(AIM)).cycles
         assert -4 <= ours - int(line["simulated_cycles"]) <= pairs, line["name"]
 
 
@@ -107,16 +107,16 @@ def simulator(tmp_path: Path, prints: str) -> Path:
 
 def test_comparison_and_page(tmp_path):
     program = PimProgram.from_json(FILES["0.pimprog"])
-    cycles = time_program(program, without_refresh(AIM)).cycles
+    cycles = time_program(program, disable_refresh(AIM)).cycles
     executable = simulator(tmp_path, f"echo '  memory_system_cycles: {2 * cycles}'")
     told = []
     (found,) = compare(executable, [("layer", "a layer", program)], AIM, told.append)
     assert told == [found] and (found.cycles, found.simulated_cycles) == (cycles, 2 * cycles)
     assert found.error == -0.5 and summary([found]) == {"layer": {"traces": 1, "median": 0.5, "largest": 0.5}}
     page = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
-    assert updated(page, [found]) == f"before\n{BEGIN}\n{table([found])}\n{END}\nafter\n"
+    assert replace_table(page, [found]) == f"before\n{BEGIN}\n{table([found])}\n{END}\nafter\n"
     with pytest.raises(ProfilerError, match="no marks"):
-        updated("nothing", [found])
+        replace_table("nothing", [found])
 
 
 def test_what_goes_wrong_is_said(tmp_path):

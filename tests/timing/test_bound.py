@@ -16,7 +16,7 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.bound import lower_bound, plain_bound
+from pimflow.simulators.pim.bound import lower_bound, simple_bound
 from pimflow.simulators.pim.timing import time_program
 
 NEWTON = PimSpec.load("newton-gddr6")
@@ -197,4 +197,4 @@ def test_the_plain_bound_of_work_without_refreshes_is_lower(layer):
     geometry, pim, dtype, channels = layer
     pim = with_timing(pim, nREFI=10**9, nTURN=max(pim.timing["nTURN"], pim.timing["nBL"]))
     bound = lower_bound(geometry, pim, dtype, channels)
-    assert plain_bound(geometry, pim, dtype, channels) <= bound.cycles
+    assert simple_bound(geometry, pim, dtype, channels) <= bound.cycles

@@ -9,7 +9,7 @@ from timing_programs import act_all, comp, loop, program, read, store, write
 from pimflow.core.commands import Affine
 from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.pim.checker import count_violations, violations, violations_by_rule
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS, AF = range(len(COMMANDS))
 
@@ -32,7 +32,7 @@ STREAM = (
 
 @pytest.fixture
 def legal(newton):
-    return issued(program(STREAM), newton, 0)
+    return issue_program(program(STREAM), newton, 0)
 
 
 def which(stream, command, nth=0):
@@ -155,7 +155,7 @@ def test_messages_are_bounded(newton, legal):
 
 def test_100k_commands_in_no_time(newton):
     long = program((loop(110, *STREAM),))
-    stream = issued(long, newton, 0)
+    stream = issue_program(long, newton, 0)
     assert len(stream) > 100_000
     begin_s = time.perf_counter()
     assert violations(stream, newton, long) == []

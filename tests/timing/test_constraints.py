@@ -9,7 +9,7 @@ from timing_programs import act, act_all, comp, loop, program, read, store, with
 from pimflow.core.commands import Node
 from pimflow.hardware.pim import COMMANDS, Constraint, PimSpec
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def test_blocked_before_and_legal_at(newton, pair):
     latency, before, after = pair
     bound = BOUNDS[pair]
     spec = with_timing(newton, **bound.cycles)
-    stream = issued(program(bound.stream), free(spec, bound.freed), 0)
+    stream = issue_program(program(bound.stream), free(spec, bound.freed), 0)
     held = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[-1])
     if pair == ("nRFC", "REF", "REF"):
         held = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[1])
@@ -120,7 +120,7 @@ def test_engine_obeys_only_what_the_table_says(newton, pair):
     """Without the rule, the stream is over sooner or the checker objects."""
     spec = with_timing(newton, **BOUNDS[pair].cycles)
     lax = replace(spec, constraints=tuple(rule for rule in spec.constraints if pair not in pairs(rule)))
-    stream = issued(program(BOUNDS[pair].stream), lax, 0)
+    stream = issue_program(program(BOUNDS[pair].stream), lax, 0)
     assert violations(stream, spec) != []
 
 
@@ -133,7 +133,7 @@ def test_window_counts_activations(newton):
     )
     activations = replace(program(tuple(act(gang) for gang in range(9))), gangs=16)
     assert time_program(activations, single).cycles == 62
-    stream = issued(activations, single, 0)
+    stream = issue_program(activations, single, 0)
     assert violations(stream, single, activations) == []
     stream["clock"][4] -= 1
     (objection,) = objections(stream, single, 4)

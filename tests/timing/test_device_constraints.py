@@ -21,7 +21,7 @@ from pimflow.core.program import PimProgram
 from pimflow.hardware import spec_names
 from pimflow.hardware.pim import BEGIN, COMMANDS, Constraint, PimSpec
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issue_program
 
 DEVICES = {name: when_due(PimSpec.load(name)) for name in spec_names("pim")}
 BURSTS = 5
@@ -191,7 +191,7 @@ def test_blocked_before_and_legal_at(case):
     elif before == "REF" and after in ("COMP", "AF"):
         cycles |= {"nCCDS": nREFI}
     tight = relaxed(spec, rule, **cycles)
-    stream = issued(on(tight, streams(tight, rule, after)[before]), free(tight, rule, after), 0)
+    stream = issue_program(on(tight, streams(tight, rule, after)[before]), free(tight, rule, after), 0)
 
     holders = clocks(stream, before)
     if before == after == "REF":
@@ -222,10 +222,10 @@ def test_every_rule_by_heart_is_in_the_file_or_dominated(name):
     """What the checker knows and the table lacks is never felt: programs below would find it."""
     spec = DEVICES[name]
     known = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
-    known |= set(LATCHES if spec.writes_latches else ())
-    known |= set(CHANGES_OF_LATCHES if spec.writes_latches and "nMODCH" in spec.timing else ())
-    known |= set(ACTIVATIONS if spec.activates else ())
-    known |= set(CHANGES_OF_ACTIVATIONS if spec.activates and "nMODCH" in spec.timing else ())
+    known |= set(LATCHES if spec.can_write_latches else ())
+    known |= set(CHANGES_OF_LATCHES if spec.can_write_latches and "nMODCH" in spec.timing else ())
+    known |= set(ACTIVATIONS if spec.can_activate else ())
+    known |= set(CHANGES_OF_ACTIVATIONS if spec.can_activate and "nMODCH" in spec.timing else ())
     assert {(before, after) for _, before, after in pairs(spec)} == known
 
 
@@ -240,9 +240,9 @@ def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
         elif isinstance(node, Comp | Gwrite | Readres):
             node = replace(node, buffer=node.buffer % spec.global_buffers)
         out.append(node)
-        if isinstance(node, Readres) and spec.writes_latches:
+        if isinstance(node, Readres) and spec.can_write_latches:
             out.append(start(node.buffer))
-        if isinstance(node, Comp) and spec.activates:
+        if isinstance(node, Comp) and spec.can_activate:
             out.append(apply(node.buffer, node.row))
     return tuple(out)
 
@@ -255,4 +255,4 @@ def test_any_program_is_legal_on_any_device(source, name, nREFI):
     if nREFI:
         spec = replace(spec, timing=spec.timing | {"nREFI": nREFI, "nRFC": min(60, spec.timing["nRFC"])})
     source = on(spec, fitted(source.channels[0], spec))
-    assert violations(issued(source, spec, 0), spec, source) == []
+    assert violations(issue_program(source, spec, 0), spec, source) == []

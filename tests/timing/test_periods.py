@@ -15,12 +15,12 @@ from pimflow.core.commands import Affine
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError
-from pimflow.hardware.constraints import SELDOM
+from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.streams import distinct_channels
-from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
+from pimflow.simulators.pim.timing import TimingResult, issue_program, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
 NEWTON = when_due(PimSpec.load("newton-gddr6"))
@@ -43,7 +43,7 @@ SCALED = {
 
 def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str, int]:
     """What `strict` issues for a channel, added up from its commands: `issued` walks without periods."""
-    stream = issued(source, spec, channel)
+    stream = issue_program(source, spec, channel)
     clock, command, bursts = stream["clock"], stream["command"], stream["bursts"]
     nBL, nCL = spec.timing["nBL"], spec.timing["nCL"]
     reads, writes = command == COMMANDS.index("READRES"), command == COMMANDS.index("GWRITE")
@@ -53,7 +53,7 @@ def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str,
     return {
         "cycles": max(int(end.max(initial=0)) for end in ends),
         "gwrite_bursts": int(bursts[writes].sum()),
-        **{name: count for name, count in zip(COMMANDS, counts) if count or name not in SELDOM},
+        **{name: count for name, count in zip(COMMANDS, counts) if count or name not in OPTIONAL_COMMANDS},
     }
 
 

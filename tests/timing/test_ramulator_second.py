@@ -8,7 +8,7 @@ import pytest
 from pimflow.core.layer_text import parse_layer
 from pimflow.errors import ProfilerError, TraceError
 from pimflow.simulators.ramulator import load_store_trace
-from pimflow.simulators.ramulator.second import PRINTED, Traffic, parse_output, simulate, traffic_table
+from pimflow.simulators.ramulator.second import PRINTED, Ramulator2Run, parse_output, simulate, traffic_table
 
 # What Ramulator 2 (legacy/v2.0a, be93be7) printed for the trace of LAYER, by scripts/compare_ramulator.py.
 LAYER = "conv:2x3x33x31,24,5x5,s2x1,p2"
@@ -47,7 +47,7 @@ def test_it_is_run_on_a_trace(tmp_path, trace):
     lines = load_store_trace.counts(trace)
     assert found.agrees and found.cycles == 1000
     assert (found.reads, found.writes) == (found.loads, found.stores) == (lines["LD"], lines["ST"])
-    assert found.share == 4 * (found.reads + found.writes) / 1000
+    assert found.bus_share == 4 * (found.reads + found.writes) / 1000
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -67,5 +67,5 @@ def test_failures_are_one_line(tmp_path, trace):
 
 
 def test_table():
-    traffic = Traffic(name="x", loads=30, stores=10, reads=30, writes=10, cycles=200)
+    traffic = Ramulator2Run(name="x", loads=30, stores=10, reads=30, writes=10, cycles=200)
     assert traffic_table([traffic]).splitlines()[-1] == "| `x` | 30 | 10 | 30 | 10 | 200 | 80% |"

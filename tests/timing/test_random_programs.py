@@ -14,8 +14,8 @@ from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node, Write
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.checker import count_violations, violations
-from pimflow.simulators.pim.streams import timed_streams
-from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
+from pimflow.simulators.pim.streams import timing_streams
+from pimflow.simulators.pim.timing import TimingResult, issue_program, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
 NEWTON = when_due(PimSpec.load("newton-gddr6"))
@@ -112,7 +112,7 @@ def unrolled(source: PimProgram) -> PimProgram:
 @settings(max_examples=examples(600), deadline=None)
 @given(programs | writing_programs, st.sampled_from(SPECS))
 def test_issued_stream(source, spec):
-    stream = issued(source, spec, 0)
+    stream = issue_program(source, spec, 0)
     assert violations(stream, spec, source) == []
 
     result = time_program(source, spec)
@@ -146,11 +146,11 @@ def test_time_is_asked_without_pixels_elements_banks_and_the_least_row(source):
         row = {"row": moved(node.row, -least)} if hasattr(node, "row") else {}
         return replace(node, **row, **{name: zero for name, zero in nothing.items() if hasattr(node, name)})
 
-    expected = replace(source, channels=(tuple(map(cleared, source.channels[0])),)).encoded(0)
-    given_words = source.encoded(0).copy()
-    (words,) = timed_streams(source, NEWTON)
+    expected = replace(source, channels=(tuple(map(cleared, source.channels[0])),)).channel_words(0)
+    given_words = source.channel_words(0).copy()
+    (words,) = timing_streams(source, NEWTON)
     assert np.array_equal(words, expected)
-    assert np.array_equal(source.encoded(0), given_words)
+    assert np.array_equal(source.channel_words(0), given_words)
 
 
 def moved(affine: Affine, by: int) -> Affine:
@@ -160,7 +160,7 @@ def moved(affine: Affine, by: int) -> Affine:
 @settings(max_examples=examples(60), deadline=None)
 @given(programs | writing_programs, st.sampled_from(SPECS), st.data())
 def test_no_command_could_issue_sooner(source, spec, data):
-    stream = issued(source, spec, 0)
+    stream = issue_program(source, spec, 0)
     accesses = np.flatnonzero(~np.isin(stream["command"], (PRE, REF)))
     for index in data.draw(st.lists(st.sampled_from(accesses.tolist()), min_size=1, max_size=8)):
         early = stream.copy()

@@ -18,7 +18,7 @@ from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.pim_runs import PimCost, PimRun
 from pimflow.simulators.pim.bound import lower_bound
 from pimflow.simulators.pim.checker import violations, violations_by_rule
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -26,7 +26,7 @@ from pimflow.simulators.pim.timing import issued, time_program
 def test_a_program_meets_the_later_refreshes_alone(source, spec, most):
     """None of the first ones is among its commands, each of them is counted, and the stream is legal."""
     ahead = replace(spec, refreshes_ahead=most)
-    result, stream = time_program(source, ahead), issued(source, ahead, 0)
+    result, stream = time_program(source, ahead), issue_program(source, ahead, 0)
     assert violations(stream, ahead, source) == []
     clocks = stream["clock"][stream["command"] == REF]
     nREFI = spec.timing["nREFI"]
@@ -56,7 +56,7 @@ def test_by_hand(newton):
 
 def test_a_stream_without_them_is_overdue_where_none_may_come_ahead(newton):
     source = program((*act_all(), loop(3 * newton.timing["nREFI"] // 64, comp(32))))
-    stream = issued(source, replace(newton, refreshes_ahead=8), 0)
+    stream = issue_program(source, replace(newton, refreshes_ahead=8), 0)
     assert not (stream["command"] == REF).any()
     assert violations_by_rule(stream, newton, source)["no refresh overdue"] > 0
     assert violations_by_rule(stream, replace(newton, refreshes_ahead=1), source)["no refresh overdue"] > 0
@@ -99,9 +99,9 @@ def test_a_cost_says_what_they_take(newton):
     source = program((*act_all(), loop((5 * newton.timing["nREFI"] - 200) // 64, comp(32))))
     pim = replace(newton, refreshes_ahead=8)
     timing = time_program(source, pim)
-    cost = PimCost.of(PimRun(program=source, timing=timing), pim)
+    cost = PimCost.from_run(PimRun(program=source, timing=timing), pim)
     taken_ns = timing.refreshes_ahead * pim.timing["nRFC"] * pim.tCK_ns
     assert cost.ahead_ns == pytest.approx(taken_ns) and timing.refreshes_ahead == 4
     assert cost.commands["REF"] == 4 and len(COMMANDS) > REF
     assert cost.time_ns == pytest.approx(timing.cycles * pim.tCK_ns)
-    assert np.isclose(cost.further(cost, 3.0).ahead_ns, cost.ahead_ns)
+    assert np.isclose(cost.extrapolate(cost, 3.0).ahead_ns, cost.ahead_ns)

@@ -18,7 +18,7 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.pim import trace
 from pimflow.simulators.pim.expansion import command_counts
-from pimflow.simulators.pim.timing import issued, issued_of_trace, time_program, time_trace
+from pimflow.simulators.pim.timing import issue_program, issue_trace, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
 BLOCK = (write(), *act_all(), comp(32), read())
@@ -99,7 +99,7 @@ def test_reads_of_an_empty_latch_are_a_warning(capsys, tmp_path):
 
 def test_bars_and_quiet(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_BLOCK_BYTES", len(TEXT))
-    monkeypatch.setattr(output, "AFTER_SECONDS", 0)
+    monkeypatch.setattr(output, "BAR_DELAY_SECONDS", 0)
     path = tmp_path / "long.pim"
     path.write_bytes(TEXT * 20)
     code, _, err = simulate(capsys, path)
@@ -211,7 +211,7 @@ def test_words_of_a_trace_are_issued_as_the_program_they_are_of(tmp_path):
     device = PimSpec.load("newton-gddr6")
     blocks = (loop(40, *act_all(), write(), comp(32), read()),)
     words = trace.Trace.read(expand_to_pim(program(blocks), 0)).words
-    assert (issued_of_trace(words, device) == issued(program(blocks), device, 0)).all()
+    assert (issue_trace(words, device) == issue_program(program(blocks), device, 0)).all()
 
 
 def test_commands_that_the_device_adds_are_told_apart(tmp_path, capsys):

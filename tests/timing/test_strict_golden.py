@@ -11,7 +11,7 @@ from timing_programs import act, act_all, comp, loop, program, read, with_timing
 
 from pimflow.errors import SpecError, TraceError
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.timing import issued, time_program, time_trace
+from pimflow.simulators.pim.timing import issue_program, time_program, time_trace
 
 GOLDEN = {
     "empty": ((), 0),
@@ -73,7 +73,7 @@ GOLDEN = {
 def test_golden(newton, stream, cycles):
     golden = program(stream)
     assert time_program(golden, newton).cycles == cycles
-    assert violations(issued(golden, newton, 0), newton, golden) == []
+    assert violations(issue_program(golden, newton, 0), newton, golden) == []
 
 
 def test_reopened_gangs_are_the_needed_ones(newton):
@@ -128,7 +128,7 @@ def test_comp_on_a_row_that_is_not_open(newton, stream, command):
     with pytest.raises(TraceError, match=f"region 'test', channel 1: command {command}: COMP on a row"):
         time_program(program((), stream), newton)
     with pytest.raises(TraceError, match=f"command {command}: COMP on a row"):
-        issued(program(stream), newton, 0)
+        issue_program(program(stream), newton, 0)
 
 
 @pytest.mark.parametrize("stream", [(write(7),), (act(4),), (read(-1),)])

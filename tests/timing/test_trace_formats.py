@@ -26,9 +26,9 @@ from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.costs.pim_runs import PimRun
 from pimflow.simulators.exports import aim_isr, perfetto
-from pimflow.simulators.pim.expansion import command_counts, pieces, pim_refusal
+from pimflow.simulators.pim.expansion import command_counts, pieces, pim_unsupported_reason
 from pimflow.simulators.pim.legality import program_violations
-from pimflow.simulators.pim.timing import issued, time_program
+from pimflow.simulators.pim.timing import issue_program, time_program
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
 from pimflow.simulators.ramulator import load_store_trace
 
@@ -106,14 +106,18 @@ def of_channel(nodes, counters=()):
             for i in range(node.extent):
                 yield from of_channel(node.body, (*counters, i))
         elif isinstance(node, Gwrite):
-            yield "WR_GB", node.bursts, (node.pixel.at(counters), node.pixels, node.k.at(counters))
+            yield "WR_GB", node.bursts, (node.pixel.value(counters), node.pixels, node.k.value(counters))
         elif isinstance(node, Comp):
-            yield "MAC_ABK", node.count, (-1, node.row.at(counters))
+            yield "MAC_ABK", node.count, (-1, node.row.value(counters))
         elif isinstance(node, Write) and node.elements == 1:
-            yield "WR_ABK", 1, (-1, node.row.at(counters), node.pixel.at(counters), node.k.at(counters))
+            yield (
+                "WR_ABK",
+                1,
+                (-1, node.row.value(counters), node.pixel.value(counters), node.k.value(counters)),
+            )
         elif isinstance(node, Write):
             for bank, _ in itertools.product(range(node.banks), range(node.count)):
-                where = (node.bank + bank, node.row.at(counters), node.pixel.at(counters))
+                where = (node.bank + bank, node.row.value(counters), node.pixel.value(counters))
                 yield "WR_SBK", 1, where
         elif not hasattr(node, "gang"):
             yield "RD_MAC", 1, None
@@ -171,7 +175,7 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
     @settings(max_examples=examples(150), deadline=None)
     @given(layer_programs())
     def check(source):
-        if aim_isr.refusal(source):
+        if aim_isr.unsupported_reason(source):
             said["refused"] += 1
             with pytest.raises(UsageError, match="has no AiM form: AiM"):
                 list(aim_isr.export(source))
@@ -192,7 +196,7 @@ def test_aim_says_attention_over_a_cache(tmp_path, heads):
         positioned=True,
     )  # fmt: skip
     order = CacheSchedule.parse("keys vector-stationary, spread 4; values row-stationary, spread 2")
-    cached = CachedAttention.of(attention, order, aim, "fp16", channels=4, region="mixed")
+    cached = CachedAttention.from_schedule(attention, order, aim, "fp16", channels=4, region="mixed")
     assert {part.partition("__")[2] for part in cached.programs} == {
         *("new_keys", "scores", "new_values", "values")
     }
@@ -233,12 +237,12 @@ def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
     ],
 )
 def test_what_aim_lacks_is_said(change, says):
-    assert says in aim_isr.refusal(replace(program((read(),)), **change))
+    assert says in aim_isr.unsupported_reason(replace(program((read(),)), **change))
 
 
 def test_what_writes_is_no_pim_trace():
     source = program((act(0), store()))
-    assert "writes into banks" in pim_refusal(source)
+    assert "writes into banks" in pim_unsupported_reason(source)
     with pytest.raises(UsageError, match="WRITE has no place"):
         expand_to_pim(source, 0)
 
@@ -399,7 +403,7 @@ def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
         spans.sort()
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     for channel in range(len(source.channels)):
-        stream = issued(source, spec, channel)
+        stream = issue_program(source, spec, channel)
         wanted = Counter()
         for row in stream:
             name = COMMANDS[row["command"]]

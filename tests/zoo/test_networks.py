@@ -126,8 +126,8 @@ def graph_of(name):
 def session_of(model):
     """A session that can return every intermediate, unoptimised; `model` is left as it was."""
     declared = len(model.graph.output)
-    known = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name not in known]
+    output_names = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name not in output_names]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -197,10 +197,10 @@ def convolutions_of(name):
 
 def test_ssd_resnet50_is_resnet50_and_heads():
     """torchvision's stages to the third, with stride 1 in that; the rest counted by hand."""
-    whole, ours = convolutions_of("resnet-50"), convolutions_of("ssd-resnet50")
-    backbone = whole[: 1 + 3 * 3 + 1 + 3 * 4 + 1 + 3 * 6 + 1]
-    assert Counter(dims for dims, _ in backbone) == Counter(dims for dims, _ in ours[: len(backbone)])
-    assert [stride for _, stride in ours[: len(backbone)]].count(2) == 3  # stem, and twice in stage 3
+    resnet50, ssd = convolutions_of("resnet-50"), convolutions_of("ssd-resnet50")
+    backbone = resnet50[: 1 + 3 * 3 + 1 + 3 * 4 + 1 + 3 * 6 + 1]
+    assert Counter(dims for dims, _ in backbone) == Counter(dims for dims, _ in ssd[: len(backbone)])
+    assert [stride for _, stride in ssd[: len(backbone)]].count(2) == 3  # stem, and twice in stage 3
     assert [stride for _, stride in backbone].count(2) == 5
 
     sides = (38, 19, 10, 5, 3, 1)
@@ -226,16 +226,16 @@ def test_ssd_resnet50_is_resnet50_and_heads():
 def test_inverted_residuals_count_by_their_tables(name):
     blocks, factor, last = INVERTED[name]
 
-    def scaled(channels):
+    def round_channels(channels):
         """To the nearest multiple of 8 that loses no tenth, as the authors' code does."""
         nearest = max(8, int(channels * factor + 4) // 8 * 8)
         return nearest + (8 if nearest < 0.9 * channels * factor else 0)
 
-    before, side = scaled(32), 112
+    before, side = round_channels(32), 112
     parameters, macs = 27 * before + 2 * before, side**2 * 27 * before
     for expansion, channels, repeats, stride, kernel in blocks:
         for step in (stride, *(repeats - 1) * [1]):
-            wide, after = before * expansion, scaled(channels)
+            wide, after = before * expansion, round_channels(channels)
             expand = before * wide if expansion > 1 else 0
             parameters += expand + (2 * wide if expand else 0) + (kernel**2 + 2) * wide + (wide + 2) * after
             macs += side**2 * expand
@@ -282,7 +282,7 @@ class TestEveryGraph:
         onnx.checker.check_model(path, full_check=True)
         assert path.stat().st_size < 256 * 1024
 
-    def test_nodes_have_distinct_names_and_layers_are_named_after_their_weights(self, name):
+    def test_nodes_are_distinct_and_layers_named_after_their_weights(self, name):
         nodes = graph_of(name).node
         assert len({node.name for node in nodes} - {""}) == len(nodes)
         for node in nodes:
@@ -305,9 +305,9 @@ class TestEveryNetwork:
     def test_same_seed_same_bytes_and_quickly(self, drawn):
         model, seed = drawn
         start = time.process_time()  # other work on the machine does not count
-        again = zoo.load(model.graph.name, seed)
+        second = zoo.load(model.graph.name, seed)
         seconds = time.process_time() - start
-        assert again == model
+        assert second == model
         assert seconds < 0.5 + zoo.describe(model.graph.name).parameters / 2e7
 
     def test_no_trained_value_is_neutral(self, drawn):
@@ -357,24 +357,24 @@ def test_an_undrawn_network_loads(name):
 def test_the_trained_network_is_right_about_pictures_that_it_has_not_seen():
     """And its weights are those of the file, whatever the seed; drawn ones know nothing."""
     model = zoo.load(TRAINED, seed=5)
-    with np.load(zoo.weights.TRAINED / f"{TRAINED}.npz") as kept:
-        assert {tensor.name for tensor in model.graph.initializer} == set(kept)
+    with np.load(zoo.weights.TRAINED / f"{TRAINED}.npz") as stored:
+        assert {tensor.name for tensor in model.graph.initializer} == set(stored)
         for tensor in model.graph.initializer:
-            assert (numpy_helper.to_array(tensor) == kept[tensor.name].astype(np.float32)).all()
+            assert (numpy_helper.to_array(tensor) == stored[tensor.name].astype(np.float32)).all()
     assert sum(math.prod(tensor.dims) for tensor in model.graph.initializer) == 140_048
     assert (zoo.weights.TRAINED / f"{TRAINED}.npz").stat().st_size < 300_000
     untrained = graph_of(TRAINED)
     for value in untrained.input:
-        zoo.weights.forget(value)
+        zoo.weights.mark_untrained(value)
     drawn_at_random = onnx.ModelProto()
     drawn_at_random.CopyFrom(model)
     drawn_at_random.graph.CopyFrom(untrained)
     zoo.weights.fill(drawn_at_random, 0)
     images, labels = glyphs.pictures(320)
     right = {}
-    for name, each in (("trained", model), ("drawn", drawn_at_random)):
+    for name, network in (("trained", model), ("drawn", drawn_at_random)):
         session = onnxruntime.InferenceSession(
-            zoo.load_model(each, batch=320).SerializeToString(), providers=["CPUExecutionProvider"]
+            zoo.load_model(network, batch=320).SerializeToString(), providers=["CPUExecutionProvider"]
         )
         right[name] = float((session.run(None, {"input": images})[0].argmax(axis=1) == labels).mean())
     assert 0.85 < right["trained"] < 0.99 and right["drawn"] < 0.3, right
@@ -382,8 +382,8 @@ def test_the_trained_network_is_right_about_pictures_that_it_has_not_seen():
 
 def test_pictures_are_the_same_for_the_same_seed_and_of_order_one():
     images, labels = glyphs.pictures(300, seed=9)
-    again, _ = glyphs.pictures(300, seed=9)
-    assert (images == again).all() and (labels == np.arange(300) % 16).all()
+    repeated, _ = glyphs.pictures(300, seed=9)
+    assert (images == repeated).all() and (labels == np.arange(300) % 16).all()
     assert images.shape == (300, 3, glyphs.SIZE, glyphs.SIZE) and images.dtype == np.float32
     assert abs(images.mean()) < 0.05 and 0.4 < images.std() < 1.2 and np.abs(images).max() < 4
     assert (images != glyphs.pictures(300, seed=10)[0]).mean() > 0.99
@@ -401,7 +401,7 @@ def test_a_weight_that_says_it_was_trained_has_to_be_in_the_zoo(tmp_path):
 
 def test_another_seed_is_another_network():
     first, second = (zoo.load("mobilenet-v2", seed).graph.initializer for seed in (3, 4))
-    assert all(one != other for one, other in zip(first, second) if one.dims)
+    assert all(a != b for a, b in zip(first, second) if a.dims)
 
 
 def test_the_generator_makes_the_files_that_are_shipped(zoo_generator):
@@ -426,7 +426,7 @@ def test_the_generator_tells_gates_from_activations(zoo_generator):
 # ---- an encoder of BERT's kind ----
 
 
-def encoder(weights, ids, types, kept):
+def encoder(weights, ids, types, mask):
     """Two layers of two heads of 16, as arXiv 1810.04805 and 1706.03762 define them, in double precision."""
 
     def dense(name, x):
@@ -444,7 +444,7 @@ def encoder(weights, ids, types, kept):
         heads = []
         for head in (slice(0, 16), slice(16, 32)):
             scores = query[:, head] @ key[:, head].T / 4
-            shares = np.exp(scores - scores.max()) * (kept != 0)
+            shares = np.exp(scores - scores.max()) * (mask != 0)
             heads.append(shares / shares.sum(-1, keepdims=True) @ value[:, head])
         x = norm(f"{layer}.attention.norm", x + dense(f"{layer}.attention", np.hstack(heads)))
         wide = dense(f"{layer}.intermediate", x)

@@ -106,18 +106,18 @@ def test_load_model_takes_name_path_and_model(tmp_path, monkeypatch):
     (tmp_path / "bare").write_bytes((tmp_path / "copy.onnx").read_bytes())
     (tmp_path / "toy").write_text("a file of that name does not hide the zoo's")
     monkeypatch.chdir(tmp_path)
-    for given in ("toy", "copy.onnx", "bare", "./bare", tmp_path / "copy.onnx", zoo.load("toy")):
-        assert zoo.load_model(given) == by_name
+    for source in ("toy", "copy.onnx", "bare", "./bare", tmp_path / "copy.onnx", zoo.load("toy")):
+        assert zoo.load_model(source) == by_name
     assert zoo.load_model(zoo.GRAPHS / "toy.onnx", seed=5) == zoo.load_model("toy", seed=5)
 
 
 def test_shapes_fix_what_is_dynamic_and_are_inferred_again():
-    given = small()
-    before = given.SerializeToString()
-    model = zoo.load_model(given, {"x": (3, 4)})
+    original = small()
+    before = original.SerializeToString()
+    model = zoo.load_model(original, {"x": (3, 4)})
     (value,) = model.graph.output
     assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [3, 2]
-    assert given.SerializeToString() == before
+    assert original.SerializeToString() == before
     assert zoo.load_model(small(dims=None, output=None), {"x": (3, 4)}).graph.output
 
 
@@ -197,17 +197,17 @@ def test_bad_files(case, tmp_path):
     make, says = BAD_FILES[case]
     path = tmp_path / "net.onnx"
     make(path)
-    for given in (path, str(path)):
+    for file in (path, str(path)):
         with pytest.raises(ModelError, match=says) as raised:
-            zoo.load_model(given)
+            zoo.load_model(file)
         assert "\n" not in str(raised.value) and "net.onnx" in str(raised.value)
 
 
 def test_every_truncation_is_turned_away(tmp_path):
-    whole = zoo.load("toy").SerializeToString()
+    content = zoo.load("toy").SerializeToString()
     path = tmp_path / "net.onnx"
-    for length in range(0, len(whole), 397):
-        path.write_bytes(whole[:length])
+    for length in range(0, len(content), 397):
+        path.write_bytes(content[:length])
         with pytest.raises(ModelError):
             zoo.load_model(path)
 
@@ -229,9 +229,9 @@ def test_bad_models():
 
 
 def test_shapes_of_weights_are_not_for_the_caller():
-    for given in ("toy", zoo.GRAPHS / "toy.onnx", zoo.load("toy")):
+    for source in ("toy", zoo.GRAPHS / "toy.onnx", zoo.load("toy")):
         with pytest.raises(UnknownNameError, match=r"unknown input 'fc\.weight'.*input"):
-            zoo.load_model(given, {"fc.weight": (10, 32)})
+            zoo.load_model(source, {"fc.weight": (10, 32)})
 
 
 def test_unknown_names_and_seeds():
@@ -277,7 +277,7 @@ def test_nodes_without_a_name_of_their_own_get_one():
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
 def test_every_floating_point_type_is_fp32_inside(kind):
-    one = helper.make_tensor("one", kind, [1], [1.0])
+    unit = helper.make_tensor("one", kind, [1], [1.0])
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=kind),
         helper.make_node("Constant", [], ["b"], value=helper.make_tensor("b", kind, [1], [2.0])),
@@ -288,7 +288,7 @@ def test_every_floating_point_type_is_fp32_inside(kind):
         helper.make_tensor_value_info("x", TensorProto.INT64, [3]),
         helper.make_tensor_value_info("y", kind, [3]),
     ]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [one])
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [unit])
     opsets = [helper.make_opsetid("", 17)]
     model = zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8))
     (y,) = onnx_runtime.reference(model)({"x": np.array([0, 1, 2])})
@@ -320,8 +320,8 @@ def test_casts_back_and_forth_round(kind, between):
     model = zoo.load_model(casts(kind, *between))
     (y,) = onnx_runtime.reference(model)({"x": x})
     assert (y == expected).all() and (rounded != x).any()
-    kept = [node for node in model.graph.node if node.op_type == "Cast"]
-    assert [node.attribute[0].i for node in kept] == [kind, TensorProto.FLOAT, TensorProto.FLOAT]
+    cast_nodes = [node for node in model.graph.node if node.op_type == "Cast"]
+    assert [node.attribute[0].i for node in cast_nodes] == [kind, TensorProto.FLOAT, TensorProto.FLOAT]
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pimflow.api import prepare
 from pimflow.api.arguments import public
 from pimflow.api.channel_report import ChannelCount
-from pimflow.api.options import QuestionKeywords
-from pimflow.api.search import Question
+from pimflow.api.options import RequestKeywords
+from pimflow.api.search import SearchRequest
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 
@@ -32,18 +32,18 @@ class ChannelChoice:
 
 def counts(system: System) -> list[int]:
     """Numbers of PIM channels to search: multiples of an eighth; all channels only if time-shared."""
-    every = system.gpu.memory_channels
-    tried = sorted({max(every * part // STEPS, 1) for part in range(1, STEPS + 1)})
-    return [count for count in tried if count < every or system.time_shared]
+    channels = system.gpu.memory_channels
+    candidates = sorted({max(channels * part // STEPS, 1) for part in range(1, STEPS + 1)})
+    return [count for count in candidates if count < channels or system.is_time_shared]
 
 
-@public(QuestionKeywords)
+@public(RequestKeywords)
 def choose_channels(
     model: Model,
     target_system: System | None = None,
     *,
     progress: Callable[[str], None] = lambda _: None,
-    **question: Unpack[QuestionKeywords],
+    **keywords: Unpack[RequestKeywords],
 ) -> ChannelChoice:
     """Search a network for each number of `counts`, and return the best number of PIM channels.
 
@@ -63,39 +63,39 @@ def choose_channels(
     UsageError, PimflowError
         See `api.search.search`.
     """
-    asked_for = Question.of(target_system, **question)
-    if asked_for.goal.objective == "memory":
+    base_request = SearchRequest.from_arguments(target_system, **keywords)
+    if base_request.goal.objective == "memory":
         raise UsageError(
             "--pim-channels auto compares times and energies; with --objective memory, give a number"
         )
-    tried = counts(asked_for.system)
-    systems = [replace(asked_for.system, pim_channels=count) for count in tried]
-    questions = [replace(asked_for, system=each).checked() for each in systems]
-    network = prepare.load(model, asked_for.options)
+    pim_channels = counts(base_request.system)
+    systems = [replace(base_request.system, pim_channels=count) for count in pim_channels]
+    requests = [replace(base_request, system=candidate).validate() for candidate in systems]
+    network = prepare.load(model, base_request.options)
     rows: list[ChannelCount] = []
     values: list[float] = []
-    failed: InfeasibleError | None = None
-    for each in questions:
-        count = each.system.pim_channels
+    infeasible: InfeasibleError | None = None
+    for candidate in requests:
+        count = candidate.system.pim_channels
         progress(f"searching with {count} PIM channels")
         try:
-            _, found = each.answered(network)
+            _, search_result = candidate.find_plan(network)
         except InfeasibleError as error:
-            failed = error
+            infeasible = error
             rows.append(ChannelCount(pim_channels=count, latency_ns=None, energy_pj=None, speedup=None))
             values.append(float("inf"))
             continue
-        latency_ns = found.evaluation.latency_ns
+        latency_ns = search_result.evaluation.latency_ns
         row = ChannelCount(
             pim_channels=count,
             latency_ns=latency_ns,
-            energy_pj=found.evaluation.energy_pj,
-            speedup=found.baseline.latency_ns / latency_ns,
+            energy_pj=search_result.evaluation.energy_pj,
+            speedup=search_result.baseline.latency_ns / latency_ns,
         )
         rows.append(row)
-        values.append(each.goal.value(found.evaluation))
+        values.append(candidate.goal.value(search_result.evaluation))
     best = values.index(min(values))
-    if failed and rows[best].latency_ns is None:
-        raise failed
+    if infeasible and rows[best].latency_ns is None:
+        raise infeasible
     rows[best] = replace(rows[best], chosen=True)
-    return ChannelChoice(system=questions[best].system, counts=tuple(rows))
+    return ChannelChoice(system=requests[best].system, counts=tuple(rows))

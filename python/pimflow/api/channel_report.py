@@ -27,8 +27,8 @@ class ChannelCount:
 
 def text(rows: Sequence[ChannelCount]) -> str:
     """The speed-up for each number, in a line."""
-    told = [
+    parts = [
         f"{row.pim_channels}: {f'{row.speedup:.3f}x' if row.speedup else 'none'}{' (chosen)' * row.chosen}"
         for row in rows
     ]
-    return f"channels  with PIM, {', '.join(told)}"
+    return f"channels  with PIM, {', '.join(parts)}"

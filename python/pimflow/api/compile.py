@@ -19,7 +19,7 @@ from pimflow.api.conventions import ALL, ConventionGain, ConventionSearch, conve
 from pimflow.api.options import PlanKeywords, as_system
 from pimflow.api.report import Report
 from pimflow.api.report_text import summary
-from pimflow.api.search import Question
+from pimflow.api.search import SearchRequest
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
@@ -28,7 +28,7 @@ from pimflow.core.program import PimProgram
 from pimflow.decomposition.calibration import Data
 from pimflow.errors import UsageError
 from pimflow.hardware import System
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +60,7 @@ class Compiled:
         Where it was written.
     """
 
-    searched: Searched
+    search_result: SearchResult
     builds: tuple[Build, ...]
     programs: dict[str, PimProgram]
     verification: Verification
@@ -71,7 +71,7 @@ class Compiled:
     @property
     def plan(self) -> Plan:
         """The plan that was compiled."""
-        return self.searched.plan
+        return self.search_result.plan
 
     def with_conventions(
         self, conventions: str | Sequence[str] = ALL, progress: Progress = lambda _: None
@@ -88,7 +88,7 @@ class Compiled:
         KeyboardInterrupt
             On an interrupt. The directory is complete, and its report has the conventions searched so far.
         """
-        base = self.searched.system
+        base = self.search_result.system
         names = [
             name for name in convention_names(conventions, base) if name in self.report.conventions_missing
         ]
@@ -111,7 +111,7 @@ class Compiled:
 
     def _with_gains(self, gains: Mapping[str, ConventionGain], begin: float) -> Compiled:
         seconds = self.report.wall_seconds + time.perf_counter() - begin
-        report = with_gains(replace(self.report, wall_seconds=seconds), self.searched.system, gains)
+        report = with_gains(replace(self.report, wall_seconds=seconds), self.search_result.system, gains)
         if self.directory is not None:
             self.directory.replace_report(report.to_json())
         return replace(self, report=report)
@@ -141,7 +141,7 @@ def compile(
     emit_traces: bool = False,
     force: bool = False,
     progress: Progress = lambda _: None,
-    **question: Unpack[PlanKeywords],
+    **keywords: Unpack[PlanKeywords],
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
@@ -198,11 +198,11 @@ def compile(
     convention_names(conventions, as_system(target_system))  # raises for an unknown name before the work
     choice = None
     if pim_channels:
-        choice = _channels(model, target_system, progress, question)
+        choice = _channels(model, target_system, progress, keywords)
         target_system = choice.system
-    asked_for = Question.of(target_system, **question)
-    job = steps.Job(
-        **vars(asked_for),
+    search_request = SearchRequest.from_arguments(target_system, **keywords)
+    request = steps.CompileRequest(
+        **vars(search_request),
         tolerance=tolerance,
         pareto=pareto,
         emit_traces=emit_traces,
@@ -210,32 +210,40 @@ def compile(
         force=force,
         progress=progress,
     )
-    job = steps.checked(job, calibration)
-    prepared, reference = steps.prepared(job, model, inputs, calibration)
-    placed = steps.placed(job, prepared)
-    points = steps.front(job, model, prepared, placed)
-    selection = steps.selected(job, prepared)
-    made = steps.built(job, prepared.network, placed.searched, selection, reference)
-    verification = steps.verified(job, prepared.network, made, reference)
-    selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
-    changes = steps.changes(job, prepared, placed, reference, selection, made, points)
-    report = steps.reported(placed, made, verification, reference, changes, begin)
+    request = steps.check_request(request, calibration)
+    prepared, reference = steps.prepare_network(request, model, inputs, calibration)
+    placed = steps.place_network(request, prepared)
+    points = steps.front(request, model, prepared, placed)
+    selection = steps.select_primitives(request, prepared)
+    build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
+    verification = steps.verify_builds(request, prepared.network, build_set, reference)
+    selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
+    changes = steps.changes(request, prepared, placed, reference, selection, build_set, points)
+    report = steps.assemble_report(placed, build_set, verification, reference, changes, begin)
     if choice is not None:
         report = replace(report, channel_counts=choice.counts)
-    programs = placed.searched.programs()
-    convention_search = steps.convention_search(job, prepared, placed)
+    programs = placed.search_result.programs()
+    convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None
     if out is not None:
-        traced = tracing.traceable(programs, progress) if emit_traces else ()
+        traced_regions = tracing.traceable_regions(programs, progress) if emit_traces else ()
         progress("writing")
-        interface = steps.interface(job, reference, made)
-        directory = steps.written(
-            job, placed.searched, made, verification, interface, report, programs, traced, points
+        interface = steps.interface(request, reference, build_set)
+        directory = steps.write_directory(
+            request,
+            placed.search_result,
+            build_set,
+            verification,
+            interface,
+            report,
+            programs,
+            traced_regions,
+            points,
         )
     compiled = Compiled(
-        searched=placed.searched,
-        builds=made.builds,
+        search_result=placed.search_result,
+        builds=build_set.builds,
         programs=programs,
         verification=verification,
         report=report,
@@ -246,9 +254,9 @@ def compile(
 
 
 def _channels(
-    model: Model, target_system: System | None, progress: Progress, question: Mapping[str, Any]
+    model: Model, target_system: System | None, progress: Progress, keywords: Mapping[str, Any]
 ) -> channel_counts.ChannelChoice:
-    if question.get("plan") is not None:
+    if keywords.get("plan") is not None:
         raise UsageError("--pim-channels auto searches plans, and one is given; give a number of channels")
-    others = {name: value for name, value in question.items() if name != "plan"}
-    return channel_counts.choose_channels(model, target_system, progress=progress, **others)
+    search_keywords = {name: value for name, value in keywords.items() if name != "plan"}
+    return channel_counts.choose_channels(model, target_system, progress=progress, **search_keywords)

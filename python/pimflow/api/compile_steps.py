@@ -15,14 +15,14 @@ import numpy as np
 
 from pimflow.api import prepare
 from pimflow.api.conventions import ConventionSearch
-from pimflow.api.front import FrontPoint
+from pimflow.api.front import ParetoPoint
 from pimflow.api.front import files as front_files
 from pimflow.api.make_report import make_report
-from pimflow.api.options import planned_modes, require_effect, require_type
-from pimflow.api.pareto import front_of, require_points
-from pimflow.api.prepare import Prepared
+from pimflow.api.options import plan_modes, require_effect, require_type
+from pimflow.api.pareto import require_points, search_front
+from pimflow.api.prepare import PreparedNetwork
 from pimflow.api.report import Changes, GpuPart, PoolReport, Report
-from pimflow.api.search import Question, by_operators, order_report
+from pimflow.api.search import SearchRequest, order_report, replace_primitives
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
 from pimflow.compiler.artifact import Interface, WrittenDirectory
@@ -41,14 +41,14 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.host.directories import check_target
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.placement.candidates.candidates import require_primitives
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
-from pimflow.report_page.page import page_of
+from pimflow.report_page.page import render_page
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -57,7 +57,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Question):
+class CompileRequest(SearchRequest):
     """The request of a compilation: that of a search, and what is built and written."""
 
     tolerance: float | None
@@ -68,46 +68,48 @@ class Job(Question):
     progress: Progress
 
 
-def checked(job: Job, calibration: Data | None) -> Job:
+def check_request(request: CompileRequest, calibration: Data | None) -> CompileRequest:
     """Check a request before any work, and return it with its final goal."""
-    if job.out is not None:
-        check_target(job.out, artifact.KIND, force=job.force)
-    require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
-    if job.tolerance is not None and not 0 < job.tolerance < 1:
-        raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
-    if job.pareto is not None:
-        require_points(job.pareto)
-    job = _with_budget(job)
-    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options, pareto=job.pareto)
-    goal = job.goal
-    if job.in_c:
-        c_code.require_no_pim(job.plan)
+    if request.out is not None:
+        check_target(request.out, artifact.KIND, force=request.force)
+    require_type("tolerance", request.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
+    if request.tolerance is not None and not 0 < request.tolerance < 1:
+        raise UsageError(f"tolerance {request.tolerance:g} is not between 0 and 1")
+    if request.pareto is not None:
+        require_points(request.pareto)
+    request = _with_budget(request)
+    require_effect(
+        request.goal, plan=request.plan, in_c=request.in_c, options=request.options, pareto=request.pareto
+    )
+    goal = request.goal
+    if request.in_c:
+        c_code.require_no_pim(request.plan)
         goal = replace(goal, modes="gpu")
-    check_device(job.select, targets.C if job.in_c else job.target)
-    goal = goal_with_primitives(goal, job.select)
-    job.system.require_network_dtype()
-    job.profiling.require(job.system, planned_modes(goal, job.plan))
-    if job.emit_traces and set(planned_modes(goal, job.plan)) <= {"GPU"}:
+    check_device(request.select, targets.C_TARGET if request.in_c else request.target)
+    goal = goal_with_primitives(goal, request.select)
+    request.system.require_network_dtype()
+    request.profiling.require(request.system, plan_modes(goal, request.plan))
+    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {"GPU"}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
-        require_primitives(job.system, job.profiling.gpu)
-    if calibration is not None and job.options.request is None:
+        require_primitives(request.system, request.profiling.gpu)
+    if calibration is not None and request.options.decomposition_request is None:
         raise UsageError(
             "--calibration compares a decomposed network with the original: give --decompose too"
         )
     # Primitives of the GPU are part of the plan; those of a CPU are selected later, for its code.
-    return replace(job, goal=goal, select=None if goal.primitives else job.select)
+    return replace(request, goal=goal, select=None if goal.primitives else request.select)
 
 
-def _with_budget(job: Job) -> Job:
+def _with_budget(request: CompileRequest) -> CompileRequest:
     """Apply the bound on memory to the selection for a CPU too; for C code to the selection only."""
-    budget, select = job.goal.max_memory_bytes, job.select
+    budget, select = request.goal.max_memory_bytes, request.select
     if budget is None or select is None or select.device == CUDA:
-        return job
+        return request
     if select.memory_budget_bytes is None:
         select = replace(select, memory_budget_bytes=budget)
-    goal = replace(job.goal, max_memory_bytes=None) if job.in_c else job.goal
-    return replace(job, goal=goal, select=select)
+    goal = replace(request.goal, max_memory_bytes=None) if request.in_c else request.goal
+    return replace(request, goal=goal, select=select)
 
 
 @dataclass(kw_only=True)
@@ -149,25 +151,25 @@ class ReferenceRun:
             self.samples = None
 
 
-def prepared(
-    job: Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
-) -> tuple[Prepared, ReferenceRun]:
+def prepare_network(
+    request: CompileRequest, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
+) -> tuple[PreparedNetwork, ReferenceRun]:
     """Load and prepare the network of `model`, and compute its reference."""
-    job.progress("loading")
-    network = prepare.load(model, job.options)
-    prepare.require_decomposed(network, job.options)
+    request.progress("loading")
+    network = prepare.load(model, request.options)
+    prepare.require_decomposed(network, request.options)
     network.require_memory()
     interface = Interface(
         inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
     )
     reference = ReferenceRun(
         interface=interface,
-        inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
+        inputs=network.example_inputs() if inputs is None else interface.order_inputs(inputs),
         samples=None if calibration is None else Calibration.read(calibration, network),
-        progress=job.progress,
+        progress=request.progress,
         states={state.name: state.result for state in network.states},
     )
-    prepared = job.prepared(network, reference.inspect, job.progress, reference.samples)
+    prepared = request.prepare_network(network, reference.inspect, request.progress, reference.samples)
     return prepared, reference
 
 
@@ -175,155 +177,173 @@ def prepared(
 class PlacedNetwork:
     """The plan of a network; see `Question.placed` for `pool`, and `Report` for `gpu_known`."""
 
-    searched: Searched
+    search_result: SearchResult
     search_seconds: float
     gpu_known: dict[str, int]
     pool: PoolChoice | None
 
 
-def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
+def place_network(request: CompileRequest, prepared: PreparedNetwork) -> PlacedNetwork:
     """Search the plan of a network, or apply the one that is given."""
-    job.progress("searching")
+    request.progress("searching")
     begin = time.perf_counter()
-    searched, pool = job.placed(prepared)
-    seconds, known = time.perf_counter() - begin, searched.maker.costs.known_kernels()
-    return PlacedNetwork(searched=searched, search_seconds=seconds, gpu_known=known, pool=pool)
+    search_result, pool = request.place_network(prepared)
+    seconds, gpu_known = time.perf_counter() - begin, search_result.generator.costs.kernel_counts()
+    return PlacedNetwork(search_result=search_result, search_seconds=seconds, gpu_known=gpu_known, pool=pool)
 
 
-def convention_search(job: Job, prepared: Prepared, placed: PlacedNetwork) -> ConventionSearch:
+def convention_search(
+    request: CompileRequest, prepared: PreparedNetwork, placed: PlacedNetwork
+) -> ConventionSearch:
     """The search of the network under other conventions."""
-    copies = prepare.with_other_copies(job.system)
+    copies = prepare.with_other_copies(request.system)
     return ConventionSearch(
-        searched=placed.searched,
-        plan=job.plan,
+        search_result=placed.search_result,
+        plan=request.plan,
         copies_graph=prepared.regions_for(copies),
-        copies_given=prepared.given_for(copies),
+        copies_original=prepared.original_regions_for(copies),
     )
 
 
-def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
+def front(
+    request: CompileRequest, model: Model, prepared: PreparedNetwork, placed: PlacedNetwork
+) -> tuple[ParetoPoint, ...] | None:
     """The front of plans, if requested; `model` is loaded again if objectives decompose other layers."""
-    if job.pareto is None:
+    if request.pareto is None:
         return None
-    job.progress("searching the front")
-    return front_of(
-        job, lambda: prepare.load(model, job.options), prepared.network, placed.searched, job.pareto
+    request.progress("searching the front")
+    return search_front(
+        request,
+        lambda: prepare.load(model, request.options),
+        prepared.network,
+        placed.search_result,
+        request.pareto,
     )
 
 
-def selected(job: Job, prepared: Prepared) -> Selection | None:
+def select_primitives(request: CompileRequest, prepared: PreparedNetwork) -> Selection | None:
     """Select primitives for the layers of a CPU, if requested; with target ``c`` by times of C code."""
-    if job.select is None:
+    if request.select is None:
         return None
-    job.progress("selecting primitives")
-    options = job.select
-    if job.in_c and not options.target:
-        options = replace(options, target=targets.C)
-    own = prepare.regions(prepared.network, job.system)
-    return primitive_selection.select_for(own, options, cache=job.profiling.cache)
+    request.progress("selecting primitives")
+    options = request.select
+    if request.in_c and not options.target:
+        options = replace(options, target=targets.C_TARGET)
+    graph = prepare.regions(prepared.network, request.system)
+    return primitive_selection.select_for(graph, options, cache=request.profiling.cache)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class BuildSet:
     """The builds, that of the requested target first, and the network in C."""
 
     builds: tuple[Build, ...]
     c_part: CNetwork | None
 
 
-def built(
-    job: Job, network: Network, searched: Searched, selection: Selection | None, reference: ReferenceRun
-) -> Made:
+def build_targets(
+    request: CompileRequest,
+    network: Network,
+    search_result: SearchResult,
+    selection: Selection | None,
+    reference: ReferenceRun,
+) -> BuildSet:
     """Build the network for the requested target, for the stand-in, and in C if that is the target."""
-    job.progress("generating code")
+    request.progress("generating code")
     choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    taken = None if job.in_c else choices
-    stored = job.out is not None
+    cpu_choices = None if request.in_c else choices
+    stored = request.out is not None
     builds = tuple(
-        build.build(network, searched, targets.named_target(name), taken, layouts, stored=stored)
-        for name in dict.fromkeys([job.target, "llvm+pim"])
+        build.build(
+            network, search_result, targets.target_by_name(name), cpu_choices, layouts, keep_code=stored
+        )
+        for name in dict.fromkeys([request.target, "llvm+pim"])
     )
-    if not job.in_c:
-        return Made(builds=builds, c_part=None)
-    job.progress("building C")
+    if not request.in_c:
+        return BuildSet(builds=builds, c_part=None)
+    request.progress("building C")
     inputs, expected = reference.inputs, reference.expected
-    c_part = c_code.c_network(network, job.system, choices, layouts, inputs, expected, job.tolerance)
-    return Made(builds=builds, c_part=c_part)
+    c_part = c_code.c_network(network, request.system, choices, layouts, inputs, expected, request.tolerance)
+    return BuildSet(builds=builds, c_part=c_part)
 
 
-def verified(job: Job, network: Network, made: Made, reference: ReferenceRun) -> Verification:
+def verify_builds(
+    request: CompileRequest, network: Network, build_set: BuildSet, reference: ReferenceRun
+) -> Verification:
     """Verify every build that runs on this machine; returns the result of the first that does."""
-    job.progress("verifying")
-    for built in reversed(made.builds):
-        if built.runs_here:
+    request.progress("verifying")
+    for target_build in reversed(build_set.builds):
+        if target_build.can_run_here:
             verification = verify(
-                network, built, job.system, reference.inputs, reference.expected, job.tolerance
+                network, target_build, request.system, reference.inputs, reference.expected, request.tolerance
             )
             verification.require()
     return verification
 
 
 def with_kernel_times(
-    job: Job, selection: Selection | None, built: Build, reference: ReferenceRun
+    request: CompileRequest, selection: Selection | None, target_build: Build, reference: ReferenceRun
 ) -> Selection | None:
     """Return `selection` with times of the kernels of the whole network."""
-    if selection is None or not built.calls:
+    if selection is None or not target_build.calls:
         return selection
-    job.progress("timing kernels")
-    network_ns = network_time(built.calls, job.profiling.cache)
+    request.progress("timing kernels")
+    network_ns = network_time(target_build.calls, request.profiling.cache)
     if network_ns is not None:
-        network_ns = replace(network_ns, measured_ns=inference_ns(built, reference.inputs))
+        network_ns = replace(network_ns, measured_ns=inference_ns(target_build, reference.inputs))
     return primitive_selection.with_network(selection, network_ns)
 
 
 def changes(
-    job: Job,
-    prepared: Prepared,
+    request: CompileRequest,
+    prepared: PreparedNetwork,
     placed: PlacedNetwork,
     reference: ReferenceRun,
     selection: Selection | None,
-    made: Made,
-    points: Sequence[FrontPoint] | None,
+    build_set: BuildSet,
+    points: Sequence[ParetoPoint] | None,
 ) -> Changes:
     """The parts of the report that are not about placement."""
-    searched, order = placed.searched, prepared.order
+    search_result, order = placed.search_result, prepared.order
     primitives: SelectionReport | PlanPrimitives | None = None
-    if searched.goal.primitives:
-        primitives = plan_primitives(searched, by_operators(searched, job.plan))
+    if search_result.goal.primitives:
+        primitives = plan_primitives(search_result, replace_primitives(search_result, request.plan))
     elif selection is not None:
         primitives = primitive_selection.summary(selection)
     return Changes(
-        order=None if order is None else order_report(order, searched, job.plan, job.costs),
+        order=None if order is None else order_report(order, search_result, request.plan, request.costs),
         decomposition=reference.decomposition,
         skips=None if prepared.skips is None else prepared.skips.summary(),
         primitives=primitives,
-        c_part=None if made.c_part is None else made.c_part.report,
-        front=None if points is None else _in_files(job, points),
+        c_part=None if build_set.c_part is None else build_set.c_part.report,
+        front=None if points is None else _with_plan_files(request, points),
     )
 
 
-def _in_files(job: Job, points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """`points` with the names of their plan files in place of plans, if they are written."""
-    if job.out is None:
+    if request.out is None:
         return tuple(points)
-    return tuple(replace(point, plan=file) for point, file in zip(points, front_files(job.out, len(points))))
+    return tuple(
+        replace(point, plan=file) for point, file in zip(points, front_files(request.out, len(points)))
+    )
 
 
-def reported(
+def assemble_report(
     placed: PlacedNetwork,
-    made: Made,
+    build_set: BuildSet,
     verification: Verification,
     reference: ReferenceRun,
     changes: Changes,
     begin: float,
 ) -> Report:
     """The report of a compiled and verified network."""
-    built = made.builds[0]
+    target_build = build_set.builds[0]
     return make_report(
-        placed.searched,
+        placed.search_result,
         verification,
-        gpu_part=_gpu_part(placed.searched, built, reference.inputs),
-        memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
+        gpu_part=_gpu_part(placed.search_result, target_build, reference.inputs),
+        memory=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
         changes=changes,
         gpu_known=placed.gpu_known,
         search_seconds=placed.search_seconds,
@@ -331,65 +351,67 @@ def reported(
     )
 
 
-def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
+def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
     """The part of the report about GPU kernels, with measured times if a device can run them."""
     measured_ns, measured_on = None, ""
-    if built.target != "llvm+pim" and built.runs_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
-        measured_on = str(built.device.device_name)
-    kernels = built.kernels
-    return GpuPart.of(searched, built.target, kernels.compiler, kernels.flaw, measured_ns, measured_on)
+    if target_build.target != "llvm+pim" and target_build.can_run_here:
+        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
+        measured_on = str(target_build.device.device_name)
+    kernels = target_build.kernels
+    return GpuPart.from_search(
+        search_result, target_build.target, kernels.compiler, kernels.flaw, measured_ns, measured_on
+    )
 
 
-def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
+def interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
     """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
-    interface, packed = reference.interface, made.builds[0].states.to_table()
+    interface, packed = reference.interface, build_set.builds[0].states.to_table()
     states = {
         name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
         for name, output in reference.states.items()
     }
     interface = replace(interface, states=states)
-    if made.c_part is not None:
-        source = made.c_part.source
+    if build_set.c_part is not None:
+        source = build_set.c_part.source
         return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
-    return replace(interface, cpu=targets.cpu_name()) if job.select is not None else interface
+    return replace(interface, cpu=targets.cpu_name()) if request.select is not None else interface
 
 
-def written(
-    job: Job,
-    searched: Searched,
-    made: Made,
+def write_directory(
+    request: CompileRequest,
+    search_result: SearchResult,
+    build_set: BuildSet,
     verification: Verification,
     interface: Interface,
     summary: Report,
     programs: Mapping[str, PimProgram],
-    traced: Collection[str],
-    points: Sequence[FrontPoint] | None,
+    traced_regions: Collection[str],
+    points: Sequence[ParetoPoint] | None,
 ) -> WrittenDirectory:
     """Write the compiled directory."""
-    assert job.out is not None
-    system, plans = searched.system, [point.plan for point in points or ()]
+    assert request.out is not None
+    system, plans = search_result.system, [point.plan for point in points or ()]
     names = front_files("", len(plans))
-    others = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
+    front_plans = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
     return artifact.write(
-        job.out,
-        builds=made.builds,
+        request.out,
+        builds=build_set.builds,
         interface=interface,
-        plan=searched.plan,
-        placed=artifact.PlacedRegions(
-            graph=searched.graph,
+        plan=search_result.plan,
+        placed_regions=artifact.PlacedRegions(
+            graph=search_result.graph,
             gpu=system.gpu.name,
             dtype=system.dtype,
             padding=system.padding,
             bounds=verification.wider_bounds(system.dtype),
         ),
         pim=system.pim,
-        timeline=PlanTrace.of(searched).to_perfetto(),
+        timeline=PlanTrace.from_search(search_result).to_perfetto(),
         report=summary.to_json(),
         programs=programs,
-        traced=traced,
-        c_files=None if made.c_part is None else made.c_part.source.files(),
-        others=others,
-        page=functools.partial(page_of, name=Path(job.out).name),
-        force=job.force,
+        traced_regions=traced_regions,
+        c_files=None if build_set.c_part is None else build_set.c_part.source.files(),
+        other_plans=front_plans,
+        page=functools.partial(render_page, name=Path(request.out).name),
+        force=request.force,
     )

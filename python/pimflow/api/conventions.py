@@ -15,14 +15,14 @@ from pimflow.core.typed_values import read_fields
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
-from pimflow.host.result_cache import COMPUTED_BY, code_digest, sources_digest
-from pimflow.placement import Goal, Searched, apply, recharged, search
-from pimflow.placement.candidates.cached import writes_caches
-from pimflow.primitives.launches import computes
+from pimflow.host.result_cache import CODE_PACKAGES, code_digest, sources_digest
+from pimflow.placement import Goal, SearchResult, apply, reevaluate, search
+from pimflow.placement.candidates.cached import can_write_caches
+from pimflow.primitives.launches import can_compute
 from pimflow.simulators.pim.timing import timings
 
 # Modules whose code determines speed-ups, beside those that compute costs and search (`COMPUTED_BY`).
-SEARCHED_BY = (*COMPUTED_BY, "fusion", "primitives", "api.conventions")
+SPEEDUP_MODULES = (*CODE_PACKAGES, "fusion", "primitives", "api.conventions")
 LAUNCHES_NS = (500.0, 1000.0)  # PIM launch times to search, between 0 and the GPU's
 MAX_SEARCH_SECONDS = 5.0  # of a search: there are up to eight conventions, and their plans are not built
 ALL, NONE = "all", "none"
@@ -75,14 +75,14 @@ def convention_names(conventions: str | Sequence[str], base: System) -> tuple[st
     UsageError
         For an unknown name; the message lists the known ones.
     """
-    known = convention_systems(base)
+    systems = convention_systems(base)
     if conventions in (ALL, NONE):
-        return tuple(known) if conventions == ALL else ()
+        return tuple(systems) if conventions == ALL else ()
     names = conventions.split(",") if isinstance(conventions, str) else conventions
     for name in names:
-        if name not in known:
-            raise UsageError(f"unknown convention '{name}'; known: {', '.join([NONE, ALL, *known])}")
-    return tuple(name for name in known if name in names)
+        if name not in systems:
+            raise UsageError(f"unknown convention '{name}'; known: {', '.join([NONE, ALL, *systems])}")
+    return tuple(name for name in systems if name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +118,20 @@ class ConventionSearch:
         The regions of the original network under that setting, if the network was rewritten.
     """
 
-    searched: Searched
+    search_result: SearchResult
     plan: Plan | None
     copies_graph: RegionGraph
-    copies_given: RegionGraph | None
+    copies_original: RegionGraph | None
 
     def gain(self, name: str) -> ConventionGain:
         """The gain under a convention, from the profile cache if it is there.
 
         Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine.
         """
-        cache = self.searched.maker.costs.profiling.cache
+        cache = self.search_result.generator.costs.profiling.cache
         if cache is None:
             return self._gain(name)
-        key, code = self._key(name), f"{code_digest()} {sources_digest(SEARCHED_BY)}"
+        key, code = self._key(name), f"{code_digest()} {sources_digest(SPEEDUP_MODULES)}"
         read = functools.partial(read_fields, ConventionGain, signed=True)
         gain: ConventionGain | None = cache.get([key], code, read=read).get(key)
         if gain is None:
@@ -140,17 +140,21 @@ class ConventionSearch:
                 cache.put({key: asdict(gain)}, code)
         return gain
 
-    def under(self, name: str) -> Searched:
+    def search_under(self, name: str) -> SearchResult:
         """Search, or apply the plan, under a convention, without bounds.
 
         Speed-ups are over the original network.
         """
-        searched, system = self.searched, self._system(name)
-        goal, costs, (graph, given) = searched.goal, searched.maker.costs, self._graphs(system)
-        if system.accounting != searched.system.accounting:
-            costs = costs.on_system(system, replace(costs.profiling, pim=None))
-        elif system.gpu != searched.system.gpu:
-            costs = costs.on_system(system)  # the time of a kernel with two launches includes the second
+        search_result, system = self.search_result, self._system(name)
+        goal, costs, (graph, original) = (
+            search_result.goal,
+            search_result.generator.costs,
+            self._graphs(system),
+        )
+        if system.accounting != search_result.system.accounting:
+            costs = costs.with_system(system, replace(costs.profiling, pim=None))
+        elif system.gpu != search_result.system.gpu:
+            costs = costs.with_system(system)  # the time of a kernel with two launches includes the second
         if self.plan is None:
             goal = Goal(
                 objective=goal.objective,
@@ -158,79 +162,79 @@ class ConventionSearch:
                 modes=goal.modes,
                 primitives=goal.primitives,
             )
-            return search(graph, system, costs, goal, given)
-        plan = self.plan.carried_to(graph, computes, system.views, writes_caches(system))
-        if system.charges("channel-modes") != searched.system.charges("channel-modes"):
-            plan = plan.in_channels_left()  # tensors may lie in other channels there
-        return apply(graph, system, plan, costs, given=given, primitives=goal.primitives)
+            return search(graph, system, costs, goal, original)
+        plan = self.plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
+        if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
+            plan = plan.with_gpu_channels()  # tensors may lie in other channels there
+        return apply(graph, system, plan, costs, original=original, primitives=goal.primitives)
 
     def _gain(self, name: str) -> ConventionGain:
-        base, searched = self.searched, self.under(name)
+        base, search_result = self.search_result, self.search_under(name)
         terms: tuple[AccountingTerm, ...] = ()
-        if searched.system.accounting != base.system.accounting:
+        if search_result.system.accounting != base.system.accounting:
             full = base.system.accounting == "full"
-            terms = accounting_terms(*((searched, base) if full else (base, searched)))
-        return ConventionGain(speedup=searched.speedup, gap=searched.gap, terms=terms)
+            terms = accounting_terms(*((search_result, base) if full else (base, search_result)))
+        return ConventionGain(speedup=search_result.speedup, gap=search_result.gap, terms=terms)
 
     def _key(self, name: str) -> tuple[object, ...]:
         """The cache key of a gain."""
-        searched, system, plan = self.searched, self._system(name), self.plan
-        goal, key = searched.goal, tuple[object, ...]()
-        if system.accounting != searched.system.accounting:
+        search_result, system, plan = self.search_result, self._system(name), self.plan
+        goal, key = search_result.goal, tuple[object, ...]()
+        if system.accounting != search_result.system.accounting:
             # The terms begin or end with the latency of the plan, which depends on the goal's bounds.
-            key = (searched.system.identity, searched.plan.to_json())
+            key = (search_result.system.identity, search_result.plan.to_json())
         return (
             "convention",
             tuple(graph and (graph.digest, graph.runs, graph.fusible) for graph in self._graphs(system)),
-            (system.identity, searched.maker.costs.profilers),
+            (system.identity, search_result.generator.costs.profilers),
             (goal.objective, goal.modes, goal.primitives),
             plan and plan.to_json(),
             *key,
         )
 
     def _system(self, name: str) -> System:
-        return convention_systems(self.searched.system)[name].system
+        return convention_systems(self.search_result.system)[name].system
 
     def _graphs(self, system: System) -> tuple[RegionGraph, RegionGraph | None]:
         """The regions that are placed on `system`, and those of the original network if it was rewritten."""
-        if system.views != self.searched.system.views:
-            return self.copies_graph, self.copies_given
-        return self.searched.graph, self.searched.given
+        if system.uses_views != self.search_result.system.uses_views:
+            return self.copies_graph, self.copies_original
+        return self.search_result.graph, self.search_result.original
 
 
 def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]) -> Report:
     """Return `report`, of a plan for `base`, with the gains under further conventions."""
-    known = convention_systems(base)
+    systems = convention_systems(base)
     by_name = {convention.name: convention for convention in report.conventions} | {
-        name: Convention(name=name, what=known[name].text, speedup=gain.speedup, gap=gain.gap)
+        name: Convention(name=name, what=systems[name].text, speedup=gain.speedup, gap=gain.gap)
         for name, gain in gains.items()
     }
     return replace(
         report,
-        conventions=tuple(by_name[name] for name in known if name in by_name),
-        conventions_missing=tuple(name for name in known if name not in by_name),
+        conventions=tuple(by_name[name] for name in systems if name in by_name),
+        conventions_missing=tuple(name for name in systems if name not in by_name),
         accounting_terms=next((gain.terms for gain in gains.values() if gain.terms), report.accounting_terms),
     )
 
 
-def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, ...]:
+def accounting_terms(partial: SearchResult, full: SearchResult) -> tuple[AccountingTerm, ...]:
     """Latencies from the accounting of `lesser` to that of `full`, one more charge at each step.
 
     The plan of `lesser` stays the same while charges are added. The last term is the plan of `full`: its
     difference is what a search gains that knows all charges.
     """
-    system, costs = lesser.system, lesser.maker.costs
-    terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=lesser.evaluation.latency_ns)]
+    system, costs = partial.system, partial.generator.costs
+    terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=partial.evaluation.latency_ns)]
 
     def add(term: str) -> None:
         """Append the latency of the plan of `lesser` under the current system and costs."""
-        found = recharged(lesser, system, costs)
-        terms.append(AccountingTerm(term=term, latency_ns=found.latency_ns))
+        evaluation = reevaluate(partial, system, costs)
+        terms.append(AccountingTerm(term=term, latency_ns=evaluation.latency_ns))
 
     if system.timing != full.system.timing:
-        system, costs = replace(system, timing=full.system.timing), full.maker.costs
+        system, costs = replace(system, timing=full.system.timing), full.generator.costs
         add(f"timing {system.timing}")
-    for charge in system.chargeable:
+    for charge in system.available_charges:
         if not system.charges(charge):
             system = replace(system, accounting=f"{system.accounting}+{charge}")
             add(charge)

@@ -13,11 +13,11 @@ from pimflow.core.candidate import Cost
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
-from pimflow.host.charts import chart, cycled
+from pimflow.host.charts import chart, cycle_colours
 from pimflow.host.pages import Chart
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.placement import Candidates, Costs
+from pimflow.placement import CandidateGenerator, Costs
 from pimflow.placement.candidates import cached
 from pimflow.placement.costs.attention_runs import (
     KEYS,
@@ -25,7 +25,7 @@ from pimflow.placement.costs.attention_runs import (
     CacheWork,
     Layout,
     ProductCost,
-    every_schedule,
+    all_schedules,
     total_ns,
 )
 from pimflow.placement.costs.costs import CacheCosts
@@ -33,7 +33,7 @@ from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-TIMED_TOKENS = 1024  # smallest cache that is timed, and twice that; longer ones are extrapolated linearly
+MIN_TIMED_TOKENS = 1024  # smallest cache that is timed, and twice that; longer ones are extrapolated linearly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,29 +94,32 @@ def crossings(
 
 def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
     """Time one attention; PIM times of long caches and many requests are extrapolated (`LengthCosts`)."""
-    graph = regions_of(attention)
-    maker = Candidates(graph, system, LengthCosts(costs))
-    run = cached.run_of(maker, graph.regions[-1])
+    graph = attention_regions(attention)
+    generator = CandidateGenerator(graph, system, LengthCosts(costs))
+    run = cached.find_run(generator, graph.regions[-1])
     assert run is not None
-    everywhere, beside = (
-        sum(Cost.of(maker.on_gpu(region, channels)[0]).latency_ns for region in graph.regions)
+    all_channels_ns, gpu_channels_ns = (
+        sum(
+            Cost.from_candidate(generator.gpu_candidates(region, channels)[0]).latency_ns
+            for region in graph.regions
+        )
         for channels in (system.gpu.memory_channels, system.gpu_channels)
     )
     try:
-        pim_ns: float | None = Cost.of(cached.of_run(maker, run)[0]).latency_ns
+        pim_ns: float | None = Cost.from_candidate(cached.run_candidates(generator, run)[0]).latency_ns
     except InfeasibleError:
         pim_ns = None
     return Crossing(
         context=attention.keys,
         batch=attention.batch,
         group=attention.group,
-        gpu_ns=everywhere,
-        beside_ns=beside,
+        gpu_ns=all_channels_ns,
+        beside_ns=gpu_channels_ns,
         pim_ns=pim_ns,
     )
 
 
-def regions_of(attention: Attention) -> RegionGraph:
+def attention_regions(attention: Attention) -> RegionGraph:
     """The regions of a network that appends a token to keys and values and attends to them."""
 
     def param(name: str, dims: tuple[int, ...]) -> relax.Var:
@@ -130,7 +133,10 @@ def regions_of(attention: Attention) -> RegionGraph:
             ("v", attention.value_shape),
         )
     )
-    new = [param(f"new_{each.name}", (*dims[:2], 1, dims[3])) for each, dims in _shapes(attention, k, v)]
+    new = [
+        param(f"new_{cache_var.name}", (*dims[:2], 1, dims[3]))
+        for cache_var, dims in _shapes(attention, k, v)
+    ]
     position = relax.Var("position", relax.TensorType((attention.batch,), "int64"))
     builder = relax.BlockBuilder()
     with builder.function("main", [q, k, v, *new, position]):
@@ -163,86 +169,95 @@ class LengthCosts(Costs):
     def __init__(self, costs: Costs):
         self.__dict__ = costs.__dict__
 
-    def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
+    def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
         """As `Costs.caches`, for full caches only."""
-        assert not any(tokens for _, tokens in wanted)
+        assert not any(tokens for _, tokens in requests)
         return [
-            CacheCosts(keys=self._of(KEYS, attention), values=self._of(VALUES, attention))
-            for attention, _ in wanted
+            CacheCosts(
+                keys=self._product_costs(KEYS, attention), values=self._product_costs(VALUES, attention)
+            )
+            for attention, _ in requests
         ]
 
-    def _of(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
+    def _product_costs(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
         """Costs of a product by schedule, the fastest first.
 
         Schedules are those whose rows need the fewest tokens, and those that use all channels.
         """
-        side = self.side
-        ways = every_schedule(product, attention, side.pim, side.dtype, side.channels)
-        fewest = max(TIMED_TOKENS, min(_tokens_of_row(layout) for _, layout in ways))
+        pim_target = self.pim_target
+        schedules = all_schedules(product, attention, pim_target.pim, pim_target.dtype, pim_target.channels)
+        row_tokens = max(MIN_TIMED_TOKENS, min(_row_tokens(layout) for _, layout in schedules))
         # With fewer matrices than channels, several channels share a matrix, so that none is idle.
-        sharing = side.channels // (attention.batch * attention.kv_heads)
-        found = [
-            self._over_requests(CacheWork.like(side, attention, product), schedule, _tokens_of_row(layout))
-            for schedule, layout in ways
-            if _tokens_of_row(layout) <= fewest or layout.spread == sharing
+        sharing = pim_target.channels // (attention.batch * attention.kv_heads)
+        costs = [
+            self._extrapolate_requests(
+                CacheWork.from_attention(pim_target, attention, product), schedule, _row_tokens(layout)
+            )
+            for schedule, layout in schedules
+            if _row_tokens(layout) <= row_tokens or layout.spread == sharing
         ]
-        return tuple(sorted(found, key=total_ns))
+        return tuple(sorted(costs, key=total_ns))
 
-    def _over_requests(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
+    def _extrapolate_requests(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
         batch = work.attention.batch
-        base = -(-self.side.channels // work.attention.kv_heads)
+        base = -(-self.pim_target.channels // work.attention.kv_heads)
         if batch <= 2 * base:
-            return self._over_tokens(work, schedule, tokens)
+            return self._extrapolate_tokens(work, schedule, tokens)
         near, far = (
-            self._over_tokens(replace(work, attention=replace(work.attention, batch=each)), schedule, tokens)
-            for each in (base, 2 * base)
+            self._extrapolate_tokens(
+                replace(work, attention=replace(work.attention, batch=requests)), schedule, tokens
+            )
+            for requests in (base, 2 * base)
         )
-        return near.further(far, (batch - base) / base)
+        return near.extrapolate(far, (batch - base) / base)
 
-    def _over_tokens(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
+    def _extrapolate_tokens(self, work: CacheWork, schedule: ProductSchedule, row_tokens: int) -> ProductCost:
         """The cost of `work`, extrapolated if its cache is long; `tokens` fill a row."""
-        near = -(-TIMED_TOKENS // tokens) * tokens
+        near = -(-MIN_TIMED_TOKENS // row_tokens) * row_tokens
         if work.tokens <= 2 * near:
-            return self._timed(work, schedule)
-        first, second = (self._timed(replace(work, tokens=each), schedule) for each in (near, 2 * near))
-        return first.further(second, (work.tokens - near) / near)
+            return self._full_cache_cost(work, schedule)
+        first, second = (
+            self._full_cache_cost(replace(work, tokens=cache_tokens), schedule)
+            for cache_tokens in (near, 2 * near)
+        )
+        return first.extrapolate(second, (work.tokens - near) / near)
 
-    def _timed(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
+    def _full_cache_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost in a cache with no free places, if its layout is that of the longer cache.
 
         The rows are those of the longer cache.
         """
-        whole = work.layout(schedule)
+        layout = work.layout(schedule)
         full = replace(work, attention=replace(work.attention, keys=work.tokens))
-        if _tokens_of_row(full.layout(schedule)) == _tokens_of_row(whole):
+        if _row_tokens(full.layout(schedule)) == _row_tokens(layout):
             work = full
         key = (*work.key, schedule)
         if key not in self._caches:
             self._caches[key] = (work.cost(schedule),)
         cost = self._caches[key][0]
-        return replace(cost, product=replace(cost.product, rows=whole.rows))
+        return replace(cost, product=replace(cost.product, rows=layout.rows))
 
 
-def _tokens_of_row(layout: Layout) -> int:
+def _row_tokens(layout: Layout) -> int:
     """Tokens of one matrix that fill a row in each channel that shares it."""
     if isinstance(layout, KeyLayout):
         return layout.banks * layout.spread * layout.parts * layout.places_per_row
     return layout.elements * layout.width * layout.spread
 
 
-def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:
+def speedup_chart(crossings_by_system: dict[str, Sequence[Crossing]]) -> Chart:
     """Chart of PIM's speed-up by context: a row a system, a column a group, a line a batch."""
     values = [
         {
             "system": name,
-            "context": each.context,
-            "batch": str(each.batch),
-            "group": f"query heads a KV head: {each.group}",
-            "speedup": each.speedup,
+            "context": point.context,
+            "batch": str(point.batch),
+            "group": f"query heads a KV head: {point.group}",
+            "speedup": point.speedup,
         }
-        for name, crossings_of in found.items()
-        for each in crossings_of
-        if each.speedup is not None
+        for name, system_crossings in crossings_by_system.items()
+        for point in system_crossings
+        if point.speedup is not None
     ]
     return speedup_lines(
         values, along=("context", "tokens attended to"), lines=("batch", "requests"), column="group"
@@ -262,23 +277,23 @@ def speedup_lines(
     `along` and `lines` are a field and its title: of the horizontal axis, and of the lines. Each value of the
     field `column` has a column of `width` pixels.
     """
-    field, titled = along
+    field, axis_title = along
     line, line_title = lines
     names, columns, systems = (
-        list(dict.fromkeys(str(each[name]) for each in values)) for name in (line, column, "system")
+        list(dict.fromkeys(str(row[name]) for row in values)) for name in (line, column, "system")
     )
     scale = {"type": "log", "base": 2}
-    ticks = {"values": sorted({each[field] for each in values}), "format": "d", "labelOverlap": "greedy"}
-    x = {"field": field, "type": "quantitative", "title": titled, "scale": scale, "axis": ticks}
+    ticks = {"values": sorted({row[field] for row in values}), "format": "d", "labelOverlap": "greedy"}
+    x = {"field": field, "type": "quantitative", "title": axis_title, "scale": scale, "axis": ticks}
     y = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone", "scale": scale}
     colour = {
         "field": line,
         "type": "nominal",
         "title": line_title,
         "sort": names,
-        "scale": {"domain": names, "range": cycled(names)},
+        "scale": {"domain": names, "range": cycle_colours(names)},
     }
-    one = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "strokeDash": [5, 4]}}
+    parity_line = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "strokeDash": [5, 4]}}
     return chart(
         data={"values": values},
         facet={
@@ -293,7 +308,7 @@ def speedup_lines(
                     "mark": {"type": "line", "point": True},
                     "encoding": {"x": x, "y": y, "color": colour},
                 },
-                {**one, "encoding": {"y": {"field": "one", "type": "quantitative"}}},
+                {**parity_line, "encoding": {"y": {"field": "one", "type": "quantitative"}}},
             ],
         },
     )

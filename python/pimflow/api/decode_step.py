@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx
 
-from pimflow.api.decoding import Lengths, Step, compiled_step, placed_step, regions_of
-from pimflow.api.search import Question
+from pimflow.api.decoding import CompiledStep, Lengths, compile_step, place_step, step_regions
+from pimflow.api.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
-from pimflow.host.garbage_collection import give_back
-from pimflow.placement import Searched
-from pimflow.placement.given_plan import Charges, charged
+from pimflow.host.garbage_collection import release_memory
+from pimflow.placement import SearchResult
+from pimflow.placement.given_plan import Charges, graph_charges
 
-LEAST = 2  # tokens of a graph: one of the cache, and the step's own
+MIN_TOKENS = 2  # tokens of a graph: one of the cache, and the step's own
 
 
 class DecodeStep:
@@ -39,63 +39,71 @@ class DecodeStep:
     def __init__(
         self,
         graph: Callable[[int], onnx.ModelProto],
-        question: Question,
+        search_request: SearchRequest,
         context: int,
         batch: int,
         *,
         grows: bool = True,
     ) -> None:
         self.context, self.batch = context, batch
-        self._grows = grows and context > LEAST
-        self._graph, self._question = graph, question
+        self._grows = grows and context > MIN_TOKENS
+        self._graph, self._search_request = graph, search_request
         self._charges: dict[int, Charges] = {}
 
     def lengths(self, tokens: int) -> Lengths:
         """The lengths of a step that attends to so many tokens."""
         places = self.context if self.context > 1 else 0
-        return Lengths(attended=self.charged_tokens(tokens), batch=self.batch, places=places)
+        return Lengths(attended=self.effective_tokens(tokens), batch=self.batch, places=places)
 
     @functools.cached_property
-    def searched(self) -> Searched:
+    def search_result(self) -> SearchResult:
         """The search result of the step over all places."""
-        found = placed_step(self._graph(self.context), self._question, self.lengths(self.context))[2]
-        give_back()  # the weights that the graph was loaded with
-        return found
+        search_result = place_step(
+            self._graph(self.context), self._search_request, self.lengths(self.context)
+        )[2]
+        release_memory()  # the weights that the graph was loaded with
+        return search_result
 
-    def compiled(
+    def compile(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
-    ) -> Step:
+    ) -> CompiledStep:
         """Build the step and verify it on `inputs`; raises as `compiled_step`."""
-        graph, lengths, known = self._graph(self.context), self.lengths(self.context), self.searched
-        return compiled_step(graph, self._question, lengths, inputs, progress, known)
+        graph, lengths, search_result = (
+            self._graph(self.context),
+            self.lengths(self.context),
+            self.search_result,
+        )
+        return compile_step(graph, self._search_request, lengths, inputs, progress, search_result)
 
-    def charged_tokens(self, tokens: int) -> int:
+    def effective_tokens(self, tokens: int) -> int:
         """The number of tokens that a step over `tokens` is charged for."""
         return tokens if self._grows else self.context
 
     def charges(self, tokens: int) -> Charges:
         """The cost of a step over so many tokens."""
-        tokens = self.charged_tokens(tokens)
+        tokens = self.effective_tokens(tokens)
         if tokens not in self._charges:
-            self._charges[tokens] = charged(self.searched, self.regions(tokens))
+            self._charges[tokens] = graph_charges(self.search_result, self.regions(tokens))
         return self._charges[tokens]
 
     def regions(self, tokens: int) -> RegionGraph:
         """The regions of a step over so many tokens."""
         if tokens == self.context:
-            return self.searched.graph
+            return self.search_result.graph
         try:
-            return self._by_length.at(tokens)
+            return self._graph_by_length.graph_of_length(tokens)
         except ValueError:  # a file whose sizes are not linear in the tokens
-            return self._loaded(max(tokens, LEAST))
+            return self._load_regions(max(tokens, MIN_TOKENS))
 
     @functools.cached_property
-    def _by_length(self) -> GraphByLength:
-        fewer = max(self.context // 2, LEAST)
-        longer = (self.context, self.searched.graph)
-        return GraphByLength(places=self.context, longer=longer, shorter=(fewer, self._loaded(fewer)))
+    def _graph_by_length(self) -> GraphByLength:
+        shorter_length = max(self.context // 2, MIN_TOKENS)
+        longer = (self.context, self.search_result.graph)
+        return GraphByLength(
+            places=self.context, longer=longer, shorter=(shorter_length, self._load_regions(shorter_length))
+        )
 
-    def _loaded(self, tokens: int) -> RegionGraph:
-        graph = regions_of(self._graph(tokens), self._question, self.lengths(tokens))
-        give_back()
+    def _load_regions(self, tokens: int) -> RegionGraph:
+        graph = step_regions(self._graph(tokens), self._search_request, self.lengths(tokens))
+        release_memory()
         return graph

@@ -10,7 +10,7 @@ import onnx
 import tvm
 
 from pimflow import frontend
-from pimflow.api.search import Question
+from pimflow.api.search import SearchRequest
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification, observe, require_finite
@@ -18,19 +18,23 @@ from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
-from pimflow.host.garbage_collection import give_back
+from pimflow.host.garbage_collection import release_memory
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.relay_passes.canonical.keep_states import POSITION
 from pimflow.simulators.pim.bound import row_limited_ns
 
 PAST, PRESENT = "past_key_values.", "present."
-Kinds = Mapping[str, tuple[tuple[int, ...], str]]
+InputTypes = Mapping[str, tuple[tuple[int, ...], str]]
 Caches = Mapping[str, np.ndarray]
 
 
 def step_inputs(
-    kinds: Kinds, tokens: np.ndarray, held: np.ndarray, begin: np.ndarray, caches: Caches | None = None
+    input_types: InputTypes,
+    tokens: np.ndarray,
+    past_lengths: np.ndarray,
+    begin: np.ndarray,
+    caches: Caches | None = None,
 ) -> dict[str, np.ndarray]:
     """Inputs of a step by name, of the shapes and types in `kinds`.
 
@@ -46,35 +50,35 @@ def step_inputs(
         Keys and values of the earlier tokens, by input, [batch, heads, at least held, head_size]; without
         them the result has no caches.
     """
-    new, first = np.arange(tokens.shape[1]), (begin - held)[:, None]
-    places = np.arange(kinds["attention_mask"][0][1])
-    own = {
+    new, first = np.arange(tokens.shape[1]), (begin - past_lengths)[:, None]
+    places = np.arange(input_types["attention_mask"][0][1])
+    values = {
         "input_ids": tokens,
         "attention_mask": (places >= first) & (places <= begin[:, None] + new[-1]),
-        "position_ids": held[:, None] + new,
+        "position_ids": past_lengths[:, None] + new,
         POSITION: begin,
     }
-    given = {name: own[name].astype(dtype) for name, (_, dtype) in kinds.items() if name in own}
-    for name, (shape, dtype) in kinds.items():
+    inputs = {name: values[name].astype(dtype) for name, (_, dtype) in input_types.items() if name in values}
+    for name, (shape, dtype) in input_types.items():
         if caches is not None and name.startswith(PAST):
-            given[name] = np.zeros(shape, dtype)
-            for row, (at, count) in enumerate(zip(first[:, 0], held)):
+            inputs[name] = np.zeros(shape, dtype)
+            for row, (start, count) in enumerate(zip(first[:, 0], past_lengths)):
                 if count:
-                    given[name][row, :, at : at + count] = caches[name][row, :, :count]
-    return given
+                    inputs[name][row, :, start : start + count] = caches[name][row, :, :count]
+    return inputs
 
 
-def verified_inputs(
-    network: Network, tokens: np.ndarray, held: np.ndarray, caches: Caches
+def verification_inputs(
+    network: Network, tokens: np.ndarray, past_lengths: np.ndarray, caches: Caches
 ) -> dict[str, np.ndarray]:
     """Inputs for the verification of a step: as `step_inputs`, with tokens where its reference reads them.
 
     The reference of a step whose caches grow takes full caches only: their tokens end at the last place.
     """
     places = network.inputs["attention_mask"][0][1]
-    kept = network.states and POSITION not in network.inputs
-    begin = held if kept else np.full(len(held), places - tokens.shape[1])
-    return step_inputs(network.inputs, tokens, held, begin, caches)
+    is_stateful = network.states and POSITION not in network.inputs
+    begin = past_lengths if is_stateful else np.full(len(past_lengths), places - tokens.shape[1])
+    return step_inputs(network.inputs, tokens, past_lengths, begin, caches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class CompiledStep:
     """A step of one or several tokens after a cache, searched, built and verified.
 
     Attributes
@@ -117,11 +121,11 @@ class Step:
     """
 
     lengths: Lengths
-    kinds: dict[str, tuple[tuple[int, ...], str]]
+    input_types: dict[str, tuple[tuple[int, ...], str]]
     states: tuple[State, ...]
     outputs: tuple[str, ...]
-    searched: Searched
-    built: Build
+    search_result: SearchResult
+    build: Build
     verification: Verification
     results: tuple[np.ndarray, ...] = ()
 
@@ -142,44 +146,45 @@ class Step:
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM computes, wholly or in part."""
         return frozenset(
-            whole_name(each.region, self.searched.doing) for each in self.built.programs.values()
+            whole_name(program.region, self.search_result.candidate_by_region)
+            for program in self.build.programs.values()
         )
 
     @property
     def regions_on_pim(self) -> int:
         """Number of regions that PIM computes, wholly or in part, appends to caches included."""
-        return sum(len(candidate.pim_regions) for candidate in self.searched.candidates)
+        return sum(len(candidate.pim_regions) for candidate in self.search_result.candidates)
 
 
-def done_once(graph: RegionGraph) -> frozenset[str]:
+def shared_regions(graph: RegionGraph) -> frozenset[str]:
     """Regions that all blocks of a decoder share: those that depend on positions and mask only."""
-    found = {f"%{name}" for name in ("attention_mask", "position_ids", POSITION)}
+    names = {f"%{name}" for name in ("attention_mask", "position_ids", POSITION)}
     for region in graph.regions:
-        if region.inputs and found.issuperset(region.inputs):
-            found.add(region.name)
-    return frozenset(region.name for region in graph.regions if region.name in found)
+        if region.inputs and names.issuperset(region.inputs):
+            names.add(region.name)
+    return frozenset(region.name for region in graph.regions if region.name in names)
 
 
-def bound_ns(searched: Searched, lengths: Lengths, kv_elements: float, uses: int) -> float:
+def bound_ns(search_result: SearchResult, lengths: Lengths, kv_elements: float, uses: int) -> float:
     """Lower bound of PIM's time for a step: products with weights, and with the cache.
 
     Each element of the cache is used `uses` times; it has `kv_elements` for each token and sequence.
     """
-    system = searched.system
+    system = search_result.system
     cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
-    cached = row_limited_ns(cache_bytes, uses * lengths.tokens, system.pim, system.pim_channels)
-    return weights_bound_ns(searched, lengths.batch * lengths.tokens) + cached
+    cache_ns = row_limited_ns(cache_bytes, uses * lengths.tokens, system.pim, system.pim_channels)
+    return weights_bound_ns(search_result, lengths.batch * lengths.tokens) + cache_ns
 
 
-def weights_bound_ns(searched: Searched, uses: int) -> float:
+def weights_bound_ns(search_result: SearchResult, uses: int) -> float:
     """Lower bound of PIM's time for a network's products with weights, each weight used `uses` times."""
-    system = searched.system
-    geometries = [region.geometry for region in searched.graph.regions if region.geometry]
+    system = search_result.system
+    geometries = [region.geometry for region in search_result.graph.regions if region.geometry]
     weight_bytes = sum(g.oc * g.reduction for g in geometries) * ELEMENT_BYTES[system.dtype]
     return row_limited_ns(weight_bytes, uses, system.pim, system.pim_channels)
 
 
-class Runner:
+class StepRunner:
     """Runs a step with resident caches repeatedly; the executable stays loaded.
 
     Parameters
@@ -192,53 +197,56 @@ class Runner:
 
     def __init__(
         self,
-        step: Step,
+        step: CompiledStep,
         caches: Caches | None = None,
-        bound: Mapping[str, tvm.runtime.Tensor] | None = None,
+        cache_tensors: Mapping[str, tvm.runtime.Tensor] | None = None,
     ) -> None:
         self.step = step
-        self._executor = step.built.module["default"](step.built.device)
+        self._executor = step.build.module["default"](step.build.device)
         for state in step.states:
-            if bound:
-                self._executor["set_input_zero_copy"](state.name, bound[state.name])
+            if cache_tensors:
+                self._executor["set_input_zero_copy"](state.name, cache_tensors[state.name])
                 continue
-            shape, dtype = step.kinds[state.name]
+            shape, dtype = step.input_types[state.name]
             places = np.zeros(shape, dtype)
             if caches:
                 places[:, :, : caches[state.name].shape[2]] = caches[state.name]
             self._set(state.name, places)
 
-    def bound(self) -> dict[str, tvm.runtime.Tensor]:
+    def cache_tensors(self) -> dict[str, tvm.runtime.Tensor]:
         """The tensors of the caches, in their packed layout, by input."""
         return {state.name: self._executor["get_input"](state.name) for state in self.step.states}
 
     def caches(self) -> dict[str, np.ndarray]:
         """The contents of the caches, as `step_inputs` takes them."""
-        lying = self.step.built.states.inputs
-        found = {name: tensor.numpy() for name, tensor in self.bound().items()}
-        return {name: lying[name].unpacked(each) if name in lying else each for name, each in found.items()}
+        packed_inputs = self.step.build.states.inputs
+        arrays = {name: tensor.numpy() for name, tensor in self.cache_tensors().items()}
+        return {
+            name: packed_inputs[name].unpack(array) if name in packed_inputs else array
+            for name, array in arrays.items()
+        }
 
     def _set(self, name: str, value: np.ndarray) -> None:
-        packed = self.step.built.states.packed_input(name, value)
+        packed = self.step.build.states.pack_input(name, value)
         self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
-    def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, past_lengths: np.ndarray) -> np.ndarray:
         """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `held` [batch] tokens a sequence."""
-        for name, value in step_inputs(self.step.kinds, tokens, held, held).items():
+        for name, value in step_inputs(self.step.input_types, tokens, past_lengths, past_lengths).items():
             self._set(name, value)
         self._executor["run"]()
         logits: np.ndarray = self._executor["get_output"](self.step.outputs.index("logits")).numpy()
         return logits
 
 
-def compiled_step(
+def compile_step(
     graph: onnx.ModelProto,
-    question: Question,
+    search_request: SearchRequest,
     lengths: Lengths,
     inputs: Callable[[Network], Mapping[str, np.ndarray]],
     progress: Callable[[str], None],
-    searched: Searched | None = None,
-) -> Step:
+    search_result: SearchResult | None = None,
+) -> CompiledStep:
     """Search a step of a decoder, build it for the CPU that stands in for the GPU, and verify it.
 
     Parameters
@@ -255,50 +263,53 @@ def compiled_step(
     VerificationError
         If results are wrong.
     """
-    network, prepared, searched = placed_step(graph, question, lengths, searched)
-    given, perturbed = inputs(network), prepared.perturbed
-    expected = network.reference(given)
+    network, prepared, search_result = place_step(graph, search_request, lengths, search_result)
+    arrays, perturbed = inputs(network), prepared.perturbed
+    expected = network.reference(arrays)
     require_finite(expected)
-    kinds, states = network.inputs, network.states
+    input_types, states = network.inputs, network.states
     del network  # its weights take as much memory as those of the build
-    built = build.build(prepared, searched, targets.named_target(question.target))
-    give_back()
+    step_build = build.build(prepared, search_result, targets.target_by_name(search_request.target))
+    release_memory()
     progress("verifying")
-    observed = observe(prepared, built, searched.system, given)
+    observation = observe(prepared, step_build, search_result.system, arrays)
     del prepared
-    give_back()
-    verification = observed.judged(perturbed, expected)
+    release_memory()
+    verification = observation.verify_outputs(perturbed, expected)
     verification.require()
-    return Step(
+    return CompiledStep(
         lengths=lengths,
-        kinds=kinds,
+        input_types=input_types,
         states=states,
         outputs=tuple(output.name for output in graph.graph.output),
-        searched=searched,
-        built=built,
+        search_result=search_result,
+        build=step_build,
         verification=verification,
-        results=() if states else tuple(observed.outputs),
+        results=() if states else tuple(observation.outputs),
     )
 
 
-def placed_step(
-    graph: onnx.ModelProto, question: Question, lengths: Lengths, searched: Searched | None = None
-) -> tuple[Network, Network, Searched]:
+def place_step(
+    graph: onnx.ModelProto,
+    search_request: SearchRequest,
+    lengths: Lengths,
+    search_result: SearchResult | None = None,
+) -> tuple[Network, Network, SearchResult]:
     """Load, prepare and search a step; returns the loaded network, the prepared one, and the result.
 
     Caches are resident if the step has places for them. A plan in `question` is applied in place of a
     search; `searched` is returned as it is.
     """
     network = _network(graph, lengths)
-    prepared = question.prepared(network)
-    if searched is None:
-        searched, _ = question.placed(prepared, bounded=False)
-    return network, prepared.network, searched
+    prepared = search_request.prepare_network(network)
+    if search_result is None:
+        search_result, _ = search_request.place_network(prepared, bounded=False)
+    return network, prepared.network, search_result
 
 
-def regions_of(graph: onnx.ModelProto, question: Question, lengths: Lengths) -> RegionGraph:
+def step_regions(graph: onnx.ModelProto, search_request: SearchRequest, lengths: Lengths) -> RegionGraph:
     """The regions that a search of a step places."""
-    return question.prepared(_network(graph, lengths)).regions
+    return search_request.prepare_network(_network(graph, lengths)).regions
 
 
 def _network(graph: onnx.ModelProto, lengths: Lengths) -> Network:

@@ -15,10 +15,10 @@ from google.protobuf.message import EncodeError
 from pimflow import frontend, zoo
 from pimflow.api import prepare
 from pimflow.api.arguments import public
-from pimflow.api.options import GoalKeywords, as_profiling, as_system, asked
+from pimflow.api.options import GoalKeywords, as_profiling, as_system, merge_keywords
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition.calibration import Calibration, Data, agreement
-from pimflow.decomposition.network import DecomposedNetwork, Decomposing
+from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
@@ -41,7 +41,7 @@ EXPORT_BOUND = 1e-4
 @public(GoalKeywords)
 def export_decomposed(
     model: Model,
-    request: Decomposing,
+    request: DecompositionLike,
     out: str | os.PathLike[str],
     *,
     target_system: System | None = None,
@@ -85,7 +85,9 @@ def export_decomposed(
     VerificationError
         If the outputs differ; nothing is written.
     """
-    options, goal = asked({"shapes": shapes, "batch": batch, "decompose": request, **keywords}, None, goal)
+    options, goal = merge_keywords(
+        {"shapes": shapes, "batch": batch, "decompose": request, **keywords}, None, goal
+    )
     target_system = as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
@@ -95,29 +97,29 @@ def export_decomposed(
     network = frontend.load(proto)
     samples = None if calibration is None else Calibration.read(calibration, network)
     costs = Costs(target_system, as_profiling(profiling))
-    change = prepare.decomposed(
+    change = prepare.decompose_layers(
         network, options, target_system, costs=costs, goal=goal, samples=samples, progress=progress
     )
     change = _with_layers(change, network.name)
-    pushed: dict[str, np.ndarray] = {}
-    given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))
-    written = with_chains(proto, change.layers, {layer.name: layer for layer in given}, pushed)
+    constants: dict[str, np.ndarray] = {}
+    layers = decomposable_layers(onnx_graph.from_onnx(proto, constants))
+    exported = with_chains(proto, change.layers, {layer.name: layer for layer in layers}, constants)
     progress("comparing outputs")
     inputs = network.example_inputs()
     expected = change.network.reference(inputs)
-    error = _error(written, change, expected)
-    found = change.summary(inputs, expected)
+    error = _error(exported, change, expected)
+    summary = change.summary(inputs, expected)
     if samples is not None:
         progress(f"comparing {samples.samples} samples")
-        found = replace(found, calibration=agreement(samples, change))
-    _open_dims(model, written)
-    written.producer_name = "pimflow"  # `check_file` recognises the file by it
-    data = _bytes(written, out)
+        summary = replace(summary, calibration=agreement(samples, change))
+    _open_dims(model, exported)
+    exported.producer_name = "pimflow"  # `check_file` recognises the file by it
+    data = _bytes(exported, out)
     replace_file(out, data)
     return ExportReport(
-        **vars(found),
+        **vars(summary),
         output=os.fspath(out),
-        nodes=len(written.graph.node),
+        nodes=len(exported.graph.node),
         bytes=len(data),
         export_error=error,
     )
@@ -134,9 +136,9 @@ def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNe
     return change
 
 
-def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
+def _error(exported: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
     """The largest relative error of outputs of `written`; raises `VerificationError` if it is too large."""
-    outputs = onnx_runtime.reference(written)(change.original.example_inputs())
+    outputs = onnx_runtime.reference(exported)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
         raise VerificationError(
@@ -147,28 +149,28 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequen
     return error
 
 
-def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
+def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, exported: onnx.ModelProto) -> None:
     """Make those dimensions of inputs and outputs of `written` open that are open in `model`."""
-    if isinstance(model, str) and model in zoo.every_name():
+    if isinstance(model, str) and model in zoo.all_names():
         return  # networks of the zoo have no open dimensions
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
-    some = any(
+    has_open_dims = any(
         not dim.HasField("dim_value") for x in declared.graph.input for dim in x.type.tensor_type.shape.dim
     )
     for name in ("input", "output"):
         shapes = {value.name: value.type.tensor_type for value in getattr(declared.graph, name)}
-        for value in getattr(written.graph, name):
+        for value in getattr(exported.graph, name):
             kind = shapes.get(value.name)
-            if some and kind is not None and not kind.HasField("shape"):
+            if has_open_dims and kind is not None and not kind.HasField("shape"):
                 for dim in value.type.tensor_type.shape.dim:
                     dim.Clear()  # inferred for fixed inputs
-            for dim, own in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
-                if not own.HasField("dim_value"):
-                    dim.CopyFrom(own)
+            for dim, declared_dim in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
+                if not declared_dim.HasField("dim_value"):
+                    dim.CopyFrom(declared_dim)
 
 
-def _bytes(written: onnx.ModelProto, out: str | os.PathLike[str]) -> bytes:
+def _bytes(exported: onnx.ModelProto, out: str | os.PathLike[str]) -> bytes:
     try:
-        return bytes(written.SerializeToString())
+        return bytes(exported.SerializeToString())
     except (EncodeError, ValueError) as error:
         raise ArtifactError(f"{Path(out)}: cannot be written: ONNX files hold at most 2 GiB") from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.api.layer_details import every_candidate, known_parts, schedule_text
+from pimflow.api.layer_details import all_candidates, cost_sources, schedule_text
 from pimflow.api.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.placement.candidates import finished, grouped
-from pimflow.placement.candidates.grouped import Way
+from pimflow.placement.candidates.grouped import ElementwiseBound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ExplainedCandidate:
     tasks: tuple[Task, ...]
 
     @classmethod
-    def of(cls, candidate: Candidate, chosen: Candidate) -> ExplainedCandidate:
+    def from_candidate(cls, candidate: Candidate, chosen: Candidate) -> ExplainedCandidate:
         """From a candidate, and the one that the plan has."""
         return cls(
             name=candidate.name,
@@ -50,8 +50,8 @@ class ExplainedCandidate:
             gpu_share=candidate.gpu_share,
             schedule=schedule_text(candidate),
             channels=candidate.rewrite.channels,
-            pending=tuple(candidate.output.pending),
-            cost=Cost.of(candidate),
+            pending=tuple(candidate.output.deferred_epilogue),
+            cost=Cost.from_candidate(candidate),
             tasks=tuple(candidate.tasks),
         )
 
@@ -96,7 +96,7 @@ class Explanation:
     unfinished: str
     activation_ns: float
     settle_ns: float
-    at_best: tuple[Way, ...]
+    at_best: tuple[ElementwiseBound, ...]
     gpu_ns: float
     reason: str
     rank: str
@@ -107,7 +107,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Json]:
         """What ``pimflow compile --explain --json`` prints."""
-        return fields_form(self) | {"candidates": [each.to_json() for each in self.candidates]}
+        return fields_form(self) | {"candidates": [candidate.to_json() for candidate in self.candidates]}
 
     def text(self) -> str:
         """The explanation as text; a star marks the chosen candidate."""
@@ -117,73 +117,84 @@ class Explanation:
             lines.append(f"rank      {self.rank}")
         if self.refused:
             lines.append(f"          not on PIM: {self.refused}")
-        for way in self.at_best:
-            times = f"{way.least_ns / 1e3:.2f} us at least, the GPU {self.gpu_ns / 1e3:.2f} us"
-            lines.append(f"          {way.how}: {times}")
+        for alternative in self.at_best:
+            times = f"{alternative.lower_bound_ns / 1e3:.2f} us at least, the GPU {self.gpu_ns / 1e3:.2f} us"
+            lines.append(f"          {alternative.method}: {times}")
         if self.unfinished:
             lines.append(f"          not finished on PIM: {self.unfinished}")
         if self.activation_ns:
             times = f"{self.activation_ns / 1e3:.2f} us at least, a kernel {self.settle_ns / 1e3:.2f} us"
             lines.append(f"          its activation unit changes rows for every result: {times}")
-        shown = self._shown()
+        shown = self._visible_candidates()
         for candidate in shown:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
-            pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
-            known = ", ".join(f"{resource} {how}" for resource, how in known_parts(cost).items())
+            deferred_epilogues = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
+            sources = ", ".join(f"{resource} {source}" for resource, source in cost_sources(cost).items())
             schedule = candidate.schedule if candidate.schedule not in candidate.name else ""
             lines.append(
                 f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
-                f"{cost.energy_pj / 1e6:>8.2f} uJ  {known}  {schedule}{pending}".rstrip()
+                f"{cost.energy_pj / 1e6:>8.2f} uJ  {sources}  {schedule}{deferred_epilogues}".rstrip()
             )
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
-        if more := len(self.candidates) - len(shown):
-            lines.append(f"          {more} more at other channels: --json lists them")
+        if hidden_count := len(self.candidates) - len(shown):
+            lines.append(f"          {hidden_count} more at other channels: --json lists them")
         if self.reason:
             lines.append(f"reason    {self.reason}")
-        found = f"least {self.estimate.objective} by {self.estimate.solver}"
-        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {found}; {self.baselines.text()}")
+        search_text = f"least {self.estimate.objective} by {self.estimate.solver}"
+        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {search_text}; {self.baselines.text()}")
         return "\n".join(lines)
 
-    def _shown(self) -> list[ExplainedCandidate]:
+    def _visible_candidates(self) -> list[ExplainedCandidate]:
         """Candidates to print.
 
         Of candidates that differ only in memory channels: the first, the chosen, and the fastest of the rest.
         """
-        alike: dict[tuple[object, ...], list[ExplainedCandidate]] = {}
-        for each in self.candidates:
-            way = each.name.removesuffix(each.channels).removesuffix(" at ").removesuffix(", ")
-            alike.setdefault((each.covers, way), []).append(each)
-        kept = set()
-        for first, *others in alike.values():
-            kept.add(first.name)
-            kept.update(each.name for each in sorted(others, key=lambda each: each.cost.latency_ns)[:1])
-        return [each for each in self.candidates if each.chosen or each.name in kept]
+        groups: dict[tuple[object, ...], list[ExplainedCandidate]] = {}
+        for candidate in self.candidates:
+            label = candidate.name.removesuffix(candidate.channels).removesuffix(" at ").removesuffix(", ")
+            groups.setdefault((candidate.covers, label), []).append(candidate)
+        names = set()
+        for first, *rest in groups.values():
+            names.add(first.name)
+            names.update(
+                candidate.name
+                for candidate in sorted(rest, key=lambda candidate: candidate.cost.latency_ns)[:1]
+            )
+        return [candidate for candidate in self.candidates if candidate.chosen or candidate.name in names]
 
 
-def explain(searched: Searched, region: Region) -> Explanation:
+def explain(search_result: SearchResult, region: Region) -> Explanation:
     """Explain the choice for a region: all candidates with tasks and costs, and the reason."""
-    chosen = searched.doing[region.name]
-    refused = searched.table.refused.get(region.name, "")
-    follows = region.epilogue and region.geometry and not refused
-    maker = searched.maker
-    priced = grouped.ways(region, searched.system, maker.tasks.submission_ns)
-    gpu_ns = min(Cost.of(each).latency_ns for each in maker.on_gpu(region, searched.plan.gpu_channels))
+    chosen = search_result.candidate_by_region[region.name]
+    unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
+    has_epilogue = region.epilogue and region.geometry and not unsupported_reason
+    generator = search_result.generator
+    lower_bounds = grouped.elementwise_bounds(
+        region, search_result.system, generator.task_builder.submission_ns
+    )
+    gpu_ns = min(
+        Cost.from_candidate(candidate).latency_ns
+        for candidate in generator.gpu_candidates(region, search_result.plan.gpu_channels)
+    )
     return Explanation(
         region=region.name,
         operators=tuple(region.operators),
         output_shape=tuple(region.output_shape),
-        refused=refused,
-        unfinished=maker.unfinished(region) if follows else "",
-        activation_ns=finished.activation_ns(region, searched.system) if follows else 0.0,
-        settle_ns=searched.table.settle[region.name].latency_ns if follows else 0.0,
-        at_best=tuple(priced),
+        refused=unsupported_reason,
+        unfinished=generator.unsupported_epilogue_reason(region) if has_epilogue else "",
+        activation_ns=finished.min_activation_ns(region, search_result.system) if has_epilogue else 0.0,
+        settle_ns=search_result.table.epilogue_cost[region.name].latency_ns if has_epilogue else 0.0,
+        at_best=tuple(lower_bounds),
         gpu_ns=gpu_ns,
-        reason=searched.plan.choice(region.name).reason,
-        rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
-        candidates=tuple(ExplainedCandidate.of(each, chosen) for each in every_candidate(searched, region)),
-        estimate=Estimate.of(searched),
-        latency_ns=searched.evaluation.latency_ns,
-        baselines=Baselines.of(searched),
+        reason=search_result.plan.choice(region.name).reason,
+        rank=search_result.plan.ranks.get(region.name.rpartition(".")[0], ""),
+        candidates=tuple(
+            ExplainedCandidate.from_candidate(candidate, chosen)
+            for candidate in all_candidates(search_result, region)
+        ),
+        estimate=Estimate.from_search(search_result),
+        latency_ns=search_result.evaluation.latency_ns,
+        baselines=Baselines.from_search(search_result),
     )
 
 

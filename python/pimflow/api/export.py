@@ -51,9 +51,11 @@ class ServingAttention:
 
     def to_json(self) -> dict[str, Json]:
         """The contents of the file."""
-        products = " and ".join(f"{name} {how}" for name, how in self.schedules.items())
+        products = " and ".join(f"{name} {schedule}" for name, schedule in self.schedules.items())
         return {
-            "attn_model": {f"{self.pim}_pim": {name: each for name, each in self.entry.items()}},
+            "attn_model": {
+                f"{self.pim}_pim": {name: coefficient for name, coefficient in self.entry.items()}
+            },
             "for": {
                 "model": self.model,
                 "n_head": self.heads,
@@ -145,13 +147,16 @@ def llmservingsim(
         positioned=True,
     )
     costs = Costs(system, as_profiling(profiling))
-    full = costs.caches([(attention, 0)])[0]
+    full = costs.attention_costs([(attention, 0)])[0]
     fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
     points = {}
     for tokens in sorted(set(lengths)):
-        work = [CacheWork.like(costs.side, attention, product, tokens) for product in (KEYS, VALUES)]
-        timed = [each.cost(fastest[each.product]) for each in work]
-        points[tokens] = sum(total_ns(each) for each in timed)
+        work = [
+            CacheWork.from_attention(costs.pim_target, attention, product, tokens)
+            for product in (KEYS, VALUES)
+        ]
+        timed = [entry.cost(fastest[entry.product]) for entry in work]
+        points[tokens] = sum(total_ns(entry) for entry in timed)
     return ServingAttention(
         model=decoder.name,
         pim=system.pim.name,
@@ -161,6 +166,6 @@ def llmservingsim(
         kv_heads=decoder.kv_heads,
         head_size=decoder.head_size,
         channels=system.pim_channels,
-        schedules={name: str(each) for name, each in fastest.items()},
-        line=AttentionLine.through(points),
+        schedules={name: str(entry) for name, entry in fastest.items()},
+        line=AttentionLine.fit(points),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.plan import Plan
 from pimflow.host import pictures
-from pimflow.host.charts import COLOURS, INSIDE, chart, tooltip
+from pimflow.host.charts import BAR_TEXT_COLOUR, COLOURS, chart, tooltip
 from pimflow.host.pages import Chart
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ FOLDER = "front"  # of a compiled directory, for the plans
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontPoint:
+class ParetoPoint:
     """A plan of a front, with its figures.
 
     Attributes
@@ -43,16 +43,16 @@ class FrontPoint:
         """The criteria of the front; less is better."""
         return self.latency_ns, self.energy_pj, self.memory_bytes
 
-    def beats(self, other: FrontPoint) -> bool:
+    def dominates(self, rival: ParetoPoint) -> bool:
         """Whether this point dominates another one."""
-        return self.figures != other.figures and all(a <= b for a, b in zip(self.figures, other.figures))
+        return self.figures != rival.figures and all(a <= b for a, b in zip(self.figures, rival.figures))
 
 
-def undominated(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+def pareto_front(points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """The points that no other point dominates, without duplicates, the fastest first."""
     by_figures = {point.figures: point for point in reversed(points)}
-    kept = [p for p in by_figures.values() if not any(other.beats(p) for other in by_figures.values())]
-    return tuple(sorted(kept, key=lambda point: point.figures))
+    front = [p for p in by_figures.values() if not any(rival.dominates(p) for rival in by_figures.values())]
+    return tuple(sorted(front, key=lambda point: point.figures))
 
 
 def files(directory: str | os.PathLike[str], points: int) -> list[str]:
@@ -60,7 +60,7 @@ def files(directory: str | os.PathLike[str], points: int) -> list[str]:
     return [str(Path(directory) / FOLDER / f"plan-{number}.json") for number in range(1, points + 1)]
 
 
-def text(points: Sequence[FrontPoint]) -> list[str]:
+def text(points: Sequence[ParetoPoint]) -> list[str]:
     """The lines of a front's table."""
     heads = ("latency", "energy", "pool", "weights")
     lines = [f"front     {len(points)} plans, none as good as another in latency, energy and memory"]
@@ -77,7 +77,7 @@ def text(points: Sequence[FrontPoint]) -> list[str]:
     return lines
 
 
-def draw(path: str | os.PathLike[str], points: Sequence[FrontPoint], title: str) -> None:
+def draw(path: str | os.PathLike[str], points: Sequence[ParetoPoint], title: str) -> None:
     """Draw a front as .png, .svg or .html, by the name of the file.
 
     Raises
@@ -90,7 +90,7 @@ def draw(path: str | os.PathLike[str], points: Sequence[FrontPoint], title: str)
     pictures.save(path, _figure(points, title), title)
 
 
-def _figure(points: Sequence[FrontPoint], title: str) -> Chart:
+def _figure(points: Sequence[ParetoPoint], title: str) -> Chart:
     """Energy and memory over latency; the size of a dot is the third criterion."""
     rows = [
         {
@@ -102,7 +102,7 @@ def _figure(points: Sequence[FrontPoint], title: str) -> Chart:
         }
         for number, point in enumerate(points, start=1)
     ]
-    shown = tooltip(
+    fields = tooltip(
         ("plan", "plan"),
         ("latency", "latency, ms", ".4f"),
         ("energy", "energy, mJ", ".3f"),
@@ -110,22 +110,27 @@ def _figure(points: Sequence[FrontPoint], title: str) -> Chart:
         ("weights", "weights, MB", ".3f"),
     )
     panels = [
-        _panel("energy", "energy, mJ", "pool", shown),
-        _panel("pool", "pool, MB", "energy", shown),
+        _panel("energy", "energy, mJ", "pool", fields),
+        _panel("pool", "pool, MB", "energy", fields),
     ]
     return chart(
         title=title, data={"values": rows}, hconcat=panels, resolve={"scale": {"size": "independent"}}
     )
 
 
-def _panel(up: str, title: str, size: str, shown: list[Chart]) -> Chart:
-    loose = {"zero": False, "padding": 22, "nice": True}
-    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": loose}
-    y: Chart = {"field": up, "type": "quantitative", "title": title, "scale": loose}
-    sized: Chart = {"field": size, "type": "quantitative", "scale": {"range": [120, 900]}, "legend": None}
+def _panel(vertical: str, title: str, size: str, fields: list[Chart]) -> Chart:
+    scale = {"zero": False, "padding": 22, "nice": True}
+    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": scale}
+    y: Chart = {"field": vertical, "type": "quantitative", "title": title, "scale": scale}
+    size_encoding: Chart = {
+        "field": size,
+        "type": "quantitative",
+        "scale": {"range": [120, 900]},
+        "legend": None,
+    }
     points: Chart = {
-        "mark": {"type": "circle", "opacity": 0.75, "color": COLOURS["gpu"], "stroke": INSIDE},
-        "encoding": {"x": x, "y": y, "size": sized, "tooltip": shown},
+        "mark": {"type": "circle", "opacity": 0.75, "color": COLOURS["gpu"], "stroke": BAR_TEXT_COLOUR},
+        "encoding": {"x": x, "y": y, "size": size_encoding, "tooltip": fields},
     }
     line: Chart = {
         "mark": {"type": "line", "color": COLOURS["baseline"], "strokeDash": [3, 3], "opacity": 0.6},

@@ -14,7 +14,7 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.fusion import Accelerator, FusionPlan, LayerGraph
 
 if TYPE_CHECKING:
-    from pimflow.decomposition.network import Decomposing
+    from pimflow.decomposition.network import DecompositionLike
     from pimflow.frontend import Model
 
 BASELINES = ("unfolded", "folded")
@@ -50,10 +50,10 @@ def layer_graph(
         from pimflow.relay_passes.regions.extract_regions import extract_regions
 
         network = frontend.load(model, shapes, batch)
-        return fusion.folded(extract_regions(network.module, network.name))
+        return fusion.layers_from_regions(extract_regions(network.module, network.name))
     if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
-    return fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
+    return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, fill_weights=False))
 
 
 @public()
@@ -111,7 +111,7 @@ class DecomposedFusion:
     def report(self) -> FusionReport:
         """The report that ``pimflow fuse --decompose`` prints."""
         return replace(
-            FusionReport.of(self.plan),
+            FusionReport.from_plan(self.plan),
             dram_bytes_original=self.dram_bytes_original,
             reduction_of_original=self.reduction,
             decomposition=self.decomposition,
@@ -121,7 +121,7 @@ class DecomposedFusion:
 @public()
 def fuse_decomposed(
     model: Model,
-    decompose: Decomposing,
+    decompose: DecompositionLike,
     accelerator: Accelerator | None = None,
     *,
     baseline: str = "unfolded",
@@ -158,14 +158,14 @@ def fuse_decomposed(
     from pimflow.decomposition import network as decomposed_network
     from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-    request = decomposed_network.requested(decompose)
+    request = decomposed_network.parse_request(decompose)
     if request is None:
         raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
     decomposed_network.require_all(request, "an analysis of fused layers")
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network
-    graph = fusion.folded(extract_regions(network.module, network.name))
+    graph = fusion.layers_from_regions(extract_regions(network.module, network.name))
     plan = fusion.fuse_layers(
         graph, accelerator, reuse=reuse, search=search, halo=halo, objective=objective, progress=progress
     )
@@ -174,5 +174,5 @@ def fuse_decomposed(
     return DecomposedFusion(
         plan=plan,
         decomposition=change.summary(inputs, network.reference(inputs)),
-        dram_bytes_original=sum(map(original.moved_elements, original.layers)) * accelerator.element_bytes,
+        dram_bytes_original=sum(map(original.traffic_elements, original.layers)) * accelerator.element_bytes,
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pimflow.core.json_form import OMITTED, JsonTree, report_of
+from pimflow.core.json_form import OMITTED, JsonTree, report_from
 from pimflow.core.output_error import OUTPUT_BOUND
 from pimflow.decomposition.report import DecompositionReport, decomposition_text
 from pimflow.fusion import KINDS, FusionPlan, GroupReport, LayerGraph
 
 if TYPE_CHECKING:
-    from pimflow.fusion.kernels.execution import Execution
+    from pimflow.fusion.kernels.execution import FusedExecution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class LayerShare:
 def layer_shares(graph: LayerGraph) -> tuple[LayerShare, ...]:
     """Shares of each kind of layer: Table 1 of the Deep Fusion paper."""
     operations = max(1, sum(layer.operations for layer in graph.layers))
-    moved = max(1, sum(map(graph.moved_elements, graph.layers)))
+    moved = max(1, sum(map(graph.traffic_elements, graph.layers)))
     by_kind = {kind: [layer for layer in graph.layers if layer.kind == kind] for kind in KINDS}
     return tuple(
         LayerShare(
             kind=kind,
             layers=len(layers),
             computation=sum(layer.operations for layer in layers) / operations,
-            memory=sum(map(graph.moved_elements, layers)) / moved,
+            memory=sum(map(graph.traffic_elements, layers)) / moved,
         )
         for kind, layers in by_kind.items()
         if layers
@@ -66,16 +66,16 @@ class ExecutionReport:
     groups: tuple[ExecutedGroup, ...]
 
     @classmethod
-    def of(cls, plan: FusionPlan, execution: Execution) -> ExecutionReport:
+    def from_execution(cls, plan: FusionPlan, execution: FusedExecution) -> ExecutionReport:
         """From a plan and its execution."""
         groups = tuple(
-            report_of(
+            report_from(
                 ExecutedGroup,
-                ran,
+                group_run,
                 layers=tuple(layer.name for layer in group.layers),
-                dram_bytes=ran.analytic_bytes,
+                dram_bytes=group_run.analytic_bytes,
             )
-            for group, ran in zip(plan.groups, execution.groups)
+            for group, group_run in zip(plan.groups, execution.groups)
         )
         return cls(counted_bytes=execution.counted_bytes, error=execution.error, groups=groups)
 
@@ -86,10 +86,10 @@ class ExecutionReport:
             f"largest error {self.error:.2g} (bound of outputs {OUTPUT_BOUND[dtype]:g})"
         ]
         lines += [
-            f"  {ran.layers[0]} .. {ran.layers[-1]}: {ran.loaded_bytes} B loaded, "
-            f"{ran.weight_bytes} B of weights, {ran.stored_bytes} B stored, error {ran.error:.2g}"
-            for ran in self.groups
-            if len(ran.layers) > 1
+            f"  {group.layers[0]} .. {group.layers[-1]}: {group.loaded_bytes} B loaded, "
+            f"{group.weight_bytes} B of weights, {group.stored_bytes} B stored, error {group.error:.2g}"
+            for group in self.groups
+            if len(group.layers) > 1
         ]
         return "\n".join(lines)
 
@@ -145,10 +145,10 @@ class FusionReport(JsonTree):
     executed: ExecutionReport | None = field(default=None, metadata=OMITTED)
 
     @classmethod
-    def of(cls, plan: FusionPlan) -> FusionReport:
+    def from_plan(cls, plan: FusionPlan) -> FusionReport:
         """From a fusion plan."""
-        unfused, accelerator = plan.unfused, plan.accelerator
-        return report_of(
+        unfused, accelerator = plan.layer_by_layer, plan.accelerator
+        return report_from(
             cls,
             plan,
             network=plan.graph.name,

@@ -13,27 +13,27 @@ import onnx
 from pimflow.api.decode_step import DecodeStep
 from pimflow.api.decoding import (
     Lengths,
-    Runner,
+    StepRunner,
     bound_ns,
-    compiled_step,
-    done_once,
-    placed_step,
-    verified_inputs,
+    compile_step,
+    place_step,
+    shared_regions,
+    verification_inputs,
     weights_bound_ns,
 )
-from pimflow.api.generation import Charged, Generation, Times, Written
+from pimflow.api.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.api.language import LanguageModel, open_language_model
-from pimflow.api.requests import Request
-from pimflow.api.search import Question
+from pimflow.api.requests import GenerationRequest
+from pimflow.api.search import SearchRequest
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.host.garbage_collection import give_back
-from pimflow.placement import Searched
+from pimflow.host.garbage_collection import release_memory
+from pimflow.placement import SearchResult
 from pimflow.placement.given_plan import Charges
-from pimflow.placement.solvers.capacity import held_bytes
+from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     class _Figures(TypedDict):
         prompt_tokens: int
         context: int
-        requests: tuple[Written, ...]
+        requests: tuple[Completion, ...]
         held_bytes: int
         regions: int
         regions_on_pim: int
@@ -79,7 +79,7 @@ def generate(
     target_system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
-    **question: Unpack[_Keywords],
+    **keywords: Unpack[_Keywords],
 ) -> Generation:
     """Compile the steps of a language model, run them, and report their times and energies.
 
@@ -119,14 +119,16 @@ def generate(
         If logits differ from the reference by more than their bound, or a token differs.
     """
     language = open_language_model(model)
-    prompts = language.prompts_of(prompt, tokens)
+    prompts = language.tokenize_prompts(prompt, tokens)
     context = _context(language, max(map(len, prompts)), n, context)
     batch = _sequences(len(prompts), batch)
-    asked_for = Question.of(target_system, **question).checked()
-    asked_for.system.require_network_dtype()
+    search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    search_request.system.require_network_dtype()
     if language.decoder is not None and not language.decoder.has_weights:
-        return _estimated(language, language.decoder, asked_for, prompts, n, context, batch, progress)
-    return _generated(language, asked_for, prompts, n, context, batch, on_text, progress)
+        return _estimate_tokens(
+            language, language.decoder, search_request, prompts, n, context, batch, progress
+        )
+    return _generate_tokens(language, search_request, prompts, n, context, batch, on_text, progress)
 
 
 def _sequences(prompts: int, batch: int) -> int:
@@ -153,14 +155,14 @@ def _context(language: LanguageModel, prompt: int, n: int, context: int | None) 
             f"{prompt} tokens of the prompt and {n} new ones are more than the {context} that it "
             f"attends to{'' if fixed else f'; give --context {needed} or more'}"
         )
-    if language.most_context is not None and context > language.most_context:
-        raise UsageError(f"'{language.name}' was made for {language.most_context} tokens, not for {context}")
+    if language.max_context is not None and context > language.max_context:
+        raise UsageError(f"'{language.name}' was made for {language.max_context} tokens, not for {context}")
     return context
 
 
-def _generated(
+def _generate_tokens(
     language: LanguageModel,
-    question: Question,
+    search_request: SearchRequest,
     prompts: list[list[int]],
     n: int,
     context: int,
@@ -170,99 +172,105 @@ def _generated(
 ) -> Generation:
     """Generate with a model that has weights: every token runs, and its logits are verified."""
     requests = [
-        Request(language, ids, question.system.dtype, n, (lambda _: None) if number else on_text)
+        GenerationRequest(
+            language, ids, search_request.system.dtype, n, (lambda _: None) if number else on_text
+        )
         for number, ids in enumerate(prompts)
     ]
     copies, longest = batch // len(requests), max(map(len, prompts))
-    at_once = not language.by_token and longest > 1
-    further = [longest + number for number in range(1, max(n, 2))]
-    alone = [] if at_once else list(range(1, longest + 1))
+    is_single_step = not language.by_token and longest > 1
+    step_lengths = [longest + number for number in range(1, max(n, 2))]
+    prompt_lengths = [] if is_single_step else list(range(1, longest + 1))
 
-    def verified(
+    def bind_inputs(
         caches: Mapping[str, np.ndarray], tokens: np.ndarray
     ) -> Callable[[Network], Mapping[str, np.ndarray]]:
-        return functools.partial(verified_inputs, tokens=tokens, held=held(), caches=caches)
+        return functools.partial(
+            verification_inputs, tokens=tokens, past_lengths=past_lengths(), caches=caches
+        )
 
-    def held() -> np.ndarray:
-        return np.array([request.held for request in requests for _ in range(copies)])
+    def past_lengths() -> np.ndarray:
+        return np.array([request.past_length for request in requests for _ in range(copies)])
 
-    def padded(count: int) -> np.ndarray:
-        return _rows([request.padded(count) for request in requests], copies)
+    def next_tokens(count: int) -> np.ndarray:
+        return _rows([request.next_tokens(count) for request in requests], copies)
 
     ttft, checks, caches = None, [], {}
-    if at_once:
+    if is_single_step:
         progress("compiling the prompt's step")
-        attended = longest + language.least_cache
+        attended = longest + language.min_cache
         lengths = Lengths(attended=attended, tokens=longest, batch=batch)
         graph = language.step(attended, longest, batch)
-        first = compiled_step(graph, question, lengths, verified({}, padded(longest)), progress)
+        first = compile_step(graph, search_request, lengths, bind_inputs({}, next_tokens(longest)), progress)
         for number, request in enumerate(requests):
             rows = first.logits[number * copies : (number + 1) * copies]
-            request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
-        caches, ttft = first.caches(), Times.of(first.searched)
+            request.record_step(
+                request.pending_tokens, rows[:, len(request.pending_tokens) - 1].copy(), first
+            )
+        caches, ttft = first.caches(), StepCosts.from_search(first.search_result)
         checks.append(first.verification)
         del first
-        give_back()  # its weights
+        release_memory()  # its weights
     decode = DecodeStep(
         lambda attended: language.step(attended, 1, batch),
-        question,
+        search_request,
         context,
         batch,
         grows=language.fixed_context is None,
     )
     progress("placing the step of a token")
-    searched = decode.searched
+    search_result = decode.search_result
     progress("compiling the step of a token")
     for request in requests:
-        request.judge.rest()  # compilation needs the memory that the weights of references take
-    step = decode.compiled(verified(caches, padded(1)), progress)
+        request.verifier.release_reference()  # compilation needs the memory that the weights of references take
+    step = decode.compile(bind_inputs(caches, next_tokens(1)), progress)
     checks.append(step.verification)
-    runner = Runner(step, caches)
+    runner = StepRunner(step, caches)
     progress("generating")
     for request in requests:
-        request.compare()
-    while not all(request.done for request in requests):
-        logits = runner(padded(1), held())
+        request.verify()
+    while not all(request.is_done for request in requests):
+        logits = runner(next_tokens(1), past_lengths())
         for number, request in enumerate(requests):
-            if not request.done:
+            if not request.is_done:
                 rows = logits[number * copies : (number + 1) * copies]
-                request.take(request.pending[:1], rows[:, -1], step)
-                request.compare()
-    regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
-    judges = [request.judge for request in requests]
-    for judge in judges:
-        judge.rest()  # in a loop of its own, since all judges share the weights of one reference
+                request.record_step(request.pending_tokens[:1], rows[:, -1], step)
+                request.verify()
+    regions, pim_regions = len(step.search_result.graph.regions), step.regions_on_pim
+    verifiers = [request.verifier for request in requests]
+    for verifier in verifiers:
+        verifier.release_reference()  # in a loop of its own, since all judges share the weights of one reference
     del step, runner
-    give_back()
+    release_memory()
     progress("judging logits")
-    for judge in judges:
-        judge.settle()
-    charged = Charged(
-        times=lambda tokens: Times.of(decode.charges(tokens)),
+    for verifier in verifiers:
+        verifier.verify()
+    cost_model = DecodeCostModel(
+        step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
         bound_ns=lambda tokens: bound_ns(
-            searched, decode.lengths(tokens), language.kv_elements, language.uses
+            search_result, decode.lengths(tokens), language.kv_elements, language.uses
         ),
         context=context,
         batch=batch,
-        further=further,
+        step_lengths=step_lengths,
     )
     return _report(
         language,
-        question,
+        search_request,
         prompt_tokens=longest,
         context=context,
         batch=batch,
-        requests=tuple(request.written() for request in requests),
-        ttft=ttft or charged.together(alone),
-        charged=charged,
-        held_bytes=_held_bytes(searched),
+        requests=tuple(request.completion() for request in requests),
+        ttft=ttft or cost_model.total(prompt_lengths),
+        cost_model=cost_model,
+        held_bytes=_resident_bytes(search_result),
         regions=regions,
-        regions_on_pim=on_pim,
+        regions_on_pim=pim_regions,
         blocks=0 if language.decoder is None else language.decoder.layers,
         compiled_blocks=0 if language.decoder is None else language.decoder.layers,
-        max_relative_error=max(judge.worst for judge in judges),
-        bound=max(judge.bound for judge in judges),
-        sure_tokens=sum(judge.sure for judge in judges),
+        max_relative_error=max(verifier.max_error for verifier in verifiers),
+        bound=max(verifier.bound for verifier in verifiers),
+        sure_tokens=sum(verifier.certain_tokens for verifier in verifiers),
         timing_violations=_violations(checks),
     )
 
@@ -272,10 +280,10 @@ def _rows(tokens: Sequence[Sequence[int]], copies: int) -> np.ndarray:
     return np.repeat(np.array(tokens), copies, axis=0)
 
 
-def _estimated(
+def _estimate_tokens(
     language: LanguageModel,
     decoder: Decoder,
-    question: Question,
+    search_request: SearchRequest,
     prompts: list[list[int]],
     n: int,
     context: int,
@@ -284,48 +292,53 @@ def _estimated(
 ) -> Generation:
     """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
     prompt = max(map(len, prompts))
-    further = [prompt + number for number in range(1, max(n, 2))]
+    step_lengths = [prompt + number for number in range(1, max(n, 2))]
     progress("compiling a block for the prompt")
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compiled_step(graph, question, lengths, _drawn, progress)
+    first = compile_step(graph, search_request, lengths, _random_inputs, progress)
     decode = DecodeStep(
-        lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch), question, context, batch
+        lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
+        search_request,
+        context,
+        batch,
     )
     progress("compiling a block for a token")
-    step = decode.compiled(_drawn, progress)
+    step = decode.compile(_random_inputs, progress)
     checks = [first.verification, step.verification]
     progress("searching the output")
-    _, _, head = placed_step(
-        decoder_graph.head_graph(decoder, batch=batch), question, Lengths(attended=1, batch=batch)
+    _, _, head = place_step(
+        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
     )
-    output = Times.of(head)
+    output = StepCosts.from_search(head)
 
-    def whole(searched: Searched | Charges) -> Times:
-        return Times.of(searched, decoder.layers, done_once(searched.graph)) + output
+    def model_costs(search_result: SearchResult | Charges) -> StepCosts:
+        return (
+            StepCosts.from_search(search_result, decoder.layers, shared_regions(search_result.graph)) + output
+        )
 
-    searched, kv_elements = decode.searched, language.kv_elements / decoder.layers
-    charged = Charged(
-        times=lambda tokens: whole(decode.charges(tokens)),
+    search_result, kv_elements = decode.search_result, language.kv_elements / decoder.layers
+    cost_model = DecodeCostModel(
+        step_costs=lambda tokens: model_costs(decode.charges(tokens)),
         bound_ns=lambda tokens: (
-            decoder.layers * bound_ns(searched, decode.lengths(tokens), kv_elements, language.uses)
+            decoder.layers * bound_ns(search_result, decode.lengths(tokens), kv_elements, language.uses)
             + weights_bound_ns(head, batch)
         ),
         context=context,
         batch=batch,
-        further=further,
+        step_lengths=step_lengths,
     )
     return _report(
         language,
-        question,
+        search_request,
         prompt_tokens=prompt,
         context=context,
         batch=batch,
-        requests=tuple(Written(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
-        ttft=whole(first.searched),
-        charged=charged,
-        held_bytes=decoder.layers * _held_bytes(searched) + _held_bytes(head),
-        regions=len(step.searched.graph.regions),
+        requests=tuple(Completion(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
+        ttft=model_costs(first.search_result),
+        cost_model=cost_model,
+        held_bytes=decoder.layers * _resident_bytes(search_result) + _resident_bytes(head),
+        regions=len(step.search_result.graph.regions),
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
         compiled_blocks=1,
@@ -336,11 +349,11 @@ def _estimated(
     )
 
 
-def _held_bytes(searched: Searched) -> int:
-    return held_bytes(searched.system, searched.candidates)
+def _resident_bytes(search_result: SearchResult) -> int:
+    return weight_row_bytes(search_result.system, search_result.candidates)
 
 
-def _drawn(network: Network) -> dict[str, np.ndarray]:
+def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
@@ -348,23 +361,23 @@ def _drawn(network: Network) -> dict[str, np.ndarray]:
 
 def _violations(checks: Sequence[Verification]) -> int | None:
     """Timing violations of all steps together; None if one step has unknown clocks."""
-    found = [check.timing_violations for check in checks]
-    return None if None in found else sum(each or 0 for each in found)
+    counts = [check.timing_violations for check in checks]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _report(
     language: LanguageModel,
-    question: Question,
+    search_request: SearchRequest,
     *,
     batch: int,
-    ttft: Times,
-    charged: Charged,
+    ttft: StepCosts,
+    cost_model: DecodeCostModel,
     **figures: Unpack[_Figures],
 ) -> Generation:
     """The report, with the figures that follow from the times."""
-    system = question.system
-    first: Written = figures["requests"][0]
-    mean = charged.mean
+    system = search_request.system
+    first: Completion = figures["requests"][0]
+    mean = cost_model.mean
     return Generation(
         model=language.name,
         tokens=first.tokens,
@@ -382,8 +395,8 @@ def _report(
         **vars(mean),
         tokens_per_s=batch / mean.tpot_ns * 1e9,
         tokens_per_s_gpu_only=batch / mean.tpot_ns_gpu_only * 1e9,
-        lengths=charged.lengths,
-        full_cache=charged.over(charged.context),
+        lengths=cost_model.lengths,
+        full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
         room_bytes=system.pim.bytes_per_channel * system.pim_channels,
         verified=True,  # else an error was raised

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, fields_form
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.placement.given_plan import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-MOST_TIMED = 32  # largest number of step lengths to time: each takes a tenth of a second or more
+MAX_TIMED_LENGTHS = 32  # largest number of step lengths to time: each takes a tenth of a second or more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class StepCosts:
     """Latency and energy of a step, as planned and on the GPU alone."""
 
     ns: float
@@ -32,40 +32,47 @@ class Times:
     pj_gpu_only: float
 
     @classmethod
-    def of(cls, searched: Searched | Charges, times: int = 1, once: Collection[str] = ()) -> Times:
+    def from_search(
+        cls, search_result: SearchResult | Charges, times: int = 1, single_regions: Collection[str] = ()
+    ) -> StepCosts:
         """Costs of a network that runs `times` times, with the regions of `once` only the first time."""
-        plan, alone = (_times(each, times, once) for each in (searched.evaluation, searched.baseline))
-        return cls(ns=plan[0], ns_gpu_only=alone[0], pj=plan[1], pj_gpu_only=alone[1])
+        plan, gpu_only = (
+            _repeated_cost(evaluation, times, single_regions)
+            for evaluation in (search_result.evaluation, search_result.baseline)
+        )
+        return cls(ns=plan[0], ns_gpu_only=gpu_only[0], pj=plan[1], pj_gpu_only=gpu_only[1])
 
-    def of_times(self, times: float) -> Times:
+    def scale(self, factor: float) -> StepCosts:
         """Multiply all costs by a factor."""
-        return Times(
-            ns=self.ns * times,
-            ns_gpu_only=self.ns_gpu_only * times,
-            pj=self.pj * times,
-            pj_gpu_only=self.pj_gpu_only * times,
+        return StepCosts(
+            ns=self.ns * factor,
+            ns_gpu_only=self.ns_gpu_only * factor,
+            pj=self.pj * factor,
+            pj_gpu_only=self.pj_gpu_only * factor,
         )
 
-    def __add__(self, other: Times) -> Times:
+    def __add__(self, step: StepCosts) -> StepCosts:
         """The sum: two steps, one after the other."""
-        return Times(
-            ns=self.ns + other.ns,
-            ns_gpu_only=self.ns_gpu_only + other.ns_gpu_only,
-            pj=self.pj + other.pj,
-            pj_gpu_only=self.pj_gpu_only + other.pj_gpu_only,
+        return StepCosts(
+            ns=self.ns + step.ns,
+            ns_gpu_only=self.ns_gpu_only + step.ns_gpu_only,
+            pj=self.pj + step.pj,
+            pj_gpu_only=self.pj_gpu_only + step.pj_gpu_only,
         )
 
 
-def _times(evaluation: Evaluation, times: int, once: Collection[str]) -> tuple[float, float]:
+def _repeated_cost(
+    evaluation: Evaluation, times: int, single_regions: Collection[str]
+) -> tuple[float, float]:
     """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.of`."""
-    once_ns = sum(evaluation.added_ns.get(name, 0.0) for name in once)
+    once_ns = sum(evaluation.latency_increase_ns.get(name, 0.0) for name in single_regions)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
-    once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in once)
+    once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in single_regions)
     once_pj += static_pj * once_ns / evaluation.latency_ns
-    again = times - 1
+    repeats = times - 1
     return (
-        times * evaluation.latency_ns - again * once_ns,
-        times * evaluation.energy_pj - again * once_pj,
+        times * evaluation.latency_ns - repeats * once_ns,
+        times * evaluation.energy_pj - repeats * once_pj,
     )
 
 
@@ -88,7 +95,7 @@ class StepOver(StepFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charged:
+class DecodeCostModel:
     """The costs of the steps of one token, by their lengths.
 
     Attributes
@@ -105,62 +112,66 @@ class Charged:
         Lengths of the requested steps: the tokens that each attends to.
     """
 
-    times: Callable[[int], Times]
+    step_costs: Callable[[int], StepCosts]
     bound_ns: Callable[[int], float]
     context: int
     batch: int
-    further: Sequence[int]
+    step_lengths: Sequence[int]
 
-    def together(self, tokens: Sequence[int]) -> Times:
+    def total(self, tokens: Sequence[int]) -> StepCosts:
         """Total costs of steps of these lengths."""
-        parts = (self.times(each).of_times(steps) for each, steps in weights(tokens).items())
-        return functools.reduce(Times.__add__, parts)
+        parts = (self.step_costs(length).scale(steps) for length, steps in length_weights(tokens).items())
+        return functools.reduce(StepCosts.__add__, parts)
 
     @property
     def mean(self) -> StepFigures:
         """The mean of the requested steps."""
-        steps = len(self.further)
-        bound_ns = sum(self.bound_ns(each) * count for each, count in weights(self.further).items())
-        whole = self.together(self.further)
-        return StepFigures(**self._figures(whole.of_times(1 / steps), bound_ns / steps))
+        steps = len(self.step_lengths)
+        bound_ns = sum(
+            self.bound_ns(length) * count for length, count in length_weights(self.step_lengths).items()
+        )
+        total = self.total(self.step_lengths)
+        return StepFigures(**self._figures(total.scale(1 / steps), bound_ns / steps))
 
     @property
     def lengths(self) -> tuple[StepOver, ...]:
         """Figures of those of the requested lengths that were timed."""
-        return tuple(map(self.over, weights(self.further)))
+        return tuple(map(self.full_step, length_weights(self.step_lengths)))
 
-    def over(self, tokens: int) -> StepOver:
+    def full_step(self, length: int) -> StepOver:
         """Figures of a step of any length."""
-        return StepOver(tokens=tokens, **self._figures(self.times(tokens), self.bound_ns(tokens)))
+        return StepOver(tokens=length, **self._figures(self.step_costs(length), self.bound_ns(length)))
 
-    def _figures(self, times: Times, bound_ns: float) -> dict[str, float]:
+    def _figures(self, costs: StepCosts, bound_ns: float) -> dict[str, float]:
         return {
-            "tpot_ns": times.ns,
-            "tpot_ns_gpu_only": times.ns_gpu_only,
-            "energy_per_token_pj": times.pj / self.batch,
-            "energy_per_token_pj_gpu_only": times.pj_gpu_only / self.batch,
-            "fraction_of_bound": bound_ns / times.ns,
+            "tpot_ns": costs.ns,
+            "tpot_ns_gpu_only": costs.ns_gpu_only,
+            "energy_per_token_pj": costs.pj / self.batch,
+            "energy_per_token_pj_gpu_only": costs.pj_gpu_only / self.batch,
+            "fraction_of_bound": bound_ns / costs.ns,
         }
 
 
-def weights(tokens: Sequence[int]) -> dict[int, float]:
+def length_weights(tokens: Sequence[int]) -> dict[int, float]:
     """Weights of the lengths to time, rising, whose weighted sum stands for steps of all lengths in `tokens`.
 
     Of up to `MOST_TIMED` lengths, each has its count. Of more, `MOST_TIMED` evenly spread ones are timed, and
     those between are interpolated linearly.
     """
-    every = np.unique(np.asarray(tokens))
-    picked = np.linspace(0, len(every) - 1, min(len(every), MOST_TIMED)).round().astype(int)
-    timed = every[picked]
-    at = np.interp(tokens, timed, np.arange(len(timed)))
-    below = np.floor(at).astype(int)
+    lengths = np.unique(np.asarray(tokens))
+    indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_TIMED_LENGTHS)).round().astype(int)
+    timed = lengths[indices]
+    positions = np.interp(tokens, timed, np.arange(len(timed)))
+    below = np.floor(positions).astype(int)
     above = np.minimum(below + 1, len(timed) - 1)
-    counts = np.bincount(below, 1 - (at - below), len(timed)) + np.bincount(above, at - below, len(timed))
+    counts = np.bincount(below, 1 - (positions - below), len(timed)) + np.bincount(
+        above, positions - below, len(timed)
+    )
     return {int(length): float(count) for length, count in zip(timed, counts)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class Completion:
     """The text that follows a prompt.
 
     Attributes
@@ -241,7 +252,7 @@ class Generation:
     batch: int
     tokens: tuple[int, ...] | None
     text: str | None
-    requests: tuple[Written, ...]
+    requests: tuple[Completion, ...]
     ttft_ns: float
     ttft_ns_gpu_only: float
     tpot_ns: float
@@ -272,7 +283,7 @@ class Generation:
 
     def to_pandas(self) -> DataFrame:
         """A row for each request; raises `UsageError` if pandas is not installed."""
-        return frame(self.requests)
+        return data_frame(self.requests)
 
     def table(self) -> str:
         """The figures as text."""
@@ -287,7 +298,7 @@ class Generation:
             ("energy a token", "mJ", self.energy_per_token_pj_gpu_only / 1e9, self.energy_per_token_pj / 1e9),
         )
         room = "" if self.held_bytes <= self.room_bytes else ": there is no room for all blocks"
-        judged = f", {self.sure_tokens} tokens had to be the same and are" if self.tokens else ""
+        token_text = f", {self.sure_tokens} tokens had to be the same and are" if self.tokens else ""
         return "\n".join(
             [
                 f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
@@ -298,15 +309,15 @@ class Generation:
                 f"weights   {self.weights}",
                 f"          {'':<16} {'GPU alone':>12} {'plan':>12}",
                 *(
-                    f"          {what:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()
-                    for what, unit, gpu, plan in rows
+                    f"          {label:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()
+                    for label, unit, gpu, plan in rows
                 ),
                 f"bound     {self.fraction_of_bound:.1%} of what opening each row once allows; the cache "
                 f"takes {self.kv_bytes_per_token} bytes a token",
                 f"memory    {_size(self.held_bytes)} of weights and caches in PIM channels, which have "
                 f"{_size(self.room_bytes)}{room}",
                 f"check     within {self.max_relative_error:.1e} of the reference (bound {self.bound:.0e})"
-                f"{judged}; "
+                f"{token_text}; "
                 + ("timing not checked" if violations is None else f"{violations} timing violations"),
             ]
         )

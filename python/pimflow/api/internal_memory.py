@@ -49,8 +49,12 @@ class InternalMemory:
         return asdict(self)
 
 
-def before(
-    original: Network, decomposed: Network | None, on: tvm.target.Target, system: System, pools: PoolPlanning
+def uncompiled_memory(
+    original: Network,
+    decomposed: Network | None,
+    target: tvm.target.Target,
+    system: System,
+    pools: PoolPlanning,
 ) -> dict[str, Any]:
     """The fields of `InternalMemory` that are about the original and the decomposed network.
 
@@ -58,15 +62,15 @@ def before(
     alignment is the same for all tensors and weights are left out.
     """
     planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
-    element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(on.keys) else "fp32"]
-    forms = {"internal_peak_bytes_original": original, "internal_peak_bytes_decomposed": decomposed}
+    element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(target.keys) else "fp32"]
+    networks = {"internal_peak_bytes_original": original, "internal_peak_bytes_decomposed": decomposed}
     layers = {
-        name: form and planning.plan(operator_liveness(form.module, element_bytes)).pool_bytes
-        for name, form in forms.items()
+        name: network and planning.plan(operator_liveness(network.module, element_bytes)).pool_bytes
+        for name, network in networks.items()
     }
     return layers | {
         "internal_peak_bytes_original_coalesced": decomposed
-        and planning.pool_bytes(original.module, on, system),
+        and planning.pool_bytes(original.module, target, system),
         "weight_bytes_original": relax_module.weight_bytes(original.module),
         "flops_original": flops(original.module),
     }

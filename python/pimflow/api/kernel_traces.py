@@ -24,7 +24,7 @@ FORMAT = "accel-sim"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class KernelTraceRequest:
     """Kernels to write.
 
     Attributes
@@ -72,15 +72,15 @@ class KernelTraces(JsonTree):
     def text(self, out: str) -> str:
         """The contents as text; `out` is the directory that was written."""
         lines = [
-            f"{each.kernel} on {each.gpu_channels} channels: {', '.join(each.layers)}"
-            for each in self.kernels
+            f"{kernel.kernel} on {kernel.gpu_channels} channels: {', '.join(kernel.layers)}"
+            for kernel in self.kernels
         ]
-        size_bytes = sum(sum(each.files_bytes.values()) for each in self.kernels)
+        size_bytes = sum(sum(kernel.files_bytes.values()) for kernel in self.kernels)
         lines.append(f"{out}: {len(self.kernels)} kernels of {self.gpu}, {size_bytes} bytes")
         return "\n".join(lines)
 
 
-def wanted(source: str, system: System) -> Wanted:
+def trace_request(source: str, system: System) -> KernelTraceRequest:
     """The kernels of `source`, a layer by its shape, a compiled directory, or a network.
 
     Raises
@@ -96,30 +96,32 @@ def wanted(source: str, system: System) -> Wanted:
         kernel = convolution_kernel(parse_layer(source), system.dtype)
         channels = dict.fromkeys((system.gpu.memory_channels, system.gpu_channels))
         layers = {KernelRequest(kernel, count): [source] for count in channels}
-        return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
+        return KernelTraceRequest(layers=layers, gpu=system.gpu, dtype=system.dtype)
     if Path(source).is_dir():
-        return _of_directory(Path(source), system)
+        return _directory_request(Path(source), system)
     from pimflow import frontend  # loads TVM, so only for a network
     from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     network = frontend.load(source)
     graph = extract_regions(network.module, network.name)
-    layers = _of_graph(graph, system)
-    return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
+    layers = _graph_layers(graph, system)
+    return KernelTraceRequest(layers=layers, gpu=system.gpu, dtype=system.dtype)
 
 
-def _of_directory(directory: Path, system: System) -> Wanted:
+def _directory_request(directory: Path, system: System) -> KernelTraceRequest:
     placed = artifact.PlacedRegions.load(directory)
     artifact.Interface.load(directory).check(directory, artifact.PLAN)
     plan = Plan.load(directory / artifact.PLAN)
     if placed.gpu != system.gpu.name:
         raise UsageError(f"{directory} was compiled for gpu '{placed.gpu}'; name that, or its file, as --gpu")
     as_compiled = replace(system, dtype=placed.dtype, padding=placed.padding)
-    layers = _of_graph(placed.graph, as_compiled, plan)
-    return Wanted(layers=layers, gpu=system.gpu, dtype=placed.dtype)
+    layers = _graph_layers(placed.graph, as_compiled, plan)
+    return KernelTraceRequest(layers=layers, gpu=system.gpu, dtype=placed.dtype)
 
 
-def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> dict[KernelRequest, list[str]]:
+def _graph_layers(
+    graph: RegionGraph, system: System, plan: Plan | None = None
+) -> dict[KernelRequest, list[str]]:
     """The GPU kernels of a graph, and the regions that each computes.
 
     Every region has its kernel with all memory channels. Parts that the plan gives to the GPU have theirs
@@ -128,34 +130,38 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
     gpu, dtype = system.gpu, system.dtype
     gpu_channels = plan.gpu_channels if plan else system.gpu_channels
     choices = {name: choice for choice in plan.choices for name in choice.regions} if plan else {}
-    found: dict[KernelRequest, list[str]] = {}
+    layers: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
-        wholes = [gpu_kernel(each, dtype) for each in region.parts or (region,)]
+        kernels = [gpu_kernel(kernel_region, dtype) for kernel_region in region.parts or (region,)]
         choice = choices.get(region.name)
         if choice is not None and choice.primitive:
             raise UsageError(
                 f"region '{region.name}' is computed by primitive '{choice.primitive}', which has no "
                 "traces for Accel-Sim; compile without --select"
             )
-        requests = [KernelRequest(whole, gpu.memory_channels) for whole in wholes]
+        requests = [KernelRequest(kernel, gpu.memory_channels) for kernel in kernels]
         if choice is None or choice.mode == "GPU":
-            requests += [KernelRequest(whole, gpu_channels) for whole in wholes]
+            requests += [KernelRequest(kernel, gpu_channels) for kernel in kernels]
         elif choice.mode == "SPLIT":
             assert region.geometry is not None and choice.gpu_share is not None
-            part = Split.of(region.geometry, choice.axis, choice.gpu_share)
-            requests.append(KernelRequest(gpu_kernel(region, dtype, part, system.symmetric), gpu_channels))
+            part = Split.from_gpu_share(region.geometry, choice.axis, choice.gpu_share)
+            requests.append(
+                KernelRequest(gpu_kernel(region, dtype, part, system.has_symmetric_padding), gpu_channels)
+            )
         elif choice.mode == "PIPELINE":
             requests += [
                 KernelRequest(part, gpu_channels)
                 for part in pipelines.kernels(graph, choice, dtype)[region.name]
             ]
         for request in dict.fromkeys(requests):
-            found.setdefault(request, []).append(region.name)
-    return found
+            layers.setdefault(request, []).append(region.name)
+    return layers
 
 
 def write(
-    directory: str | os.PathLike[str], of: Wanted, advance: Callable[[float], None] = lambda _: None
+    directory: str | os.PathLike[str],
+    traced: KernelTraceRequest,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> KernelTraces:
     """Write the traces into an existing directory; returns the contents of ``trace.json``.
 
@@ -164,16 +170,18 @@ def write(
     UsageError
         If a kernel cannot be emitted.
     """
-    emitted = write_traces(list(of.layers), of.gpu, of.dtype, Path(directory), advance)
+    emitted = write_traces(list(traced.layers), traced.gpu, traced.dtype, Path(directory), advance)
     kernels = tuple(
         TracedKernel(
-            kernel=each.name,
+            kernel=kernel_files.name,
             layers=tuple(layers),
             gpu_channels=request.channels,
-            launches=tuple(each.launches),
-            instructions=tuple(each.instructions),
-            files_bytes={f"{each.directory}/{name}": size for name, size in each.files_bytes.items()},
+            launches=tuple(kernel_files.launches),
+            instructions=tuple(kernel_files.instructions),
+            files_bytes={
+                f"{kernel_files.directory}/{name}": size for name, size in kernel_files.files_bytes.items()
+            },
         )
-        for each, (request, layers) in zip(emitted, of.layers.items(), strict=True)
+        for kernel_files, (request, layers) in zip(emitted, traced.layers.items(), strict=True)
     )
-    return KernelTraces(format=FORMAT, gpu=of.gpu.name, dtype=of.dtype, kernels=kernels)
+    return KernelTraces(format=FORMAT, gpu=traced.gpu.name, dtype=traced.dtype, kernels=kernels)

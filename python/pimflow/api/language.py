@@ -17,11 +17,11 @@ from pimflow import zoo
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 from pimflow.frontend.onnx_decoder import PLACES, OnnxDecoder, OnnxReference, open_decoder
-from pimflow.frontend.onnx_runtime import perturbed_reference
-from pimflow.frontend.reference import Stored
+from pimflow.frontend.onnx_runtime import reference_with_roundings
+from pimflow.frontend.reference import Fp16Storage
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
-from pimflow.zoo.language.gguf_file import read_decoder, stored_types
+from pimflow.zoo.language.gguf_file import read_decoder, storage_types
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens, Tokenizer
@@ -34,8 +34,8 @@ class TokenReference(Protocol):
         """Append tokens [n] to the sequence; returns their logits [n, vocabulary]."""
 
 
-Rounded = Callable[[frozenset[str], np.ndarray], Iterator[np.ndarray]]
-Steps = Callable[[int, int, int], onnx.ModelProto]
+PerturbedLogits = Callable[[frozenset[str], np.ndarray], Iterator[np.ndarray]]
+StepGraphFunction = Callable[[int, int, int], onnx.ModelProto]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +80,33 @@ class LanguageModel:
 
     name: str
     vocabulary: int
-    most_context: int | None
+    max_context: int | None
     kv_elements: int
     uses: int
-    step: Steps
+    step: StepGraphFunction
     reference: Callable[[], TokenReference]
-    rounded: Rounded
+    perturbed_logits: PerturbedLogits
     tokenizer: Tokenizer | None
     weights: str
     end: int | None = None
     decoder: Decoder | None = None
     by_token: bool = False
     fixed_context: int | None = None
-    least_cache: int = 0
-    doubt: str = ""
+    min_cache: int = 0
+    error_hint: str = ""
 
-    def prompts_of(
+    def tokenize_prompts(
         self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
     ) -> list[list[int]]:
         """Tokenize one prompt or several; raises as `tokens_of`."""
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt) or [""]
-        several = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
-        ids = cast("Sequence[Sequence[int] | None]", tokens if several else [tokens])
+        is_batch = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
+        ids = cast("Sequence[Sequence[int] | None]", tokens if is_batch else [tokens])
         if len(prompts) > 1 and tokens is not None:
-            return [self.tokens_of(prompts[0], ids[0])]  # raises, since both are given
-        return [self.tokens_of(text, numbers) for text in prompts for numbers in ids]
+            return [self.tokenize(prompts[0], ids[0])]  # raises, since both are given
+        return [self.tokenize(text, numbers) for text in prompts for numbers in ids]
 
-    def tokens_of(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
+    def tokenize(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
         """Tokenize a prompt, or check its tokens.
 
         Raises
@@ -123,17 +123,17 @@ class LanguageModel:
             assert self.tokenizer is not None
             if not is_utf8(prompt):
                 raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8")
-            found = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt)
         else:
-            found = [int(token) for token in tokens or ()]
-        if not found:
+            ids = [int(token) for token in tokens or ()]
+        if not ids:
             raise UsageError("the prompt is empty; give at least one token")
-        for token in found:
+        for token in ids:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
                     f"token {token} is none of '{self.name}', which has 0 to {self.vocabulary - 1}"
                 )
-        return found
+        return ids
 
 
 def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
@@ -149,14 +149,14 @@ def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Lang
         If the file cannot be read, or has no cache.
     """
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
-        return _of_onnx(open_decoder(model))
+        return _from_onnx(open_decoder(model))
     if Path(model).suffix == ".gguf":
-        return _of_gguf(Path(model))
+        return _from_gguf(Path(model))
     if isinstance(model, str) and model in zoo.decoder_names():
-        return _of_zoo(zoo.decoder(model))
+        return _from_zoo(zoo.decoder(model))
     if isinstance(model, str) and model in zoo.names():
-        known = ", ".join(zoo.decoder_names())
-        raise UsageError(f"'{model}' is no language model; those of the zoo are {known}")
+        decoders = ", ".join(zoo.decoder_names())
+        raise UsageError(f"'{model}' is no language model; those of the zoo are {decoders}")
     if Path(model).is_dir():
         raise UsageError(f"'{model}' is a directory; give an .onnx or .gguf file, or a name of the zoo")
     raise UnknownNameError("language model", str(model), zoo.decoder_names())
@@ -165,99 +165,103 @@ def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Lang
 _Reference = TypeVar("_Reference", bound=TokenReference)
 
 
-def _sharing(begin: Callable[[_Reference | None], _Reference]) -> Callable[[], TokenReference]:
+def _share_weights(begin: Callable[[_Reference | None], _Reference]) -> Callable[[], TokenReference]:
     """Return a function that creates references, each with the weights of one that is still in use."""
-    known: list[weakref.ref[_Reference]] = []
+    references: list[weakref.ref[_Reference]] = []
 
-    def begun() -> _Reference:
+    def begin_reference() -> _Reference:
         """Create a reference."""
-        made = begin(known[0]() if known else None)
-        known[:] = [weakref.ref(made)]
-        return made
+        reference = begin(references[0]() if references else None)
+        references[:] = [weakref.ref(reference)]
+        return reference
 
-    return begun
+    return begin_reference
 
 
-def _of_zoo(decoder: Decoder) -> LanguageModel:
+def _from_zoo(decoder: Decoder) -> LanguageModel:
     tokenizer = ByteTokens() if decoder.text == "bytes" else None
-    return _of_data(decoder, tokenizer, "trained" if decoder.trained else "drawn")
+    return _from_decoder(decoder, tokenizer, "trained" if decoder.trained else "drawn")
 
 
-def _of_gguf(path: Path) -> LanguageModel:
+def _from_gguf(path: Path) -> LanguageModel:
     decoder, tokenizer = read_decoder(path), read_tokens(path)
-    language = _of_data(decoder, tokenizer, f"{stored_types(decoder.file)}, widened")
+    language = _from_decoder(decoder, tokenizer, f"{storage_types(decoder.file)}, widened")
     return replace(language, end=None if tokenizer is None else tokenizer.end)
 
 
-def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:
+def _from_decoder(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:
     def step(context: int, tokens: int, batch: int) -> onnx.ModelProto:
         return graph.step_graph(decoder, context, tokens=tokens, batch=batch)
 
-    def reference(other: ReferenceDecoder | None) -> ReferenceDecoder:
-        return ReferenceDecoder(decoder, other.weights if other else zoo.decoder_weights(decoder))
+    def reference(previous: ReferenceDecoder | None) -> ReferenceDecoder:
+        return ReferenceDecoder(decoder, previous.weights if previous else zoo.decoder_weights(decoder))
 
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
-        most_context=decoder.max_context,
+        max_context=decoder.max_context,
         kv_elements=decoder.kv_bytes_per_token(1),
         uses=decoder.group,
         step=step,
-        reference=_sharing(reference),
-        rounded=lambda layers, tokens: _whole(step, layers, tokens, 0),
+        reference=_share_weights(reference),
+        perturbed_logits=lambda layers, tokens: _single_step_logits(step, layers, tokens, 0),
         tokenizer=tokenizer,
         weights=weights,
         decoder=decoder,
     )
 
 
-def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
-    def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
+def _from_onnx(decoder: OnnxDecoder) -> LanguageModel:
+    def stepwise_logits(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         """Logits after each of `tokens`, computed token by token, with random roundings."""
         length = decoder.context or max(tokens.size, 2)  # one graph for all steps, so its length is fixed
-        run = perturbed_reference(lambda: decoder.step(length, 1, 1), Stored(layers=layers))
+        run = reference_with_roundings(lambda: decoder.step(length, 1, 1), Fp16Storage(layers=layers))
         for _ in range(RUNS):
             yield OnnxReference(replace(decoder, context=length), run).step(tokens)
 
-    def reference(other: OnnxReference | None) -> OnnxReference:
-        return OnnxReference(decoder, other.run if other else decoder.run())
+    def reference(previous: OnnxReference | None) -> OnnxReference:
+        return OnnxReference(decoder, previous.run if previous else decoder.run())
 
-    def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
-        return _whole(decoder.step, layers, tokens, 1)
+    def single_step_logits(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
+        return _single_step_logits(decoder.step, layers, tokens, 1)
 
-    placed = PLACES in decoder.kinds or decoder.counted
+    has_positions = PLACES in decoder.kinds or decoder.counted
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
-        most_context=decoder.context,
+        max_context=decoder.context,
         fixed_context=decoder.context,
         kv_elements=2 * decoder.layers * decoder.kv_heads * decoder.head_size,
         uses=decoder.uses,
         step=decoder.step,
-        reference=_sharing(reference),
-        rounded=by_token if decoder.tokens == 1 else at_once,
+        reference=_share_weights(reference),
+        perturbed_logits=stepwise_logits if decoder.tokens == 1 else single_step_logits,
         by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
-        least_cache=1,
-        doubt="" if placed else f"; if it works out positions from lengths, export it with '{PLACES}'",
+        min_cache=1,
+        error_hint=""
+        if has_positions
+        else f"; if it works out positions from lengths, export it with '{PLACES}'",
     )
 
 
-def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache: int) -> Iterator[np.ndarray]:
+def _single_step_logits(
+    step: StepGraphFunction, layers: frozenset[str], tokens: np.ndarray, min_cache: int
+) -> Iterator[np.ndarray]:
     """Logits after each of `tokens`, computed in one step without a cache, with random roundings."""
     n = tokens.size
-    model = zoo.load_model(step(n + least_cache, n, 1), filled=False)
-    own = {
+    model = zoo.load_model(step(n + min_cache, n, 1), fill_weights=False)
+    inputs = {
         "input_ids": tokens[None],
-        "attention_mask": (np.arange(n + least_cache) >= least_cache)[None],
+        "attention_mask": (np.arange(n + min_cache) >= min_cache)[None],
         "position_ids": np.arange(n)[None],
     }
     values = {
-        name: np.asarray(own.get(name, np.zeros(shape)), dtype)
+        name: np.asarray(inputs.get(name, np.zeros(shape)), dtype)
         for name, (shape, dtype) in zoo.input_types(model).items()
     }
     logits = [output.name for output in model.graph.output].index("logits")
-    run = perturbed_reference(lambda: model, Stored(layers=layers))
+    run = reference_with_roundings(lambda: model, Fp16Storage(layers=layers))
     for _ in range(RUNS):
         yield run(values)[logits][0]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from pimflow.compiler.artifact import file_stems
 from pimflow.core.candidate import Candidate, Cost
-from pimflow.core.json_form import report_of
+from pimflow.core.json_form import report_from
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.placement.candidates.cached import is_cached
 from pimflow.simulators.profiler import BuiltIn
 
@@ -38,7 +38,7 @@ class LayerSize:
     operand_bytes: int
 
     @classmethod
-    def of(cls, region: Region, dtype: str) -> LayerSize:
+    def from_region(cls, region: Region, dtype: str) -> LayerSize:
         """From a region, with the storage type `dtype`."""
         elements = sum(region.input_elements) + region.weight_elements + region.output_elements
         return cls(
@@ -76,40 +76,43 @@ class CandidateReport:
     known: dict[str, str]
 
     @classmethod
-    def of(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
+    def from_candidate(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
         """From a candidate, and the one that the plan has."""
-        cost = Cost.of(candidate)
-        return report_of(
+        cost = Cost.from_candidate(candidate)
+        return report_from(
             cls,
             cost,
             name=candidate.name,
             covers=candidate.covers,
             chosen=candidate == chosen,
             schedule=schedule_text(candidate),
-            known=known_parts(cost),
+            known=cost_sources(cost),
         )
 
 
-def candidates_of(searched: Searched, region: Region) -> tuple[CandidateReport, ...]:
+def candidate_reports(search_result: SearchResult, region: Region) -> tuple[CandidateReport, ...]:
     """All candidates of a region, the fastest first; with the plan's, even if an edited plan added it."""
-    chosen = searched.doing[region.name]
-    found = [CandidateReport.of(each, chosen) for each in every_candidate(searched, region)]
-    return tuple(sorted(found, key=lambda each: (each.latency_ns, each.name)))
+    chosen = search_result.candidate_by_region[region.name]
+    reports = [
+        CandidateReport.from_candidate(candidate, chosen)
+        for candidate in all_candidates(search_result, region)
+    ]
+    return tuple(sorted(reports, key=lambda candidate: (candidate.latency_ns, candidate.name)))
 
 
-def every_candidate(searched: Searched, region: Region) -> list[Candidate]:
+def all_candidates(search_result: SearchResult, region: Region) -> list[Candidate]:
     """Candidates that begin with a region, those that compute its attention in PIM, and the chosen one."""
-    table, chosen = searched.table, searched.doing[region.name]
+    table, chosen = search_result.table, search_result.candidate_by_region[region.name]
     candidates = list(table.candidates[region.name])
     for first in region.inputs if region.attention else ():
-        of_run = (c for c in table.candidates.get(first, ()) if is_cached(c))
-        candidates += [c for c in of_run if region.name in c.covers]
+        cached_candidates = (c for c in table.candidates.get(first, ()) if is_cached(c))
+        candidates += [c for c in cached_candidates if region.name in c.covers]
     return candidates if chosen in candidates else [*candidates, chosen]
 
 
-def known_parts(cost: Cost) -> dict[str, str]:
+def cost_sources(cost: Cost) -> dict[str, str]:
     """By resource, how a cost is known."""
-    return {resource: known.value for resource, known in cost.known.items()}
+    return {resource: source.value for resource, source in cost.known.items()}
 
 
 def schedule_text(candidate: Candidate) -> str:
@@ -154,33 +157,33 @@ class ProgramReport:
     channel_cycles: tuple[int, ...]
 
     @classmethod
-    def of(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
+    def from_program(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
         """From a program, which `engine` times on `spec`."""
-        found = engine.time_program(program, spec)
-        clocks = max(found.cycles * len(found.channel_cycles), 1)
-        bursts = found.gwrite_bursts + found.commands.get("READRES", 0) * program.readres_bursts
-        return report_of(
+        timing = engine.time_program(program, spec)
+        clocks = max(timing.cycles * len(timing.channel_cycles), 1)
+        bursts = timing.gwrite_bursts + timing.commands.get("READRES", 0) * program.readres_bursts
+        return report_from(
             cls,
-            found,
+            timing,
             name=program.region,
             file=file,
             schedule=program.schedule,
-            multipliers=found.utilisation,
+            multipliers=timing.utilisation,
             bus=bursts * spec.timing["nBL"] / clocks,
-            rows=found.row_utilisation,
-            refresh=found.commands.get("REF", 0) * spec.timing.get("nRFC", 0) / clocks,
+            rows=timing.row_utilisation,
+            refresh=timing.commands.get("REF", 0) * spec.timing.get("nRFC", 0) / clocks,
         )
 
 
-def programs_of(searched: Searched) -> dict[str, list[ProgramReport]]:
+def program_reports(search_result: SearchResult) -> dict[str, list[ProgramReport]]:
     """The PIM programs of each layer."""
-    timer = searched.maker.costs.side.profiler
-    engine = timer if isinstance(timer, BuiltIn) else BuiltIn("strict")
-    programs: Mapping[str, PimProgram] = searched.programs()
+    profiler = search_result.generator.costs.pim_target.profiler
+    engine = profiler if isinstance(profiler, BuiltIn) else BuiltIn("strict")
+    programs: Mapping[str, PimProgram] = search_result.programs()
     stems = file_stems(programs)
-    found: dict[str, list[ProgramReport]] = {}
+    reports: dict[str, list[ProgramReport]] = {}
     for name, program in programs.items():
         file = f"programs/{stems[name]}.pimprog"
-        row = ProgramReport.of(program, file, searched.system.pim, engine)
-        found.setdefault(whole_name(name, searched.doing), []).append(row)
-    return found
+        row = ProgramReport.from_program(program, file, search_result.system.pim, engine)
+        reports.setdefault(whole_name(name, search_result.candidate_by_region), []).append(row)
+    return reports

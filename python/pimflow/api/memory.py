@@ -12,15 +12,15 @@ from tvm import relax
 from pimflow import memory
 from pimflow.api import prepare
 from pimflow.api.arguments import public
-from pimflow.api.internal_memory import InternalMemory, before
+from pimflow.api.internal_memory import InternalMemory, uncompiled_memory
 from pimflow.api.options import NetworkKeywords, NetworkOptions, as_system, network_options
-from pimflow.api.prepare import Prepared
+from pimflow.api.prepare import PreparedNetwork
 from pimflow.compiler import phases
-from pimflow.compiler.build import planned
+from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.compiler.plan_pools import PlanPools, frugal
+from pimflow.compiler.plan_pools import PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.liveness import Liveness
 from pimflow.decomposition.network import DecomposedNetwork, require_all
@@ -33,9 +33,9 @@ from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Profiling
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.flat import fused, operator, tensor_bytes
+from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
-from pimflow.relay_passes.regions.kernel_groups import Copied, copies
+from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -87,7 +87,7 @@ class NetworkMemory:
     eager_allocations: int
     lazy_groups: int
     overwritten: int
-    copies: tuple[Copied, ...]
+    copies: tuple[TensorCopy, ...]
     internal: InternalMemory
     decomposition: DecompositionReport | None = None
     order: LayerOrder | None = None
@@ -119,7 +119,7 @@ class NetworkMemory:
     def to_pandas(self) -> DataFrame:
         """A row for each tensor, with its offset; raises `UsageError` if pandas is not installed."""
         offsets = self.plan.offsets_bytes
-        return frame(
+        return data_frame(
             {"name": life.name, "begin": life.begin, "end": life.end, "bytes": life.size_bytes}
             | {"memory": life.memory, "offset": offsets[life.name]}
             for life in self.plan.lifetimes
@@ -171,12 +171,12 @@ def plan_memory(
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
     options = network_options(keywords, options)
-    require_all(options.request, "the plan of its memory")
+    require_all(options.decomposition_request, "the plan of its memory")
     target_system = as_system(target_system)
     pools = PoolPlanning(
         in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, policy=policy, seconds=seconds
     )
-    planning = _Planned(target_system, targets.named_target(target), pools)
+    planning = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
     network = prepare.load(model, options)
     prepared = prepare.prepare(
         network, options, target_system, target=target, pools=pools, inspect=planning.inspect
@@ -185,44 +185,46 @@ def plan_memory(
     return planning.memory(prepared, capacity_bytes)
 
 
-class _Planned:
+class _MemoryPlanner:
     """Plans the memory of a network, and measures it before it is compiled (`inspect`)."""
 
     def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning):
         self.system, self.lowered_for, self.pools = system, lowered_for, pools
-        self.before: dict[str, Any] = {}
+        self.uncompiled: dict[str, Any] = {}
         self.decomposition: DecompositionReport | None = None
 
     def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
         """Measure the original and the decomposed network; `prepare` calls it."""
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
-        self.before = before(original, network if change else None, self.lowered_for, self.system, self.pools)
+        self.uncompiled = uncompiled_memory(
+            original, network if change else None, self.lowered_for, self.system, self.pools
+        )
 
-    def memory(self, prepared: Prepared, capacity_bytes: int | None) -> NetworkMemory:
+    def memory(self, prepared: PreparedNetwork, capacity_bytes: int | None) -> NetworkMemory:
         """Plan the memory of a prepared network."""
         network, pools, system = prepared.network, self.pools, self.system
-        module, groups = self._placed(prepared)
+        module, groups = self._gpu_module(prepared)
         lowered = phases.allocate(module, self.lowered_for, system)
-        placed = buffers(lowered, in_place=pools.in_place)
-        liveness = pools.liveness(placed)
+        tensors = buffers(lowered, in_place=pools.in_place)
+        liveness = pools.liveness(tensors)
         plan = pools.plan(liveness, capacity_bytes)
-        internal = pools.plan(placed.liveness()) if pools.weights else plan
+        internal = pools.plan(tensors.liveness()) if pools.weights else plan
         separate = pools.liveness(buffers(lowered, in_place=False))
-        own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
+        unaliased = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
         copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
             tvm_pool_bytes=_tvm_pool_bytes(copying),
-            eager_bytes=sum(life.size_bytes for life in own),
+            eager_bytes=sum(life.size_bytes for life in unaliased),
             lazy_peak_bytes=separate.peak_bytes,
-            eager_allocations=len(own),
-            lazy_groups=len({life.begin for life in own}),  # each before its first use
-            overwritten=len(placed.overwritten),
-            copies=copies(module, views=system.views),
+            eager_allocations=len(unaliased),
+            lazy_groups=len({life.begin for life in unaliased}),  # each before its first use
+            overwritten=len(tensors.overwritten),
+            copies=copies(module, views=system.uses_views),
             internal=InternalMemory(
-                **self.before,
+                **self.uncompiled,
                 internal_peak_bytes=internal.pool_bytes,
                 weight_bytes=relax_module.weight_bytes(network.module),
                 flops=flops(network.module),
@@ -230,22 +232,22 @@ class _Planned:
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,
-            fused=[*fused(module), *map(list, groups)],
+            fused=[*fused_runs(module), *map(list, groups)],
         )
 
-    def _placed(self, prepared: Prepared) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
+    def _gpu_module(self, prepared: PreparedNetwork) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
         """The module on the GPU alone with the smallest pool, and the groups of regions fused in tiles."""
         network = prepared.network
         pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
-        placed = frugal(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
-        return planned(network.module, placed), placed.tiled().keys()
+        placed = frugal_plan(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
+        return apply_search_result(network.module, placed), placed.group_tilings().keys()
 
 
 def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:
     """Size of the storage that TVM's planner allocates, and of the tensors that it does not place there."""
-    planned = relax.transform.StaticPlanBlockMemory()(lowered)
+    planned_module = relax.transform.StaticPlanBlockMemory()(lowered)
     total = 0
-    for binding in (b for block in planned["main"].body.blocks for b in block.bindings):
+    for binding in (b for block in planned_module["main"].body.blocks for b in block.bindings):
         kind = operator(binding.value)
         if kind == "memory.alloc_storage":
             total += int(binding.value.args[0].values[0])

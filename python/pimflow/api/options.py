@@ -12,22 +12,22 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.core.plan import Plan
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system
-from pimflow.placement import Goal, Profiling, Searched
+from pimflow.placement import Goal, Profiling, SearchResult
 
 if TYPE_CHECKING:
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
 Shapes = Mapping[str, tuple[int, ...]]
 States = Mapping[str, str]
-AnyPlan = Plan | Searched | str | os.PathLike[str]
+AnyPlan = Plan | SearchResult | str | os.PathLike[str]
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """How a network is loaded and rewritten before its search; see `api.prepare.prepare`.
@@ -69,7 +69,7 @@ class NetworkOptions:
     batch: int | None = None
     context: int | None = None
     states: States | None = None
-    decompose: Request | str | None = None
+    decompose: DecompositionRequest | str | None = None
     optimize_skips: str | None = None
     fuse_activations: bool = False
     fuse: bool = False
@@ -83,7 +83,7 @@ class NetworkOptions:
         require_type(
             "decompose",
             self.decompose,
-            (Request, str, type(None)),
+            (DecompositionRequest, str, type(None)),
             "a Request, its text such as 'tucker:0.1'",
         )
         require_type(
@@ -96,7 +96,7 @@ class NetworkOptions:
 
             check_criterion(self.optimize_skips)
         if isinstance(self.decompose, str):
-            object.__setattr__(self, "decompose", Request.parse(self.decompose))
+            object.__setattr__(self, "decompose", DecompositionRequest.parse(self.decompose))
 
     @property
     def rewrites(self) -> bool:
@@ -104,7 +104,7 @@ class NetworkOptions:
         return bool(self.decompose or self.optimize_skips or self.fuse_activations or self.reorder)
 
     @property
-    def request(self) -> Request | None:
+    def decomposition_request(self) -> DecompositionRequest | None:
         """`decompose` as a parsed request."""
         assert not isinstance(self.decompose, str)
         return self.decompose
@@ -117,7 +117,7 @@ class NetworkKeywords(TypedDict, total=False):
     batch: int | None
     context: int | None
     states: States | None
-    decompose: Request | str | None
+    decompose: DecompositionRequest | str | None
     optimize_skips: str | None
     fuse_activations: bool
     fuse: bool
@@ -142,7 +142,7 @@ class SearchKeywords(NetworkKeywords, GoalKeywords, total=False):
     """The fields of `NetworkOptions` and `placement.Goal` as keywords."""
 
 
-class QuestionKeywords(SearchKeywords, total=False):
+class RequestKeywords(SearchKeywords, total=False):
     """Keywords of a search beside network, system and plan."""
 
     target: str
@@ -152,13 +152,13 @@ class QuestionKeywords(SearchKeywords, total=False):
     profiling: Profiling | None
 
 
-class PlanKeywords(QuestionKeywords, total=False):
+class PlanKeywords(RequestKeywords, total=False):
     """Keywords of `api.search.search` beside model and system."""
 
     plan: AnyPlan | None
 
 
-def asked(
+def merge_keywords(
     keywords: Mapping[str, object], options: NetworkOptions | None = None, goal: Goal | None = None
 ) -> tuple[NetworkOptions, Goal]:
     """Return `options` and `goal`, or their defaults, with fields replaced by `keywords`.
@@ -173,80 +173,82 @@ def asked(
     require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
     require_type("goal", goal, (Goal, type(None)), "a Goal or None")
     options, goal = options or NetworkOptions(), goal or Goal()
-    of_network, of_goal = names(NetworkOptions), names(Goal)
-    require_known(keywords, (*of_network, *of_goal))
-    return replace(options, **_only(of_network, keywords)), replace(goal, **_only(of_goal, keywords))
+    network_names, goal_names = field_names(NetworkOptions), field_names(Goal)
+    require_known(keywords, (*network_names, *goal_names))
+    return replace(options, **_select_keys(network_names, keywords)), replace(
+        goal, **_select_keys(goal_names, keywords)
+    )
 
 
 def network_options(keywords: Mapping[str, object], options: NetworkOptions | None = None) -> NetworkOptions:
     """Return `options`, or the defaults, with fields replaced by `keywords`; see `asked`."""
     require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
-    require_known(keywords, names(NetworkOptions))
-    return replace(options or NetworkOptions(), **_only(names(NetworkOptions), keywords))
+    require_known(keywords, field_names(NetworkOptions))
+    return replace(options or NetworkOptions(), **_select_keys(field_names(NetworkOptions), keywords))
 
 
-def _only(wanted: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
+def _select_keys(names: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
     """The items of `keywords` whose names are in `wanted`; their dataclass checks the types."""
-    return {name: value for name, value in keywords.items() if name in wanted}
+    return {name: value for name, value in keywords.items() if name in names}
 
 
-def names(options: type) -> tuple[str, ...]:
+def field_names(options: type) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
-    return tuple(each.name for each in fields(options))
+    return tuple(field.name for field in fields(options))
 
 
-def require_known(keywords: Mapping[str, object], known: Sequence[str]) -> None:
+def require_known(keywords: Mapping[str, object], allowed: Sequence[str]) -> None:
     """Raise `UnknownNameError` for a keyword that is none of `known`."""
     for name in keywords:
-        if name not in known:
-            raise UnknownNameError("keyword", name, known)
+        if name not in allowed:
+            raise UnknownNameError("keyword", name, allowed)
 
 
-def require_type(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> None:
+def require_type(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
     """Raise `UsageError` unless `value` is of one of `kinds`; a bool does not count as a number."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise UsageError(f"{name} is {wanted}, not {value!r} ({type(value).__name__})")
+        raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
 
 
 def _require_shapes(shapes: Shapes | None) -> None:
-    wanted = "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}"
-    require_type("shapes", shapes, (Mapping, type(None)), wanted)
+    expected = "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}"
+    require_type("shapes", shapes, (Mapping, type(None)), expected)
     for name, shape in (shapes or {}).items():
-        require_type("shapes", name, (str,), wanted)
+        require_type("shapes", name, (str,), expected)
         require_type(f"the shape of '{name}'", shape, (tuple, list), "a tuple of sizes")
         for size in shape:
             require_type(f"a size of '{name}'", size, (Integral,), "a whole number")
 
 
 def _require_states(states: States | None, context: int | None) -> None:
-    wanted = "a mapping of inputs that are caches to the outputs that they become"
-    require_type("states", states, (Mapping, type(None)), wanted)
+    expected = "a mapping of inputs that are caches to the outputs that they become"
+    require_type("states", states, (Mapping, type(None)), expected)
     for pair in (states or {}).items():
         for name in pair:
-            require_type("states", name, (str,), wanted)
+            require_type("states", name, (str,), expected)
     if states and context is None:
         raise UsageError("states need a context: how many tokens their caches hold")
 
 
-def as_system(given: System | None) -> System:
+def as_system(target_system: System | None) -> System:
     """Return `given`, or the default system; raises `UsageError` for another type."""
-    if given is None:
+    if target_system is None:
         return system()
-    require_type("target_system", given, (System,), "a System, which pimflow.system(…) makes")
-    return given
+    require_type("target_system", target_system, (System,), "a System, which pimflow.system(…) makes")
+    return target_system
 
 
-def as_profiling(given: Profiling | None) -> Profiling:
+def as_profiling(profiling: Profiling | None) -> Profiling:
     """Return `given`, or analytic models without a cache; raises `UsageError` for another type."""
-    if given is None:
+    if profiling is None:
         return Profiling()
-    require_type("profiling", given, (Profiling,), "a Profiling")
-    return given
+    require_type("profiling", profiling, (Profiling,), "a Profiling")
+    return profiling
 
 
 def as_plan(plan: AnyPlan | None) -> Plan | None:
     """Return the plan of a search result or of a file; raises `UsageError` for another type."""
-    if isinstance(plan, Searched):
+    if isinstance(plan, SearchResult):
         return plan.plan
     if plan is None or isinstance(plan, Plan):
         return plan
@@ -254,13 +256,13 @@ def as_plan(plan: AnyPlan | None) -> Plan | None:
     return Plan.load(os.fspath(plan))
 
 
-def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
+def plan_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
     """The modes of regions: those that the goal allows, or those in a plan."""
     return goal.modes if plan is None else tuple({choice.mode for choice in plan.choices})
 
 
 # By field of a goal, its command-line option.
-_OF_A_GOAL = {
+_GOAL_OPTIONS = {
     "objective": "--objective",
     "solver": "--solver",
     "search_seconds": "--search-seconds",
@@ -271,8 +273,8 @@ _OF_A_GOAL = {
     "max_error": "--max-error",
 }
 # Fields of a goal without effect on a given plan. Bounds are none of them: a given plan must meet them.
-_DECIDED = ("objective", "solver", "search_seconds", "modes")
-_GPU_ALONE = Goal(modes="gpu").modes
+_PLAN_FIELDS = ("objective", "solver", "search_seconds", "modes")
+_GPU_ONLY_MODES = Goal(modes="gpu").modes
 
 
 def require_effect(
@@ -297,20 +299,26 @@ def require_effect(
     pareto : int, optional
         Number of points of a front to search.
     """
-    options, plain = options or NetworkOptions(), Goal()
+    options, defaults = options or NetworkOptions(), Goal()
     front = ["--pareto"] if pareto is not None else []
-    if goal.max_error is not None and options.request is None:
+    if goal.max_error is not None and options.decomposition_request is None:
         raise UsageError(
             "--max-error has no effect without --decompose: nothing else changes results; leave it out"
         )
-    given = [name for name in _OF_A_GOAL if getattr(goal, name) != getattr(plain, name)]
+    changed_fields = [name for name in _GOAL_OPTIONS if getattr(goal, name) != getattr(defaults, name)]
     if in_c:
-        fused = {"--fuse": options.fuse, "--fuse-activations": options.fuse_activations}
-        idle = front + [option for option, is_given in fused.items() if is_given]
-        idle += [_OF_A_GOAL[name] for name in given if name != "modes" or goal.modes != _GPU_ALONE]
-        why = "--target c: the CPU computes layer by layer, and nothing is placed or fused"
+        fuse_options = {"--fuse": options.fuse, "--fuse-activations": options.fuse_activations}
+        ineffective = front + [option for option, is_set in fuse_options.items() if is_set]
+        ineffective += [
+            _GOAL_OPTIONS[name] for name in changed_fields if name != "modes" or goal.modes != _GPU_ONLY_MODES
+        ]
+        reason = "--target c: the CPU computes layer by layer, and nothing is placed or fused"
     else:
-        idle = [] if plan is None else front + [_OF_A_GOAL[name] for name in given if name in _DECIDED]
-        why = "--plan: the plan says what does each layer, and nothing is searched for"
-    if idle:
-        raise UsageError(f"{idle[0]} has no effect with {why}; leave out one of both")
+        ineffective = (
+            []
+            if plan is None
+            else front + [_GOAL_OPTIONS[name] for name in changed_fields if name in _PLAN_FIELDS]
+        )
+        reason = "--plan: the plan says what does each layer, and nothing is searched for"
+    if ineffective:
+        raise UsageError(f"{ineffective[0]} has no effect with {reason}; leave out one of both")

@@ -10,10 +10,10 @@ from pimflow.compiler.artifact import PAGE
 from pimflow.errors import UsageError
 from pimflow.host.files import PAGE as PAGE_KIND
 from pimflow.host.files import check_file, replace_file
-from pimflow.report_page.comparison import comparison_of
-from pimflow.report_page.page import page_of
+from pimflow.report_page.comparison import render_comparison
+from pimflow.report_page.page import render_page
 
-MOST = 8  # largest number of plans side by side: more colours cannot be distinguished
+MAX_PLANS = 8  # largest number of plans side by side: more colours cannot be distinguished
 
 
 def write_report(
@@ -38,7 +38,7 @@ def write_report(
     target = Path(directory) / PAGE if out is None else Path(out)
     if out is not None or target.exists():
         check_file(target, PAGE_KIND, force=force)
-    replace_file(target, page_of(Path(directory)))
+    replace_file(target, render_page(Path(directory)))
     return target
 
 
@@ -56,8 +56,8 @@ def write_comparison(
     UsageError
         For one directory, or too many.
     """
-    if not 2 <= len(directories) <= MOST:
-        raise UsageError(f"{len(directories)} directories: give 2 to {MOST} to compare")
+    if not 2 <= len(directories) <= MAX_PLANS:
+        raise UsageError(f"{len(directories)} directories: give 2 to {MAX_PLANS} to compare")
     check_file(out, PAGE_KIND, force=force)
-    replace_file(out, comparison_of([Path(each) for each in directories]))
+    replace_file(out, render_comparison([Path(directory) for directory in directories]))
     return Path(out)

@@ -17,7 +17,7 @@ from pimflow import frontend
 from pimflow.api.options import NetworkOptions
 from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.compiler.plan_pools import PlanPools, frugal
+from pimflow.compiler.plan_pools import PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
@@ -51,7 +51,7 @@ def silent(_: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedNetwork:
     """A network that is ready to be searched, and the results of its rewrites.
 
     Attributes
@@ -82,7 +82,7 @@ class Prepared:
     skips: SkipOptimisation | None = None
     order: LayerOrder | None = None
     switched_on: tuple[str, ...] = ()
-    given: dict[bool, RegionGraph] = field(default_factory=dict)
+    original_regions: dict[bool, RegionGraph] = field(default_factory=dict)
     ranks: dict[str, str] = field(default_factory=dict)
     mixture: Evaluation | None = None
 
@@ -97,9 +97,9 @@ class Prepared:
             self.network, system, fuse_activations=self.options.fuse_activations, fuse=self.options.fuse
         )
 
-    def given_for(self, system: System) -> RegionGraph | None:
+    def original_regions_for(self, system: System) -> RegionGraph | None:
         """The regions of the original network on `system`; None if no rewrite changed it."""
-        return self.given.get(system.views)
+        return self.original_regions.get(system.uses_views)
 
 
 def load(model: Model, options: NetworkOptions) -> Network:
@@ -109,7 +109,7 @@ def load(model: Model, options: NetworkOptions) -> Network:
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:
     """Raise `UsageError` if activations of `network` are to be fused, and no layer is decomposed."""
-    activations.require_decomposed(options.fuse_activations, options.request, network)
+    activations.require_decomposed(options.fuse_activations, options.decomposition_request, network)
 
 
 def prepare(
@@ -125,7 +125,7 @@ def prepare(
     samples: Calibration | None = None,
     inspect: Inspect | None = None,
     progress: Progress = silent,
-) -> Prepared:
+) -> PreparedNetwork:
     """Prepare a network for its search.
 
     The rewrites that save memory, of skip connections and of the layers' order, are kept if they make the
@@ -162,8 +162,8 @@ def prepare(
         See `decomposition.network.decompose`.
     """
     require_decomposed(network, options)
-    given = _given(network, options, target_system)
-    change = decomposed(
+    original_regions = _original_regions(network, options, target_system)
+    change = decompose_layers(
         network,
         options,
         target_system,
@@ -176,69 +176,75 @@ def prepare(
     ranks = change.ranks if change else {}
     mixture = None if change is None else change.on_gpu
     if change is not None:
-        network, given = change.network, given if change.layers else {}
-    optimize_skips, fuse_activations = choice.left(change, options.optimize_skips, options.fuse_activations)
+        network, original_regions = change.network, original_regions if change.layers else {}
+    optimize_skips, fuse_activations = choice.remaining_options(
+        change, options.optimize_skips, options.fuse_activations
+    )
     options = replace(options, optimize_skips=optimize_skips, fuse_activations=fuse_activations)
     if inspect is not None:
         inspect(network, change)
-    asked = options
-    least = LeastPools(system=target_system, target=target, planning=pools or PoolPlanning())
+    requested = options
+    min_pools = MinimumPools(system=target_system, target=target, planning=pools or PoolPlanning())
     if plan is not None:
-        options = _with(options, plan.options)
+        options = _switch_on(options, plan.options)
     elif goal is not None:
-        options = _saving(network, options, goal, least)
-    switched_on = tuple(each for each in NETWORK_OPTIONS if getattr(asked, each) != getattr(options, each))
+        options = _with_memory_options(network, options, goal, min_pools)
+    switched_on = tuple(
+        name for name in NETWORK_OPTIONS if getattr(requested, name) != getattr(options, name)
+    )
     if options.optimize_skips is not None:
         progress("optimising skip connections")
-    reduced = reduced_skips(network, change, options, least)
+    skip_optimisation = reduce_skips(network, change, options, min_pools)
     change = None  # frees the weights of the original
-    network = (reduced.network if reduced else network).without_reference()
+    network = (skip_optimisation.network if skip_optimisation else network).drop_reference()
     if options.fuse_activations:
-        network = activations.with_runs_apart(network, target_system)
+        network = activations.with_contiguous_runs(network, target_system)
         activations.require_chains(network)
     order = None
     if options.reorder:
         progress("ordering layers")
-        order = _reordered(network, options, least, plan)
+        order = _reorder(network, options, min_pools, plan)
         network = order.network
-    return Prepared(
+    return PreparedNetwork(
         network=network,
         options=options,
         system=target_system,
-        skips=reduced,
+        skips=skip_optimisation,
         order=order,
         switched_on=switched_on,
-        given=given,
+        original_regions=original_regions,
         ranks=ranks,
         mixture=mixture,
     )
 
 
-def _with(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
+def _switch_on(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
     """Return `options` with the options `names` switched on."""
     values: dict[str, Any] = {name: getattr(options, name) or _SWITCHED_ON[name] for name in names}
     return replace(options, **values)
 
 
-def _saving(network: Network, options: NetworkOptions, goal: Goal, pools: LeastPools) -> NetworkOptions:
+def _with_memory_options(
+    network: Network, options: NetworkOptions, goal: Goal, pools: MinimumPools
+) -> NetworkOptions:
     """Return `options` with those switched on that save memory for the goal and do not change outputs.
 
     Fused activations are candidates, so they are switched on whenever memory counts. Reduced skip connections
     and orders are fixed before the search, so a bound on memory switches them on only if the smallest pool
     does not meet it without them.
     """
-    bound, least = goal.max_memory_bytes, goal.objective == "memory"
+    bound, is_memory_goal = goal.max_memory_bytes, goal.objective == "memory"
     if not goal.saves_memory:
         return options
     chains = "lconv" in roles(network.module).values()
-    if chains and activation_chains(activations.with_phases_apart(network).module):
-        options = _with(options, ["fuse_activations"])
-    if least or pools.of(network, options) > (bound or math.inf):
-        options = _with(options, ["optimize_skips", "reorder"] if chains else ["reorder"])
+    if chains and activation_chains(activations.with_separate_phases(network).module):
+        options = _switch_on(options, ["fuse_activations"])
+    if is_memory_goal or pools.pool_bytes(network, options) > (bound or math.inf):
+        options = _switch_on(options, ["optimize_skips", "reorder"] if chains else ["reorder"])
     return options
 
 
-def decomposed(
+def decompose_layers(
     network: Network,
     options: NetworkOptions,
     target_system: System,
@@ -250,10 +256,10 @@ def decomposed(
     progress: Progress = silent,
 ) -> DecomposedNetwork | None:
     """Decompose the requested layers of `network`; None without a request. See `prepare`."""
-    if options.request is None:
+    if options.decomposition_request is None:
         return None
-    return choice.settled(
-        decompose(network, options.request, progress),
+    return choice.choose_layers(
+        decompose(network, options.decomposition_request, progress),
         target_system,
         costs or Costs(target_system, Profiling()),
         goal or Goal(),
@@ -266,7 +272,7 @@ def decomposed(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeastPools:
+class MinimumPools:
     """The smallest pools of networks on the GPU alone, as ``pimflow memory`` plans them.
 
     With ``--objective memory`` a built pool is never larger (`plan_pools.keeping`).
@@ -276,47 +282,49 @@ class LeastPools:
     target: str = "llvm+pim"
     planning: PoolPlanning = field(default_factory=PoolPlanning)
 
-    def of(self, network: Network, options: NetworkOptions) -> int:
+    def pool_bytes(self, network: Network, options: NetworkOptions) -> int:
         """Bytes of the pool of `network`, with the fusion that `options` allow."""
         if options.fuse_activations:
-            network = activations.with_runs_apart(network, self.system)
-        fused = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
-        graph = regions_of(network.module, network.name, views=self.system.views, **fused)
-        target, costs = targets.named_target(self.target), Costs(self.system, Profiling())
+            network = activations.with_contiguous_runs(network, self.system)
+        fuse_options = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
+        graph = regions_of(network.module, network.name, views=self.system.uses_views, **fuse_options)
+        target, costs = targets.target_by_name(self.target), Costs(self.system, Profiling())
         pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
-        return pools.of(frugal(graph, self.system, costs, pools))
+        return pools.pool_bytes(frugal_plan(graph, self.system, costs, pools))
 
 
-def reduced_skips(
+def reduce_skips(
     network: Network,
     change: DecomposedNetwork | None,
     options: NetworkOptions,
-    pools: LeastPools,
+    pools: MinimumPools,
 ) -> SkipOptimisation | None:
     """Optimise the skip connections of `network`, which `change` decomposed; None if not requested."""
     if options.optimize_skips is None:
         return None
     originals, fuse = skips.original_flops(change), options.fuse_activations
-    found = skips.find(network, pools.system, options.optimize_skips, originals, fuse_activations=fuse)
-    settled = found.settled(lambda each: pools.of(each, options))
+    skip_candidates = skips.find(
+        network, pools.system, options.optimize_skips, originals, fuse_activations=fuse
+    )
+    optimisation = skip_candidates.keep_if_smaller(lambda rewritten: pools.pool_bytes(rewritten, options))
     # The reference holds the model's file in memory, and is not run any more.
-    after = settled.network.without_reference() if settled.changed else None
-    before = settled.given.without_reference()
-    return replace(settled, given=before, network=after or before)
+    changed = optimisation.network.drop_reference() if optimisation.changed else None
+    original = optimisation.original.drop_reference()
+    return replace(optimisation, original=original, network=changed or original)
 
 
-def _reordered(network: Network, options: NetworkOptions, pools: LeastPools, plan: Plan | None) -> LayerOrder:
+def _reorder(network: Network, options: NetworkOptions, pools: MinimumPools, plan: Plan | None) -> LayerOrder:
     """Find the order of `network`'s layers with the smallest pool, or take that of `plan`."""
-    names = None if plan is None else [name for each in plan.choices for name in each.regions]
+    names = None if plan is None else [name for candidate in plan.choices for name in candidate.regions]
     system, seconds = pools.system, min(pools.planning.seconds, SEARCH_SECONDS)
-    runs = region_runs(network.module, views=system.views) if options.fuse_activations else ()
-    found = layer_order.find(network, system, names=names, runs=runs, seconds=seconds)
-    return found.settled(lambda each: pools.of(each, options))
+    runs = region_runs(network.module, views=system.uses_views) if options.fuse_activations else ()
+    order = layer_order.find_order(network, system, names=names, runs=runs, seconds=seconds)
+    return order.keep_if_smaller(lambda candidate: pools.pool_bytes(candidate, options))
 
 
 def with_other_copies(system: System) -> System:
     """Return `system` with the other setting of `copies`: parts of tensors as copies, or as views."""
-    return replace(system, copies="made" if system.views else "elided")
+    return replace(system, copies="made" if system.uses_views else "elided")
 
 
 def regions(
@@ -330,17 +338,19 @@ def regions(
 
     `target_system` is `pimflow.system()` by default.
     """
-    views = (target_system or system()).views
+    views = (target_system or system()).uses_views
     return regions_of(network.module, network.name, views=views, fuse=fuse, fuse_activations=fuse_activations)
 
 
-def _given(network: Network, options: NetworkOptions, on: System) -> dict[bool, RegionGraph]:
+def _original_regions(
+    network: Network, options: NetworkOptions, target_system: System
+) -> dict[bool, RegionGraph]:
     """By `System.views`, the regions of the original network; empty if no option rewrites it."""
-    if options.request is None and options.optimize_skips is None:
+    if options.decomposition_request is None and options.optimize_skips is None:
         return {}
-    runs = options.fuse_activations and options.request is None  # the model itself has chains
-    network = activations.with_phases_apart(network) if runs else network
+    runs = options.fuse_activations and options.decomposition_request is None  # the model itself has chains
+    network = activations.with_separate_phases(network) if runs else network
     return {
-        each.views: regions(network, each, fuse_activations=runs, fuse=options.fuse)
-        for each in (on, with_other_copies(on))
+        view_system.uses_views: regions(network, view_system, fuse_activations=runs, fuse=options.fuse)
+        for view_system in (target_system, with_other_copies(target_system))
     }

@@ -56,14 +56,14 @@ def product_crossing(
     decoder: Decoder, product: str, tokens: int, system: System, profiling: Profiling
 ) -> ProductCrossing:
     """Search one product of a decoder's first block; `product` is the name of its weight, such as ``up``."""
-    found = search(graph.product_graph(decoder, product, tokens=tokens), system, profiling=profiling)
+    search_result = search(graph.product_graph(decoder, product, tokens=tokens), system, profiling=profiling)
     inputs, outputs = decoder.block_weights(0)[f"layers.0.{product}.weight"]
-    (choice,) = found.plan.choices
-    whole = [
-        Cost.of(each).latency_ns
-        for candidates in found.table.candidates.values()
-        for each in candidates
-        if each.rewrite.mode == "PIM"
+    (choice,) = search_result.plan.choices
+    pim_latencies = [
+        Cost.from_candidate(candidate).latency_ns
+        for candidates in search_result.table.candidates.values()
+        for candidate in candidates
+        if candidate.rewrite.mode == "PIM"
     ]
     return ProductCrossing(
         model=decoder.name,
@@ -71,20 +71,22 @@ def product_crossing(
         inputs=inputs,
         outputs=outputs,
         tokens=tokens,
-        gpu_ns=found.gpu_only.latency_ns,
-        pim_ns=min(whole, default=None),
-        plan_ns=found.evaluation.latency_ns,
+        gpu_ns=search_result.gpu_only.latency_ns,
+        pim_ns=min(pim_latencies, default=None),
+        plan_ns=search_result.evaluation.latency_ns,
         pim_share=1 - (choice.gpu_share or 0.0),
     )
 
 
-def slower_from(found: Sequence[ProductCrossing], slower: Callable[[ProductCrossing], bool]) -> int | None:
+def first_slower_tokens(
+    crossings: Sequence[ProductCrossing], is_slower: Callable[[ProductCrossing], bool]
+) -> int | None:
     """The smallest number of tokens from which on all of `found` are `slower`; None if the last is not."""
     first = None
-    for each in sorted(found, key=lambda each: each.tokens, reverse=True):
-        if not slower(each):
+    for crossing in sorted(crossings, key=lambda crossing: crossing.tokens, reverse=True):
+        if not is_slower(crossing):
             break
-        first = each.tokens
+        first = crossing.tokens
     return first
 
 
@@ -101,18 +103,18 @@ def uses_while_read(system: System) -> float:
     return max(0.0, (read_ns - none) / (once - none))
 
 
-def speedup_chart(found: dict[str, Sequence[ProductCrossing]]) -> Chart:
+def speedup_chart(crossings_by_system: dict[str, Sequence[ProductCrossing]]) -> Chart:
     """Chart of plans' speed-ups by tokens: a row a system, a column a model, a line a product."""
     values = [
         {
             "system": name,
-            "tokens": each.tokens,
-            "model": each.model,
-            "product": f"{each.inputs} x {each.outputs}",
-            "speedup": each.speedup,
+            "tokens": crossing.tokens,
+            "model": crossing.model,
+            "product": f"{crossing.inputs} x {crossing.outputs}",
+            "speedup": crossing.speedup,
         }
-        for name, of_system in found.items()
-        for each in of_system
+        for name, crossings in crossings_by_system.items()
+        for crossing in crossings
     ]
     return speedup_lines(
         values,

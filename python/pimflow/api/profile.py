@@ -22,7 +22,7 @@ from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
-from pimflow.placement import Candidates, Costs, Evaluation, Goal, Profiling
+from pimflow.placement import CandidateGenerator, Costs, Evaluation, Goal, Profiling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 # Modules whose code turns a model into regions: the cache key of regions depends on it.
-READ_BY = ("core", "frontend", "fusion", "relay_passes", "zoo")
+REGION_MODULES = ("core", "frontend", "fusion", "relay_passes", "zoo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +44,19 @@ class ProfiledNetwork:
     candidates: int
 
     @classmethod
-    def of(cls, graph: RegionGraph, table: CostTable) -> ProfiledNetwork:
+    def from_table(cls, graph: RegionGraph, table: CostTable) -> ProfiledNetwork:
         """From the regions and the candidates of a network."""
         regions = len(graph.regions)
         return cls(
             model=graph.name,
             regions=regions,
-            pim_capable=regions - len(table.refused),
+            pim_capable=regions - len(table.unsupported_reasons),
             candidates=sum(map(len, table.candidates.values())),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class ResultCounts:
     """Numbers of results that were cached before, and that were computed."""
 
     kept: int
@@ -80,8 +80,8 @@ class ProfileReport(JsonTree):
     pim: str
     gpu_profiler: str
     pim_profiler: str
-    layers: Counts
-    kernels: Counts
+    layers: ResultCounts
+    kernels: ResultCounts
     known: dict[str, int]
     cache: str | None
     loading_seconds: float
@@ -89,18 +89,18 @@ class ProfileReport(JsonTree):
 
     def text(self) -> str:
         """The report as text."""
-        width = max(len(each.model) for each in self.models)
+        width = max(len(network.model) for network in self.models)
         lines = [f"{'model':<{width}}  regions  PIM-capable  candidates"]
         lines += [
-            f"{each.model:<{width}}  {each.regions:>7}  {each.pim_capable:>11}  {each.candidates:>10}"
-            for each in self.models
+            f"{network.model:<{width}}  {network.regions:>7}  {network.pim_capable:>11}  {network.candidates:>10}"
+            for network in self.models
         ]
-        known = ", ".join(f"{count} {way}" for way, count in self.known.items())
+        sources = ", ".join(f"{count} {source}" for source, count in self.known.items())
         lines += [
             f"pim       {self.layers.computed} layers timed on {self.pim} ({self.pim_profiler}), "
             f"{self.layers.kept} known before",
             f"gpu       {self.kernels.computed} kernels timed on {self.gpu} ({self.gpu_profiler}), "
-            f"{self.kernels.kept} known before; {known}",
+            f"{self.kernels.kept} known before; {sources}",
             f"time      {self.seconds:.1f} s, {self.loading_seconds:.1f} s of it to read the networks",
         ]
         if self.cache:
@@ -132,38 +132,41 @@ def profile(
     options = network_options(keywords, options)
     profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
-    graphs = [searched_regions(model, target_system, options, costs)[0] for model in models]
-    loaded = time.perf_counter()
-    makers = [(graph, Candidates(graph, target_system, costs)) for graph in graphs]
+    graphs = [search_inputs(model, target_system, options, costs)[0] for model in models]
+    load_end = time.perf_counter()
+    generators = [(graph, CandidateGenerator(graph, target_system, costs)) for graph in graphs]
     # Layers of all networks in one call, so that no worker is idle at the end of a network.
-    costs.time_layers([layer for _, maker in makers for layer in maker.layers()])
+    costs.time_layers([layer for _, generator in generators for layer in generator.layers()])
     tally = costs.tally
     return ProfileReport(
-        models=tuple(ProfiledNetwork.of(graph, placement.profile(graph, maker)) for graph, maker in makers),
+        models=tuple(
+            ProfiledNetwork.from_table(graph, placement.profile(graph, generator))
+            for graph, generator in generators
+        ),
         gpu=target_system.gpu.name,
         pim=target_system.pim.name,
         gpu_profiler=profiling.gpu.name,
-        pim_profiler=costs.side.profiler.name,
-        layers=Counts(kept=tally.kept["pim"], computed=tally.computed["pim"]),
-        kernels=Counts(kept=tally.kept["gpu"], computed=tally.computed["gpu"]),
-        known=costs.known_kernels(),
+        pim_profiler=costs.pim_target.profiler.name,
+        layers=ResultCounts(kept=tally.cached["pim"], computed=tally.computed["pim"]),
+        kernels=ResultCounts(kept=tally.cached["gpu"], computed=tally.computed["gpu"]),
+        known=costs.kernel_counts(),
         cache=str(profiling.cache.path) if profiling.cache else None,
-        loading_seconds=loaded - begin,
+        loading_seconds=load_end - begin,
         seconds=time.perf_counter() - begin,
     )
 
 
-def searched_regions(
+def search_inputs(
     model: Model, target_system: System, options: NetworkOptions, costs: Costs, goal: Goal | None = None
 ) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
     """The regions to place, those of the original network if it differs, and `Prepared.mixture`."""
     if not options.rewrites:
-        return region_graph(model, options, costs.profiling.cache, views=target_system.views), None, None
+        return region_graph(model, options, costs.profiling.cache, views=target_system.uses_views), None, None
     from pimflow.api import prepare
 
     network = prepare.load(model, options)
     prepared = prepare.prepare(network, options, target_system, costs=costs, goal=goal)
-    return prepared.regions, prepared.given_for(target_system), prepared.mixture
+    return prepared.regions, prepared.original_regions_for(target_system), prepared.mixture
 
 
 def region_graph(
@@ -175,12 +178,12 @@ def region_graph(
     (`RegionGraph.fusible`).
     """
     contents = _contents(model) if cache else None
-    loaded = (options.batch, options.context, options.fuse)
-    named = (tuple(sorted((given or {}).items())) for given in (options.shapes, options.states))
-    key = ("regions", sources_digest(READ_BY), contents, views, *loaded, *named)
-    kept = cache.get([key], read=RegionGraph.from_table) if cache and contents else {}
-    if key in kept:
-        graph: RegionGraph = kept[key]
+    load_options = (options.batch, options.context, options.fuse)
+    named_options = (tuple(sorted((mapping or {}).items())) for mapping in (options.shapes, options.states))
+    key = ("regions", sources_digest(REGION_MODULES), contents, views, *load_options, *named_options)
+    stored = cache.get([key], read=RegionGraph.from_table) if cache and contents else {}
+    if key in stored:
+        graph: RegionGraph = stored[key]
         return graph
     from pimflow.api import prepare
     from pimflow.fusion.kernels.relax_formulas import regions_of

@@ -16,7 +16,7 @@ from pimflow.simulators.profiler import Analytic, GpuProfiler, PimProfiler
 from pimflow.simulators.ramulator.fork import Ramulator
 
 FORM = "gpu=SOURCE or pim=SOURCE"
-OWN = "MODULE:CLASS"
+CLASS_FORM = "MODULE:CLASS"
 # Methods that a user's profiler must have; see `simulators.profiler`.
 METHODS = {"gpu": ("costs",), "pim": ("time_program", "time_trace", "require_device")}
 Progress = Callable[[str], None]
@@ -48,8 +48,8 @@ class ProfilerSource:
 
     def accepts(self, colon: str, argument: str) -> bool:
         """Whether the source takes `argument`, or none if it is empty."""
-        given = bool(colon) and bool(argument)
-        return given == bool(self.takes) or (self.optional and not colon)
+        has_argument = bool(colon) and bool(argument)
+        return has_argument == bool(self.takes) or (self.optional and not colon)
 
 
 def _sources(
@@ -59,9 +59,9 @@ def _sources(
 
     def cuda(l2: str) -> GpuProfiler:
         """Measures kernels on a CUDA device, with a cold or a warm L2."""
-        from pimflow.compiler.measurement.cuda_profiler import Cuda  # loads TVM, so only to measure
+        from pimflow.compiler.measurement.cuda_profiler import CudaProfiler  # loads TVM, so only to measure
 
-        return Cuda(l2, progress=progress)
+        return CudaProfiler(l2, progress=progress)
 
     gpu = {
         "analytic": ProfilerSource(lambda _: Analytic()),
@@ -79,8 +79,10 @@ def _sources(
 def forms() -> list[str]:
     """The syntax of all texts that `parse_profilers` takes."""
     devices = _sources()
-    known = [f"{each}={source.form(name)}" for each, of in devices.items() for name, source in of.items()]
-    return known + [f"{device}={OWN}" for device in devices]
+    source_forms = [
+        f"{kind}={source.form(name)}" for kind, sources in devices.items() for name, source in sources.items()
+    ]
+    return source_forms + [f"{device}={CLASS_FORM}" for device in devices]
 
 
 def parse_profilers(
@@ -102,7 +104,7 @@ def parse_profilers(
     ProfilerError
         If a named profiler cannot be used.
     """
-    found: dict[str, GpuProfiler | PimProfiler] = {}
+    profilers: dict[str, GpuProfiler | PimProfiler] = {}
     devices = _sources(gwrite_hiding, progress)
     for text in texts:
         device, equals, rest = text.partition("=")
@@ -113,31 +115,33 @@ def parse_profilers(
             raise UnknownNameError("device to profile", device, list(devices))
         source = devices[device].get(name)
         if source is None and not argument.isidentifier():
-            raise UnknownNameError(f"profiler of the {device}", name, [*devices[device], OWN])
+            raise UnknownNameError(f"profiler of the {device}", name, [*devices[device], CLASS_FORM])
         if source is not None and not source.accepts(colon, argument):
             raise UsageError(f"profiler '{text}' is not of the form {device}={source.form(name)}")
-        if device in found:
+        if device in profilers:
             raise UsageError(f"two profilers of the {device}; give one")
-        found[device] = source.make(argument) if source else _own(device, name, argument, devices[device])
+        profilers[device] = (
+            source.make(argument) if source else _user_profiler(device, name, argument, devices[device])
+        )
     # The sources of a device create profilers of that device.
-    return cast("GpuProfiler | None", found.get("gpu")), cast("PimProfiler | None", found.get("pim"))
+    return cast("GpuProfiler | None", profilers.get("gpu")), cast("PimProfiler | None", profilers.get("pim"))
 
 
-def _own(device: str, module: str, name: str, known: Iterable[str]) -> GpuProfiler | PimProfiler:
+def _user_profiler(device: str, module: str, name: str, names: Iterable[str]) -> GpuProfiler | PimProfiler:
     """Create a profiler of a user's class, from the working directory or from an installed package."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     text = f"profiler '{device}={module}:{name}'"
     try:
-        made = getattr(importlib.import_module(module), name)()
+        profiler = getattr(importlib.import_module(module), name)()
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise UsageError(f"{text}: {error}") from error
-        raise UnknownNameError(f"profiler of the {device}", module, [*known, OWN]) from error
+        raise UnknownNameError(f"profiler of the {device}", module, [*names, CLASS_FORM]) from error
     except ImportError as error:
         raise UsageError(f"{text}: {error}") from error
     except AttributeError as error:
         raise UsageError(f"{text}: {error}") from error
-    if missing := [each for each in METHODS[device] if not callable(getattr(made, each, None))]:
+    if missing := [method for method in METHODS[device] if not callable(getattr(profiler, method, None))]:
         raise UsageError(f"{text} has no {' and no '.join(missing)}; docs/extending.md has a whole one")
-    return cast("GpuProfiler | PimProfiler", made)
+    return cast("GpuProfiler | PimProfiler", profiler)

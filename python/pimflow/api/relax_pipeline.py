@@ -15,7 +15,7 @@ from pimflow.api.options import (
     as_plan,
     as_profiling,
     as_system,
-    asked,
+    merge_keywords,
 )
 from pimflow.api.search import search_network
 from pimflow.compiler import build, phases
@@ -55,8 +55,8 @@ def relax_pipeline(
     UsageError
         As `search`; and when the pipeline runs, if the target has no PIM.
     """
-    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    options, goal = asked(keywords, options, goal)
+    system, applied_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
+    options, goal = merge_keywords(keywords, options, goal)
     for name in ("shapes", "batch", "context", "states"):
         if getattr(options, name) is not None:
             raise UsageError(f"{name} has no effect: a module has its shapes and caches; leave it out")
@@ -67,15 +67,15 @@ def relax_pipeline(
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        network, searched = search_network(
+        network, search_result = search_network(
             frontend.load(mod),
-            own,
-            given_plan,
-            target=targets.name_of(target),
+            system,
+            applied_plan,
+            target=targets.target_name(target),
             options=options,
             goal=goal,
             profiling=profiling,
         )
-        return phases.lower(build.planned(network.module, searched), target, own)
+        return phases.lower(build.apply_search_result(network.module, search_result), target, system)
 
     return run_pipeline

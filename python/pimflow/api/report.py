@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pimflow.api.channel_report import ChannelCount
-from pimflow.api.front import FrontPoint
+from pimflow.api.front import ParetoPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
-from pimflow.core.frames import frame
-from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_of
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_from
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
-from pimflow.placement import Evaluation, Searched
-from pimflow.placement.solvers.evaluate import overlapped_ns
+from pimflow.placement import Evaluation, SearchResult
+from pimflow.placement.solvers.evaluate import overlap_ns
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
     from pimflow.compiler.build import Build
     from pimflow.compiler.plan_pools import PoolChoice
-    from pimflow.relay_passes.regions.kernel_groups import Copied
+    from pimflow.relay_passes.regions.kernel_groups import TensorCopy
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
 MIXTURE = "the best that it may become"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuAlone:
+class GpuOnlyCost:
     """Latency and energy of a network on the GPU with all memory channels."""
 
     latency_ns: float
     energy_pj: float
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> GpuAlone:
+    def from_evaluation(cls, evaluation: Evaluation) -> GpuOnlyCost:
         """From an evaluation."""
-        return report_of(cls, evaluation)
+        return report_from(cls, evaluation)
 
     def text(self) -> str:
         return f"{self.latency_ns / 1e6:.4f} ms and {self.energy_pj / 1e9:.2f} mJ"
@@ -57,19 +57,21 @@ class Baselines:
     layer may be decomposed. Both have fused kernels and primitives where the plan may have them.
     """
 
-    given: GpuAlone
-    mixture: GpuAlone | None
+    given: GpuOnlyCost
+    mixture: GpuOnlyCost | None
 
     @classmethod
-    def of(cls, searched: Searched) -> Baselines:
+    def from_search(cls, search_result: SearchResult) -> Baselines:
         """From a search result."""
-        mixture = None if searched.mixture is None else GpuAlone.of(searched.mixture)
-        return cls(given=GpuAlone.of(searched.baseline), mixture=mixture)
+        mixture = (
+            None if search_result.mixture is None else GpuOnlyCost.from_evaluation(search_result.mixture)
+        )
+        return cls(given=GpuOnlyCost.from_evaluation(search_result.baseline), mixture=mixture)
 
     def text(self) -> str:
         """Both baselines in a line."""
-        more = f", {MIXTURE} {self.mixture.text()}" if self.mixture else ""
-        return f"{BASELINE}: {self.given.text()}{more}"
+        mixture_text = f", {MIXTURE} {self.mixture.text()}" if self.mixture else ""
+        return f"{BASELINE}: {self.given.text()}{mixture_text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +102,16 @@ class Estimate:
     overlapped_ns: dict[str, float]
 
     @classmethod
-    def of(cls, searched: Searched) -> Estimate:
+    def from_search(cls, search_result: SearchResult) -> Estimate:
         """From a search result."""
         return cls(
-            objective=searched.goal.objective,
-            modes=tuple(mode.lower() for mode in searched.goal.modes),
-            solver=searched.goal.solver,
-            gap=searched.gap,
-            lower_bound_ns=searched.plan.lower_bound_ns,
-            bounds=searched.goal.bounds,
-            overlapped_ns=overlapped_ns(searched.graph, searched.candidates, searched.table),
+            objective=search_result.goal.objective,
+            modes=tuple(mode.lower() for mode in search_result.goal.modes),
+            solver=search_result.goal.solver,
+            gap=search_result.gap,
+            lower_bound_ns=search_result.plan.lower_bound_ns,
+            bounds=search_result.goal.bounds,
+            overlapped_ns=overlap_ns(search_result.graph, search_result.candidates, search_result.table),
         )
 
 
@@ -213,9 +215,9 @@ class GpuPart:
     flaw: str
 
     @classmethod
-    def of(
+    def from_search(
         cls,
-        searched: Searched,
+        search_result: SearchResult,
         target: str,
         compiler: str,
         flaw: str,
@@ -223,12 +225,12 @@ class GpuPart:
         measured_on: str,
     ) -> GpuPart:
         """From a search result, and what is known of the compiled kernels."""
-        timeline = searched.evaluation.timeline
+        timeline = search_result.evaluation.timeline
         return cls(
             target=target,
             kernels=sum(event.launched for event in timeline.events if event.resource == "gpu"),
             modelled_ns=timeline.busy_ps("gpu") / 1e3,
-            modelled_on=searched.system.gpu.name,
+            modelled_on=search_result.system.gpu.name,
             measured_ns=measured_ns,
             measured_on=measured_on,
             compiler=compiler,
@@ -278,31 +280,31 @@ class PoolReport:
     optimal: bool
     tensors: int
     weight_bytes: int
-    copies: tuple[Copied, ...]
+    copies: tuple[TensorCopy, ...]
     choice: PoolChoice | None = None
     switched_on: tuple[str, ...] = ()
     regions: tuple[PoolRegion, ...] = ()
     placed: tuple[PlacedTensor, ...] = ()
 
     @classmethod
-    def of(
-        cls, built: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
+    def from_build(
+        cls, build: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
     ) -> PoolReport:
         """From the build of a target."""
         return cls(
-            target=built.target,
-            pool_bytes=built.memory.pool_bytes,
-            lower_bound_bytes=built.memory.lower_bound_bytes,
-            optimal=built.memory.optimal,
-            tensors=len(built.memory.offsets_bytes),
-            weight_bytes=built.weight_bytes,
-            copies=built.copies,
+            target=build.target,
+            pool_bytes=build.memory.pool_bytes,
+            lower_bound_bytes=build.memory.lower_bound_bytes,
+            optimal=build.memory.optimal,
+            tensors=len(build.memory.offsets_bytes),
+            weight_bytes=build.weight_bytes,
+            copies=build.copies,
             choice=choice,
             switched_on=switched_on,
-            regions=_regions(built.memory),
+            regions=_regions(build.memory),
             placed=tuple(
-                report_of(PlacedTensor, life, offset_bytes=built.memory.offsets_bytes[life.name])
-                for life in built.memory.lifetimes
+                report_from(PlacedTensor, life, offset_bytes=build.memory.offsets_bytes[life.name])
+                for life in build.memory.lifetimes
             ),
         )
 
@@ -346,7 +348,7 @@ class Changes:
     skips: SkipsReport | None = None
     primitives: SelectionReport | PlanPrimitives | None = None
     c_part: CReport | None = None
-    front: tuple[FrontPoint, ...] | None = None
+    front: tuple[ParetoPoint, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,7 +404,7 @@ class Report(JsonTree):
     channel_sharing: str
     launches: str
     baseline: str
-    mixture_gpu_only: GpuAlone | None
+    mixture_gpu_only: GpuOnlyCost | None
     latency_gpu_only_ns: float
     latency_ns: float
     estimate: Estimate = field(metadata=FLAT)
@@ -435,7 +437,7 @@ class Report(JsonTree):
     skips: SkipsReport | None
     primitives: SelectionReport | PlanPrimitives | None
     c_part: CReport | None
-    front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
+    front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
     channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
     assumed: list[str]
     search_seconds: float
@@ -459,4 +461,4 @@ class Report(JsonTree):
 
     def to_pandas(self) -> DataFrame:
         """A row for each region; raises `UsageError` if pandas is not installed."""
-        return frame(self.regions)
+        return data_frame(self.regions)

@@ -14,8 +14,8 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
-LINES = 25  # largest number of lines of a summary: a screen
-MOST_LAYERS, FEWEST_LAYERS = 10, 3
+MAX_LINES = 25  # largest number of lines of a summary: a screen
+MAX_LAYERS, MIN_LAYERS = 10, 3
 
 
 def table(report: Report, out: str | None) -> str:
@@ -37,8 +37,10 @@ def summary(report: Report, out: str | None) -> str:
     """
     first = _head_lines(report) + _mode_lines(report.regions)
     last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
-    room = LINES - len(first) - len(last) - 2  # a line for the heads of the columns, and one for conventions
-    layers = _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room)))
+    room = (
+        MAX_LINES - len(first) - len(last) - 2
+    )  # a line for the heads of the columns, and one for conventions
+    layers = _layer_lines(report.regions, max(MIN_LAYERS, min(MAX_LAYERS, room)))
     return "\n".join(first + layers + last + _conventions_lines(report))
 
 
@@ -65,10 +67,10 @@ def _head_lines(report: Report) -> list[str]:
         if any(r.on_pim for r in regions)
         else f"all {report.gpu_channels} channels on the GPU"
     )
-    ahead = "" if report.launches == LAUNCHES[0] else f", launches {report.launches}"
+    launch_text = "" if report.launches == LAUNCHES[0] else f", launches {report.launches}"
     return [
-        f"system    {report.gpu} ({_known(report)}) + {report.pim} ({report.timing}), {channels}, "
-        f"accounting {report.accounting}{ahead}",
+        f"system    {report.gpu} ({_gpu_source_text(report)}) + {report.pim} ({report.timing}), {channels}, "
+        f"accounting {report.accounting}{launch_text}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
     ]
@@ -89,7 +91,7 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
     lines = [
         f"check     {report.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
         f"outputs {verdict} ({error_text(report.worst)}, {report.dtype}); {legality}",
-        _known_line(report.regions),
+        _time_source_line(report.regions),
         _memory_line(report.memory),
     ]
     if report.order:
@@ -119,28 +121,30 @@ def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
     """Number and times of regions by mode."""
     lines = [f"{'mode':<9} {'regions':>7}  {'GPU only → plan':>20}"]
     for mode in sorted({r.mode for r in regions}):
-        own = [r for r in regions if r.mode == mode]
-        before, after = (sum(ns) / 1e3 for ns in zip(*((r.latency_gpu_only_ns, r.latency_ns) for r in own)))
-        lines.append(f"{mode:<9} {len(own):>7}  {before:>8.2f} → {after:>6.2f} us")
+        mode_regions = [r for r in regions if r.mode == mode]
+        before, after = (
+            sum(ns) / 1e3 for ns in zip(*((r.latency_gpu_only_ns, r.latency_ns) for r in mode_regions))
+        )
+        lines.append(f"{mode:<9} {len(mode_regions):>7}  {before:>8.2f} → {after:>6.2f} us")
     return lines
 
 
-def _layer_lines(regions: Sequence[RegionReport], most: int) -> list[str]:
+def _layer_lines(regions: Sequence[RegionReport], max_layers: int) -> list[str]:
     """A line for each candidate of the plan, of the `most` ones whose time changes most."""
     named = {r.name: r for r in regions}
     rows = []
     for first in (r for r in regions if r.covers[0] == r.name):
-        before_us = sum(named[each].latency_gpu_only_ns for each in first.covers) / 1e3
-        more = len(first.covers) - 1
-        what = f"{first.name} and {more} more" if more else first.name
-        rows.append((what, first.mode, before_us, first.latency_ns / 1e3))
-    shown = sorted(rows, key=lambda row: (-abs(row[3] - row[2]), row[0]))[:most]
+        before_us = sum(named[name].latency_gpu_only_ns for name in first.covers) / 1e3
+        further_layers = len(first.covers) - 1
+        label = f"{first.name} and {further_layers} more" if further_layers else first.name
+        rows.append((label, first.mode, before_us, first.latency_ns / 1e3))
+    shown = sorted(rows, key=lambda row: (-abs(row[3] - row[2]), row[0]))[:max_layers]
     width = max(len(row[0]) for row in shown)
-    told = f"  {len(shown)} of {len(rows)}; --layers shows all" if len(shown) < len(rows) else ""
-    lines = [f"{'layer':<{width}}  {'mode':<8}  {'GPU only → plan':>20}  {'change':>10}{told}"]
-    for what, mode, before, after in shown:
+    count_text = f"  {len(shown)} of {len(rows)}; --layers shows all" if len(shown) < len(rows) else ""
+    lines = [f"{'layer':<{width}}  {'mode':<8}  {'GPU only → plan':>20}  {'change':>10}{count_text}"]
+    for label, mode, before, after in shown:
         times = f"{before:>8.2f} → {after:>6.2f} us  {after - before:>+7.2f} us"
-        lines.append(f"{what:<{width}}  {mode:<8}  {times}")
+        lines.append(f"{label:<{width}}  {mode:<8}  {times}")
     return lines
 
 
@@ -163,20 +167,20 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
         before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
         share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
         # The common time of several regions stands at the first.
-        took = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
-        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {took}"
+        time_text = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
+        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {time_text}"
         lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
     return lines
 
 
-def _legality_text(violations: int | None, judged: str | None, timing: str) -> str:
+def _legality_text(violations: int | None, timing_source: str | None, timing: str) -> str:
     """Number of timing violations; `judged` is the timing that was checked if `timing` has no clocks."""
     if violations is None:
         return "timing not checked (published timing)"
-    found = f"{violations} timing violations"
-    if judged == timing:
-        return found
-    return f"{found} in the clocks of {judged}, which the times are not from: {timing} says no clocks"
+    text = f"{violations} timing violations"
+    if timing_source == timing:
+        return text
+    return f"{text} in the clocks of {timing_source}, which the times are not from: {timing} says no clocks"
 
 
 def _search_line(report: Report) -> str:
@@ -197,33 +201,37 @@ def _memory_line(memory: PoolReport) -> str:
     return (
         f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
         f"on {memory.target}{_regions(memory)}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
-        f"{_chosen_pool(memory)}"
+        f"{_pool_choice_text(memory)}"
     )
 
 
 def _regions(memory: PoolReport) -> str:
     """Sizes of the pool by set of memory channels, if there are several."""
     names = {"left": "in channels left to the GPU", "all": "over all channels", "pim": "in those with PIM"}
-    sizes = [f"{each.size_bytes / 1e6:.3f} MB {names[each.channels]}" for each in memory.regions]
+    sizes = [f"{region.size_bytes / 1e6:.3f} MB {names[region.channels]}" for region in memory.regions]
     return f": {', '.join(sizes)}" if sizes else ""
 
 
-def _chosen_pool(memory: PoolReport) -> str:
+def _pool_choice_text(memory: PoolReport) -> str:
     """How the plan with this pool was found, if the goal was about memory."""
     if memory.choice is None:
         return ""
-    searched, frugal = (each / 1e6 for each in (memory.choice.searched_bytes, memory.choice.frugal_bytes))
-    others = ", the fastest plan as far as it keeps to that" if memory.choice.staged else ""
-    on = "".join(f"; {name.replace('_', ' ')} switched on" for name in memory.switched_on)
-    return f"; {searched:.3f} MB as searched, {frugal:.3f} MB on the GPU alone{others}{on}"
+    search_mb, frugal_mb = (
+        size_bytes / 1e6 for size_bytes in (memory.choice.searched_bytes, memory.choice.frugal_bytes)
+    )
+    staging_text = ", the fastest plan as far as it keeps to that" if memory.choice.staged else ""
+    switched_text = "".join(f"; {name.replace('_', ' ')} switched on" for name in memory.switched_on)
+    return (
+        f"; {search_mb:.3f} MB as searched, {frugal_mb:.3f} MB on the GPU alone{staging_text}{switched_text}"
+    )
 
 
 def order_text(order: OrderSummary) -> str:
     """Memory that another order of layers saves, and its latency if that is known."""
     live, bound = order.live_bytes / 1e6, order.lower_bound_bytes / 1e6
     if not order.reordered:
-        why = order.kept_because
-        return f"as given: {why} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+        reason = order.kept_because
+        return f"as given: {reason} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
     assert order.pool_given_bytes is not None and order.pool_bytes is not None
     proof = "proved the fewest" if order.optimal else f"bound of all orders {bound:.3f} MB"
     text = (
@@ -235,25 +243,25 @@ def order_text(order: OrderSummary) -> str:
     return f"{text}; latency {order.latency_given_ns / 1e6:.4f} → {order.latency_ns / 1e6:.4f} ms"
 
 
-def _known_line(regions: Sequence[RegionReport]) -> str:
+def _time_source_line(regions: Sequence[RegionReport]) -> str:
     """By resource, how times are known; of several sources, with the number of regions of each."""
     counts: dict[str, Counter[str]] = {}
     for region in regions:
-        for resource, known in region.known.items():
-            counts.setdefault(resource, Counter())[known] += 1
+        for resource, source in region.known.items():
+            counts.setdefault(resource, Counter())[source] += 1
     parts = []
-    for resource, ways in sorted(counts.items()):
-        told = [f"{known} ({count} of the regions)" for known, count in ways.items()]
-        parts.append(f"{resource} {', '.join(told if len(told) > 1 else ways)}")
+    for resource, source_counts in sorted(counts.items()):
+        texts = [f"{source} ({count} of the regions)" for source, count in source_counts.items()]
+        parts.append(f"{resource} {', '.join(texts if len(texts) > 1 else source_counts)}")
     return f"known     {'; '.join(parts)}"
 
 
-def _known(report: Report) -> str:
+def _gpu_source_text(report: Report) -> str:
     """The profiler of the GPU's times, and how the times of its kernels are known."""
-    known, name = report.gpu_known, report.gpu_profiler
-    if list(known) == [name]:
+    counts, name = report.gpu_known, report.gpu_profiler
+    if list(counts) == [name]:
         return name
-    return f"{name}: " + ", ".join(f"{count} kernels {way}" for way, count in known.items())
+    return f"{name}: " + ", ".join(f"{count} kernels {source}" for source, count in counts.items())
 
 
 def _savings_line(saved_pj: dict[str, float]) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pimflow.api.decoding import Step
-from pimflow.api.generation import Written
+from pimflow.api.decoding import CompiledStep
+from pimflow.api.generation import Completion
 from pimflow.api.language import LanguageModel
-from pimflow.api.token_judge import Judge
+from pimflow.api.token_judge import TokenVerifier
 
 
-class Request:
+class GenerationRequest:
     """The state of one prompt: its cached tokens, new tokens, and their verification.
 
     Attributes
@@ -27,34 +27,34 @@ class Request:
     def __init__(
         self, language: LanguageModel, ids: Sequence[int], dtype: str, n: int, on_text: Callable[[str], None]
     ) -> None:
-        self.held, self.pending, self.judge = 0, list(ids), Judge(language, dtype)
+        self.past_length, self.pending_tokens, self.verifier = 0, list(ids), TokenVerifier(language, dtype)
         self._prompt, self._n, self._end = len(ids), n, language.end
         self._new: list[int] = []
         self._parts: list[str] = []
-        self._unjudged: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []
+        self._unverified: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []
         self._decoder = language.tokenizer.decoder() if language.tokenizer else None
         self._on_text = on_text
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has all its tokens, or the token that ends a text."""
         return len(self._new) == self._n or self._new[-1:] == [self._end]
 
-    def padded(self, count: int) -> list[int]:
+    def next_tokens(self, count: int) -> list[int]:
         """`count` tokens for a step: the pending ones, and padding that does not affect them."""
-        return (self.pending + self.pending[-1:] * count)[:count]
+        return (self.pending_tokens + self.pending_tokens[-1:] * count)[:count]
 
-    def take(self, tokens: Sequence[int], logits: np.ndarray, step: Step) -> None:
+    def record_step(self, tokens: Sequence[int], logits: np.ndarray, step: CompiledStep) -> None:
         """Record that `step` ran `tokens`, with `logits` [copies, vocabulary] after the last of them."""
-        told = len(tokens) == len(self.pending)
-        self._unjudged.append((list(tokens), logits, step.layers_on_pim, told))
-        self.held += len(tokens)
-        del self.pending[: len(tokens)]
-        if told:
-            self.pending = [int(logits[0].argmax())]
-            self._tell(self.pending[0])
+        is_new = len(tokens) == len(self.pending_tokens)
+        self._unverified.append((list(tokens), logits, step.layers_on_pim, is_new))
+        self.past_length += len(tokens)
+        del self.pending_tokens[: len(tokens)]
+        if is_new:
+            self.pending_tokens = [int(logits[0].argmax())]
+            self._emit_token(self.pending_tokens[0])
 
-    def compare(self) -> None:
+    def verify(self) -> None:
         """Compare recorded logits with the reference, which needs memory from now on.
 
         Raises
@@ -62,19 +62,19 @@ class Request:
         VerificationError
             If logits are not those of the model.
         """
-        for tokens, logits, layers, told in self._unjudged:
-            self.judge.compare(tokens, logits, layers, told=told)
-        self._unjudged.clear()
+        for tokens, logits, layers, is_new in self._unverified:
+            self.verifier.compare(tokens, logits, layers, is_new=is_new)
+        self._unverified.clear()
 
-    def _tell(self, token: int) -> None:
+    def _emit_token(self, token: int) -> None:
         self._new.append(token)
         if self._decoder:
-            self._parts.append(self._decoder.text(token, self.done))
+            self._parts.append(self._decoder.text(token, self.is_done))
         self._on_text(self._parts[-1] if self._decoder else f"{token} ")
 
-    def written(self) -> Written:
+    def completion(self) -> Completion:
         """The new tokens and their text."""
-        return Written(
+        return Completion(
             prompt_tokens=self._prompt,
             tokens=tuple(self._new),
             text="".join(self._parts) if self._decoder else None,

@@ -15,17 +15,17 @@ import tvm
 
 from pimflow import zoo
 from pimflow.api.arguments import public
-from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, packed_states
+from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import FILES, CSource
-from pimflow.compiler.timing import calls_ns
-from pimflow.core.frames import frame
+from pimflow.compiler.timing import call_times_ns
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
-from pimflow.pim_backend.runtime.targets import C, cpu_name, device, named_target
+from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,12 +65,12 @@ class Inference:
 
     def to_json(self) -> dict[str, Json]:
         """The result as JSON; outputs by shape, dtype and range, without their values."""
-        told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
-        return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in told}
+        fields = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
+        return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in fields}
 
     def to_pandas(self) -> DataFrame:
         """A row for each output; raises `UsageError` if pandas is not installed."""
-        return frame(self._rows())
+        return data_frame(self._rows())
 
     def _rows(self) -> list[Json]:
         named = enumerate(zip(self.names, self.outputs))
@@ -80,8 +80,8 @@ class Inference:
 def _summary(array: np.ndarray) -> dict[str, Json]:
     """Shape, dtype and range of an array; NaN and infinity, which JSON lacks, become None."""
     ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
-    least, most = (end if math.isfinite(end) else None for end in ends)
-    return {"shape": [*array.shape], "dtype": str(array.dtype), "min": least, "max": most}
+    low, high = (end if math.isfinite(end) else None for end in ends)
+    return {"shape": [*array.shape], "dtype": str(array.dtype), "min": low, "max": high}
 
 
 Inputs = Mapping[str, np.ndarray] | np.ndarray
@@ -146,19 +146,21 @@ def infer(
     """
     path = Path(directory)
     interface = Interface.load(path)
-    arrays = interface.ordered(_by_name(interface, inputs))
+    arrays = interface.order_inputs(_inputs_by_name(interface, inputs))
     target = target or interface.targets[0]
     if target not in interface.targets:
         raise UnknownNameError("target", target, interface.targets)
-    if threads is not None and target != C:
+    if threads is not None and target != C_TARGET:
         raise UsageError(f"threads are of the C library; those of {target} are TVM_NUM_THREADS")
     for name in interface.sha256:
         interface.check(path, name)
-    if target == C:
+    if target == C_TARGET:
         progress("building C")
-    runner = _CRunner(path, interface, threads or 1) if target == C else _Runner(path, interface, target)
+    runner = (
+        _CRunner(path, interface, threads or 1) if target == C_TARGET else _Runner(path, interface, target)
+    )
     outputs = runner.outputs(arrays)
-    apart = _apart(path, interface, target, arrays, outputs) if compare else {}
+    target_errors = _target_errors(path, interface, target, arrays, outputs) if compare else {}
     return Inference(
         target=target,
         outputs=outputs,
@@ -167,7 +169,7 @@ def infer(
         threads=runner.threads,
         calls=repeat,
         median_ns=runner.median_ns(arrays, repeat) if repeat else None,
-        max_relative_error=apart,
+        max_relative_error=target_errors,
     )
 
 
@@ -198,10 +200,10 @@ class Session:
     def __init__(self, directory: str | os.PathLike[str], *, target: str | None = None):
         path = Path(directory)
         self._interface = Interface.load(path)
-        known = [name for name in self._interface.targets if name != C]
-        target = target or next(iter(known), C)
-        if target not in known:
-            raise UnknownNameError("target", target, known)
+        targets = [name for name in self._interface.targets if name != C_TARGET]
+        target = target or next(iter(targets), C_TARGET)
+        if target not in targets:
+            raise UnknownNameError("target", target, targets)
         for name in self._interface.sha256:
             self._interface.check(path, name)
         runner = _Runner(path, self._interface, target)
@@ -227,20 +229,22 @@ class Session:
         ArtifactError, UsageError
             If an input is unknown, of another shape or not numeric, or if a position is outside the cache.
         """
-        for name, value in self._interface.ordered(_by_name(self._interface, inputs), some=True).items():
-            packed = self._states.packed_input(name, value)
+        for name, value in self._interface.order_inputs(
+            _inputs_by_name(self._interface, inputs), allow_missing=True
+        ).items():
+            packed = self._states.pack_input(name, value)
             self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def run(self, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
         """Set `inputs` and compute; returns outputs that are no caches, by their names or numbers."""
         self.set({} if inputs is None else inputs)
         self._executor["run"]()
-        kept = {state["output"] for state in self._interface.states.values()}
+        state_outputs = {state["output"] for state in self._interface.states.values()}
         names = _names(self._interface, self._outputs)
         return {
             name: self._executor["get_output"](number).numpy()
             for number, name in enumerate(names)
-            if number not in kept
+            if number not in state_outputs
         }
 
     def cache(self, name: str) -> np.ndarray:
@@ -249,7 +253,7 @@ class Session:
             raise UnknownNameError("cache", name, self.caches)
         value = self._executor["get_input"](name).numpy()
         cache = self._states.inputs.get(name)
-        return value if cache is None else cache.unpacked(value)
+        return value if cache is None else cache.unpack(value)
 
 
 def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
@@ -257,7 +261,7 @@ def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
     return named if len(named) == outputs else tuple(map(str, range(outputs)))
 
 
-def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:
+def _inputs_by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:
     if inputs is None:
         return zoo.example_arrays(interface.inputs, rows=interface.table_rows)
     if not isinstance(inputs, np.ndarray):
@@ -267,31 +271,38 @@ def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.nda
     return {next(iter(interface.inputs)): inputs}
 
 
-def _apart(
+def _target_errors(
     path: Path, interface: Interface, target: str, arrays: Mapping[str, np.ndarray], outputs: list[np.ndarray]
 ) -> dict[str, float]:
     """Largest difference of `outputs` from those of each other target that runs here."""
-    others = [name for name in interface.targets if name != target and _runs_here(name)]
-    if not others:
+    other_targets = [name for name in interface.targets if name != target and _runs_here(name)]
+    if not other_targets:
         raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
-    placed, found = PlacedRegions.load(path), {}
-    bounds = [max(OUTPUT_BOUND[placed.dtype], each) for each in placed.bounds or [0.0] * len(outputs)]
-    for name in others:
-        runner = _CRunner(path, interface, 1) if name == C else _Runner(path, interface, name)
+    placed, max_errors = PlacedRegions.load(path), {}
+    bounds = [
+        max(OUTPUT_BOUND[placed.dtype], stored_bound)
+        for stored_bound in placed.bounds or [0.0] * len(outputs)
+    ]
+    for name in other_targets:
+        runner = _CRunner(path, interface, 1) if name == C_TARGET else _Runner(path, interface, name)
         pairs = zip(outputs, runner.outputs(arrays), strict=True)
         errors = [relative_error(y, reference) for y, reference in pairs]
-        found[name] = max(errors)
-        beyond = [(error, bound) for error, bound in zip(errors, bounds, strict=True) if not error <= bound]
-        if beyond:
+        max_errors[name] = max(errors)
+        exceeded = [(error, bound) for error, bound in zip(errors, bounds, strict=True) if not error <= bound]
+        if exceeded:
             raise VerificationError(
-                f"{path}: outputs of {target} differ from those of {name} by {beyond[0][0]:.2e} of the "
-                f"largest value; the bound is {beyond[0][1]:.0e}"
+                f"{path}: outputs of {target} differ from those of {name} by {exceeded[0][0]:.2e} of the "
+                f"largest value; the bound is {exceeded[0][1]:.0e}"
             )
-    return found
+    return max_errors
 
 
 def _runs_here(target: str) -> bool:
-    return builds.local_compiler() is not None if target == C else bool(device(named_target(target)).exist)
+    return (
+        builds.local_compiler() is not None
+        if target == C_TARGET
+        else bool(target_device(target_by_name(target)).exist)
+    )
 
 
 class _Runner:
@@ -312,8 +323,8 @@ class _Runner:
                 "compile it again here"
             )
         interface.check(path, LIBRARIES[target])
-        self._network, self._device = load(path / LIBRARIES[target]), device(named_target(target))
-        self.states = packed_states(path, interface)
+        self._network, self._device = load(path / LIBRARIES[target]), target_device(target_by_name(target))
+        self.states = load_packed_states(path, interface)
 
     def executor(self) -> tvm.runtime.Module:
         """A new graph executor of the network."""
@@ -321,13 +332,13 @@ class _Runner:
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Run one inference."""
-        found = inferred(self._network, self.states.packed(arrays), self._device)
-        return self.states.unpacked(found)
+        packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        return self.states.unpack(packed_outputs)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
         """Median time of a call, with inputs in the device's memory."""
         executor = self.executor()
-        for name, value in self.states.packed(arrays).items():
+        for name, value in self.states.pack(arrays).items():
             executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
 
         def run() -> None:
@@ -336,7 +347,7 @@ class _Runner:
             self._device.sync()
 
         run()
-        return float(median(calls_ns(run, calls)))
+        return float(median(call_times_ns(run, calls)))
 
 
 class _CRunner:
@@ -351,17 +362,19 @@ class _CRunner:
     """
 
     def __init__(self, path: Path, interface: Interface, threads: int):
-        here = builds.local_compiler()
-        if here is None:
+        compiler = builds.local_compiler()
+        if compiler is None:
             raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
         for name in FILES:
             interface.check(path, name)
         inputs = tuple(interface.inputs.values())
         self._library = builds.Library(CSource.load(path, inputs, interface.outputs, interface.pool_bytes))
-        if not 0 < threads <= self._library.most_threads:
-            most = self._library.most_threads
-            raise UsageError(f"{threads} threads: the C library runs on at most {most} here, at least on one")
-        self.compiler, self.threads = here.version, threads
+        if not 0 < threads <= self._library.max_threads:
+            max_threads = self._library.max_threads
+            raise UsageError(
+                f"{threads} threads: the C library runs on at most {max_threads} here, at least on one"
+            )
+        self.compiler, self.threads = compiler.version, threads
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return self._library(list(arrays.values()), self.threads)

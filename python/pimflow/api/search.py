@@ -12,28 +12,28 @@ from pimflow.api.options import (
     AnyPlan,
     NetworkOptions,
     PlanKeywords,
-    QuestionKeywords,
+    RequestKeywords,
     as_plan,
     as_profiling,
     as_system,
-    asked,
-    planned_modes,
+    merge_keywords,
+    plan_modes,
     require_effect,
 )
-from pimflow.api.prepare import Prepared
+from pimflow.api.prepare import PreparedNetwork
 from pimflow.api.report import OrderReport
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
+from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling, Searched, apply
+from pimflow.placement import Costs, Goal, Profiling, SearchResult, apply
 from pimflow.placement import search as search_graph
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
-from pimflow.primitives.launches import computes
+from pimflow.primitives.launches import can_compute
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SearchRequest:
     """The request of a search; with `in_c` the requested target is ``c``, and `target` its stand-in."""
 
     system: System
@@ -57,7 +57,7 @@ class Question:
     profiling: Profiling
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         target_system: System | None,
         *,
@@ -68,13 +68,13 @@ class Question:
         select: SelectionOptions | SelectionKeywords | None = None,
         profiling: Profiling | None = None,
         **keywords: Unpack[SearchKeywords],
-    ) -> Question:
+    ) -> SearchRequest:
         """From the arguments of `search`."""
-        options, goal = asked(keywords, options, goal)
+        options, goal = merge_keywords(keywords, options, goal)
         return cls(
             system=as_system(target_system),
-            target=targets.executed(target),
-            in_c=target == targets.C,
+            target=targets.execution_target(target),
+            in_c=target == targets.C_TARGET,
             plan=as_plan(plan),
             options=options,
             goal=goal,
@@ -82,11 +82,11 @@ class Question:
             profiling=as_profiling(profiling),
         )
 
-    def checked(self) -> Question:
+    def validate(self) -> SearchRequest:
         """Check the request before any work, and return it with its final goal."""
         goal = goal_with_primitives(self.goal, self.select)
         require_effect(goal, plan=self.plan, options=self.options)
-        self.profiling.require(self.system, planned_modes(goal, self.plan))
+        self.profiling.require(self.system, plan_modes(goal, self.plan))
         return replace(self, goal=goal)
 
     @functools.cached_property
@@ -94,19 +94,19 @@ class Question:
         """The costs of tasks on the system."""
         return Costs(self.system, self.profiling)
 
-    def applying(self, plan: Plan) -> Question:
+    def with_plan(self, plan: Plan) -> SearchRequest:
         """Return a copy that applies a plan; it shares the costs, so that no task is timed twice."""
-        question = replace(self, plan=plan)
-        question.__dict__["costs"] = self.costs  # where `functools.cached_property` keeps it
-        return question
+        request = replace(self, plan=plan)
+        request.__dict__["costs"] = self.costs  # where `functools.cached_property` keeps it
+        return request
 
-    def prepared(
+    def prepare_network(
         self,
         network: Network,
         inspect: prepare.Inspect | None = None,
         progress: prepare.Progress = prepare.silent,
         samples: Calibration | None = None,
-    ) -> Prepared:
+    ) -> PreparedNetwork:
         """Prepare a network for the search; see `api.prepare.prepare`."""
         return prepare.prepare(
             network,
@@ -121,7 +121,9 @@ class Question:
             progress=progress,
         )
 
-    def placed(self, prepared: Prepared, bounded: bool = True) -> tuple[Searched, PoolChoice | None]:
+    def place_network(
+        self, prepared: PreparedNetwork, bounded: bool = True
+    ) -> tuple[SearchResult, PoolChoice | None]:
         """Search a prepared network, or apply the plan; returns the result, and how its pool was chosen.
 
         For `bounded` see `apply`.
@@ -131,24 +133,30 @@ class Question:
         InfeasibleError
             If no plan is within the goal's bounds; that on memory applies to the pool that is built.
         """
-        graph, given, choice = prepared.regions, prepared.given_for(self.system), None
-        lowered_for = targets.named_target(self.target)
+        graph, original, choice = prepared.regions, prepared.original_regions_for(self.system), None
+        lowered_for = targets.target_by_name(self.target)
         pools = PlanPools(network=prepared.network, target=lowered_for, system=self.system)
         if self.plan is None and self.goal.saves_memory:
-            searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
+            search_result, choice = plan_within_bound(
+                graph, self.system, self.costs, self.goal, pools, original
+            )
         else:
-            searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools, bounded)
-        plan = replace(searched.plan, options=prepared.switched_on, ranks=prepared.ranks)
-        return replace(searched, plan=plan, mixture=prepared.mixture or searched.mixture), choice
+            search_result = place(
+                graph, self.system, self.plan, self.costs, self.goal, original, pools, bounded
+            )
+        plan = replace(search_result.plan, options=prepared.switched_on, ranks=prepared.ranks)
+        return replace(search_result, plan=plan, mixture=prepared.mixture or search_result.mixture), choice
 
-    def answered(self, network: Network) -> tuple[Network, Searched]:
+    def find_plan(self, network: Network) -> tuple[Network, SearchResult]:
         """Prepare and search a network; returns the prepared network and the result."""
-        prepared = self.prepared(network)
-        return prepared.network, self.placed(prepared)[0]
+        prepared = self.prepare_network(network)
+        return prepared.network, self.place_network(prepared)[0]
 
 
 @public(PlanKeywords)
-def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
+def search(
+    model: Model, target_system: System | None = None, **keywords: Unpack[PlanKeywords]
+) -> SearchResult:
     """Search the best plan for a network on a system; the result has the candidates too.
 
     Parameters
@@ -184,22 +192,22 @@ def search(model: Model, target_system: System | None = None, **question: Unpack
     PimflowError
         Other subclasses, as their classes say.
     """
-    asked_for = Question.of(target_system, **question).checked()
-    return asked_for.answered(prepare.load(model, asked_for.options))[1]
+    request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    return request.find_plan(prepare.load(model, request.options))[1]
 
 
-@public(QuestionKeywords)
+@public(RequestKeywords)
 def search_network(
     network: Network,
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    **question: Unpack[QuestionKeywords],
-) -> tuple[Network, Searched]:
+    **keywords: Unpack[RequestKeywords],
+) -> tuple[Network, SearchResult]:
     """Search a loaded network; returns the network that was searched, after rewrites, and the result.
 
     The arguments are those of `search`; shapes are those of the loaded network.
     """
-    return Question.of(target_system, plan=plan, **question).checked().answered(network)
+    return SearchRequest.from_arguments(target_system, plan=plan, **keywords).validate().find_plan(network)
 
 
 def place(
@@ -208,53 +216,64 @@ def place(
     plan: Plan | None,
     costs: Costs,
     goal: Goal,
-    given: RegionGraph | None = None,
+    original: RegionGraph | None = None,
     pools: PlanPools | None = None,
     bounded: bool = True,
-) -> Searched:
+) -> SearchResult:
     """Search regions, or apply `plan`; raises `InfeasibleError` if the plan is not within the goal's bounds.
 
     `given` is the original network that plans are compared with, if rewrites changed it. The bound on memory
     applies to a given plan only with `pools`, which tell its size. For `bounded` see `apply`.
     """
     if plan is None:
-        return search_graph(graph, target_system, costs, goal, given)
-    applied = apply(
+        return search_graph(graph, target_system, costs, goal, original)
+    search_result = apply(
         graph,
         target_system,
         plan,
         costs,
-        given=given,
+        original=original,
         primitives=goal.primitives,
         max_memory_bytes=goal.max_memory_bytes,
         bounded=bounded,
     )
-    memory_bytes = pools.of(applied) if pools and goal.max_memory_bytes else 0
-    goal.require(graph.name, applied.evaluation, memory_bytes)
+    memory_bytes = pools.pool_bytes(search_result) if pools and goal.max_memory_bytes else 0
+    goal.require(graph.name, search_result.evaluation, memory_bytes)
     bounds: dict[str, Any] = {**goal.bounds}
-    return replace(applied, goal=replace(applied.goal, **bounds))
+    return replace(search_result, goal=replace(search_result.goal, **bounds))
 
 
-def by_operators(searched: Searched, plan: Plan | None) -> Searched:
+def replace_primitives(search_result: SearchResult, plan: Plan | None) -> SearchResult:
     """Search again, or apply `plan`, with operators in place of the GPU's primitives."""
     if plan is not None:
         plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
-    goal = replace(searched.goal, primitives=False)
-    return place(searched.graph, searched.system, plan, searched.maker.costs, goal, searched.given)
+    goal = replace(search_result.goal, primitives=False)
+    return place(
+        search_result.graph,
+        search_result.system,
+        plan,
+        search_result.generator.costs,
+        goal,
+        search_result.original,
+    )
 
 
-def order_report(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> OrderReport:
+def order_report(
+    order: LayerOrder, search_result: SearchResult, plan: Plan | None, costs: Costs
+) -> OrderReport:
     """The report of the layers' order, with the latency in the original order."""
-    given = searched
+    original_result = search_result
     if order.changed:
-        fuse_activations, fuse = bool(searched.graph.runs), bool(searched.graph.fusible)
-        graph = prepare.regions(order.given, searched.system, fuse_activations=fuse_activations, fuse=fuse)
-        carried = plan and plan.carried_to(graph, computes)
+        fuse_activations, fuse = bool(search_result.graph.runs), bool(search_result.graph.fusible)
+        graph = prepare.regions(
+            order.original, search_result.system, fuse_activations=fuse_activations, fuse=fuse
+        )
+        carried_plan = plan and plan.to_graph(graph, can_compute)
         # The original order may need more memory.
-        goal = replace(searched.goal, max_memory_bytes=None)
-        given = place(graph, searched.system, carried, costs, goal, bounded=False)
+        goal = replace(search_result.goal, max_memory_bytes=None)
+        original_result = place(graph, search_result.system, carried_plan, costs, goal, bounded=False)
     return OrderReport(
         **vars(order.summary()),
-        latency_given_ns=given.evaluation.latency_ns,
-        latency_ns=searched.evaluation.latency_ns,
+        latency_given_ns=original_result.evaluation.latency_ns,
+        latency_ns=search_result.evaluation.latency_ns,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pimflow.api.arguments import public
-from pimflow.api.options import NetworkKeywords, NetworkOptions, names, network_options, require_known
+from pimflow.api.options import NetworkKeywords, NetworkOptions, field_names, network_options, require_known
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.hardware import system
@@ -30,7 +30,7 @@ def select(
     network: NetworkOptions | None = None,
     options: SelectionOptions | None = None,
     cache: ResultCache | None = None,
-    whole: bool = True,
+    time_network: bool = True,
     progress: Callable[[float], None] = lambda _: None,
     **keywords: Unpack[NetworkSelectionKeywords],
 ) -> Selection:
@@ -63,45 +63,47 @@ def select(
     """
     from pimflow.api.profile import region_graph
 
-    network, options = _asked(keywords, network, options)
+    network, options = _merge_keywords(keywords, network, options)
     if network.rewrites:
-        changed, graph = _changed(model, network)
+        rewritten, graph = _rewrite_network(model, network)
     else:
-        changed, graph = None, region_graph(model, network, cache)
-    found = select_for(graph, options, cache=cache, progress=progress)
-    measuring = options.profile in ("measured", "mixed")
-    if not whole or not (measuring or found.profile.kernels_ns):
-        return found
+        rewritten, graph = None, region_graph(model, network, cache)
+    selection = select_for(graph, options, cache=cache, progress=progress)
+    is_measured = options.profile in ("measured", "mixed")
+    if not time_network or not (is_measured or selection.profile.kernels_ns):
+        return selection
     from pimflow.api import prepare
     from pimflow.compiler import build, kernel_calls
     from pimflow.primitive_selection import network_time
 
-    read = changed or prepare.load(model, network)
-    applied = build.with_primitives(read.module, found.choices, found.layouts)
+    source = rewritten or prepare.load(model, network)
+    applied = build.with_primitives(source.module, selection.choices, selection.layouts)
     calls = kernel_calls.kernel_calls(applied, system())
-    known_ns = None if measuring else found.profile.kernels_ns
-    return with_network(found, network_time.network_time(calls, cache, known_ns, progress))
+    known_ns = None if is_measured else selection.profile.kernels_ns
+    return with_network(selection, network_time.network_time(calls, cache, known_ns, progress))
 
 
-def _asked(
+def _merge_keywords(
     keywords: Mapping[str, object], network: NetworkOptions | None, options: SelectionOptions | None
 ) -> tuple[NetworkOptions, SelectionOptions]:
     """Return both with fields replaced by `keywords`; raises `UsageError` for an option without effect."""
-    known = names(NetworkOptions), names(SelectionOptions)
-    require_known(keywords, (*known[0], *known[1]))
-    of_network, of_selection = ({k: v for k, v in keywords.items() if k in own} for own in known)
-    network, options = network_options(of_network, network), selection_options(of_selection, options)
+    field_sets = field_names(NetworkOptions), field_names(SelectionOptions)
+    require_known(keywords, (*field_sets[0], *field_sets[1]))
+    network_values, selection_values = (
+        {k: v for k, v in keywords.items() if k in allowed_names} for allowed_names in field_sets
+    )
+    network, options = network_options(network_values, network), selection_options(selection_values, options)
     for name in ("fuse", "fuse_activations"):
         if getattr(network, name):
             raise UsageError(f"{name} has no effect: primitives are selected layer by layer; leave it out")
     return network, options
 
 
-def _changed(model: Model, options: NetworkOptions) -> tuple[Network, RegionGraph]:
+def _rewrite_network(model: Model, options: NetworkOptions) -> tuple[Network, RegionGraph]:
     """Rewrite a network by `options`; returns it with its regions."""
     from pimflow.api import prepare
     from pimflow.decomposition.network import require_all
 
-    require_all(options.request, "a selection of primitives")
+    require_all(options.decomposition_request, "a selection of primitives")
     network = prepare.prepare(prepare.load(model, options), options, system()).network
     return network, prepare.regions(network)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from pimflow.api.arguments import public
 from pimflow.compiler import artifact
-from pimflow.core.frames import frame
-from pimflow.core.json_form import JsonTree, report_of
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import JsonTree, report_from
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.coverage import Coverage, Stored, products_of
+from pimflow.simulators.pim.coverage import ProductCoverage, StoreCoverage, program_coverage
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # The checker needs some 300 bytes for each command: 1.2 GB for a channel of this length.
-CHECKED_COMMANDS = 4_000_000
-SHOWN_VIOLATIONS = 5
-TRACED = "newton-gddr6"  # the device that the authors' fork, which reads .pim traces, models
+MAX_CHECKED_COMMANDS = 4_000_000
+MAX_VIOLATIONS = 5
+TRACE_DEVICE = "newton-gddr6"  # the device that the authors' fork, which reads .pim traces, models
 
 
 @public()
@@ -69,22 +69,22 @@ def simulate(
         file of another kind, or a profiler that fails.
     """
     spec, path = _device(path, pim), Path(path)
-    checked = profiler is None and timing == "strict"
+    is_checked = profiler is None and timing == "strict"
     profiler = profiler or BuiltIn(timing, gwrite_hiding)
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
         check_device(program, spec)
         result = profiler.time_program(program, spec)
         longest = max(sum(commands.values()) for commands in result.channel_commands)
-        checked = checked and longest <= CHECKED_COMMANDS
-        return replace(result, violations=program_violations(program, spec) if checked else None)
+        is_checked = is_checked and longest <= MAX_CHECKED_COMMANDS
+        return replace(result, violations=program_violations(program, spec) if is_checked else None)
     if path.suffix != ".pim":
         inside = "a directory; give a program in it, of 'programs'" if path.is_dir() else ""
         raise UsageError(f"{path}: {inside or 'neither a .pim trace nor a .pimprog program'}")
     return profiler.time_trace(path, spec, progress)
 
 
-def device_of(path: str | os.PathLike[str]) -> PimSpec:
+def default_device(path: str | os.PathLike[str]) -> PimSpec:
     """The default device of a file.
 
     It is the device of the compiled directory that has the file; of another program, the device of its name
@@ -98,10 +98,10 @@ def device_of(path: str | os.PathLike[str]) -> PimSpec:
         For a malformed program or a damaged directory.
     """
     path = Path(path)
-    directory = artifact.holder(path)
-    stored = artifact.device(directory) if directory else None
+    directory = artifact.enclosing_directory(path)
+    stored = artifact.load_device(directory) if directory else None
     if path.suffix != ".pimprog":
-        return stored or PimSpec.load(TRACED)
+        return stored or PimSpec.load(TRACE_DEVICE)
     program = PimProgram.load(path)
     if stored is None and program.pim not in spec_names("pim"):
         raise UsageError(f"{path} was lowered for pim '{program.pim}'; give the file of that as --pim")
@@ -116,7 +116,7 @@ def device_of(path: str | os.PathLike[str]) -> PimSpec:
 
 def _device(path: str | os.PathLike[str], pim: str | os.PathLike[str] | PimSpec | None) -> PimSpec:
     if pim is None:
-        return device_of(path)
+        return default_device(path)
     return pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
 
 
@@ -167,26 +167,26 @@ class SimulationReport(JsonTree):
     refreshes_ahead: int
     energy_pj: dict[str, float]
     empty_reads: int
-    products: Coverage | Stored | None
+    products: ProductCoverage | StoreCoverage | None
     channels: tuple[ChannelReport, ...]
 
-    def _added_lines(self) -> list[str]:
+    def _device_command_lines(self) -> list[str]:
         """A line about commands that the device adds, which `pimflow trace` does not count."""
         if not self.added or not any(self.added.values()):
             return []
-        told = {name: f"{count} {name}" for name, count in self.added.items() if count}
-        if "G_ACT" in told:
-            told["G_ACT"] += " that open rows again after a refresh"
-        return [f"  of these the device adds {', '.join(told.values())}; the others are the program's"]
+        texts = {name: f"{count} {name}" for name, count in self.added.items() if count}
+        if "G_ACT" in texts:
+            texts["G_ACT"] += " that open rows again after a refresh"
+        return [f"  of these the device adds {', '.join(texts.values())}; the others are the program's"]
 
-    def _ahead_lines(self) -> list[str]:
+    def _early_refresh_lines(self) -> list[str]:
         if not self.refreshes_ahead:
             return []
         return [f"  up to {self.refreshes_ahead} REF of a channel come before the program, not in the cycles"]
 
     def to_pandas(self) -> DataFrame:
         """A row for each channel; raises `UsageError` if pandas is not installed."""
-        return frame(self.channels)
+        return data_frame(self.channels)
 
     def text(self) -> str:
         """The report as text."""
@@ -196,17 +196,17 @@ class SimulationReport(JsonTree):
         lines = [
             f"{self.cycles} cycles, {self.time_ns / 1e3:.3f} us on {self.pim} ({self.timing})",
             f"{counts}; multipliers busy {100 * self.utilisation:.1f} %",
-            *self._added_lines(),
-            *self._ahead_lines(),
+            *self._device_command_lines(),
+            *self._early_refresh_lines(),
             f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
         ]
         if self.row_utilisation is not None:
             lines.append(f"{100 * self.row_utilisation:.1f} % of the columns of opened rows used")
         if self.timing_violations is not None:
             lines.append(f"{self.timing_violations} timing violations")
-            lines += [f"  {each}" for each in self.first_violations]
+            lines += [f"  {violation}" for violation in self.first_violations]
         elif self.timing == "strict":
-            lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
+            lines.append(f"legality not checked: a channel has more than {MAX_CHECKED_COMMANDS} commands")
         else:
             lines.append("legality not checked: the published timing has no precharge")
         if self.products is not None:
@@ -229,13 +229,13 @@ def simulation_report(
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
         dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
-        products = products_of(program)
-        own = command_counts(program)
-        added = {name: count - own[name] for name, count in result.commands.items()}
+        products = program_coverage(program)
+        program_counts = command_counts(program)
+        added = {name: count - program_counts[name] for name, count in result.commands.items()}
         if result.violations:
-            first = first_violations(program, spec, SHOWN_VIOLATIONS)
+            first = first_violations(program, spec, MAX_VIOLATIONS)
     elif result.violations:
-        first = trace_violations(path, spec, SHOWN_VIOLATIONS)
+        first = trace_violations(path, spec, MAX_VIOLATIONS)
     channels_pj = channel_energies_pj(
         result.channel_commands,
         result.channel_gwrite_bursts,
@@ -248,7 +248,7 @@ def simulation_report(
         write_bursts=result.channel_write_bursts,
     )
     channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
-    return report_of(
+    return report_from(
         SimulationReport,
         result,
         timing_violations=result.violations,

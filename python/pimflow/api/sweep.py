@@ -21,11 +21,11 @@ from pimflow.api.options import (
     SearchKeywords,
     as_profiling,
     as_system,
-    asked,
+    merge_keywords,
     require_effect,
     require_type,
 )
-from pimflow.api.profile import searched_regions
+from pimflow.api.profile import search_inputs
 from pimflow.api.sweep_chart import design_space
 from pimflow.api.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
@@ -74,9 +74,9 @@ class SweepPoint:
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
         """The row of the table, from `cache` or from a search."""
         key = self.key(costs.profilers)
-        kept = cache.get([key], read=_stored_row) if cache else {}
-        figures, error = kept[key] if key in kept else self._found(costs)
-        if cache and key not in kept:
+        stored = cache.get([key], read=_read_row) if cache else {}
+        figures, error = stored[key] if key in stored else self._search(costs)
+        if cache and key not in stored:
             cache.put({key: [figures, error]})
         return SweepRow(
             model=self.graph.name,
@@ -85,18 +85,18 @@ class SweepPoint:
             error=error,
         )
 
-    def _found(self, costs: Costs) -> tuple[dict[str, Json] | None, str]:
+    def _search(self, costs: Costs) -> tuple[dict[str, Json] | None, str]:
         try:
-            searched = placement.search(self.graph, self.system, costs, self.goal, self.given)
+            search_result = placement.search(self.graph, self.system, costs, self.goal, self.given)
         except InfeasibleError as error:
             return None, str(error)
-        searched = replace(searched, mixture=self.mixture or searched.mixture)
-        return fields_form(SweepFigures.of(searched)), ""
+        search_result = replace(search_result, mixture=self.mixture or search_result.mixture)
+        return fields_form(SweepFigures.from_search(search_result)), ""
 
 
-def _stored_row(plain: Any) -> tuple[dict[str, Json] | None, str]:
+def _read_row(stored: Any) -> tuple[dict[str, Json] | None, str]:
     """Parse a cached value of `SweepPoint.row`; raises `TypeError` or `ValueError` if it is none."""
-    figures, error = plain
+    figures, error = stored
     if not isinstance(error, str) or (figures is None) != bool(error):
         raise TypeError("neither figures nor an error")
     if figures is not None:
@@ -169,54 +169,58 @@ def sweep(
         If a combination is no valid system, an option would have no effect, or there are more combinations
         than `points`; then nothing is searched.
     """
-    options, goal = asked(keywords, options, goal)
+    options, goal = merge_keywords(keywords, options, goal)
     require_effect(goal, options=options)
     base, profiling = as_system(target_system), as_profiling(profiling)
     parsed = _settings(settings)
-    _require_few(models, parsed, points)
+    _check_point_count(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
     searches = []
     for model in models:
-        known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
+        search_inputs_by_key: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
             # Decomposition and order of layers depend on the system.
-            key = system.identity if options.rewrites else system.views
-            if key not in known:
-                known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
-            graph, given, mixture = known[key]
+            key = system.identity if options.rewrites else system.uses_views
+            if key not in search_inputs_by_key:
+                search_inputs_by_key[key] = search_inputs(
+                    model, system, options, Costs(system, profiling), goal
+                )
+            graph, original, mixture = search_inputs_by_key[key]
             point = SweepPoint(
-                graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
+                graph=graph, given=original, mixture=mixture, system=system, settings=values, goal=goal
             )
             searches.append(point)
-    grouped: dict[str, list[int]] = {}
+    positions_by_system: dict[str, list[int]] = {}
     for position, point in enumerate(searches):
-        grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
+        positions_by_system.setdefault(
+            point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []
+        ).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
         SweepGroup(
             points=tuple(searches[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path
         )
-        for members in grouped.values()
+        for members in positions_by_system.values()
     ]
     rows: dict[int, SweepRow] = {}
-    members = list(grouped.values())
-    for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
-        rows |= zip(members[position], found)
-        progress(done / len(groups))
+    members = list(positions_by_system.values())
+    for completed, (position, group_rows) in enumerate(_run(groups, profiling.executor), start=1):
+        rows |= zip(members[position], group_rows)
+        progress(completed / len(groups))
     return Rows[SweepRow](with_pareto([rows[index] for index in range(len(searches))]))
 
 
-def _settings(given: object) -> list[Setting]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UsageError(f"settings are a list, such as ['pim_channels=4,8,16'], not {given!r}")
-    for each in given:
-        require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
-    return [Setting.parse(each) if isinstance(each, str) else each for each in given]
+def _settings(settings: object) -> list[Setting]:
+    if isinstance(settings, str) or not isinstance(settings, Sequence):
+        raise UsageError(f"settings are a list, such as ['pim_channels=4,8,16'], not {settings!r}")
+    for setting in settings:
+        require_type("a setting", setting, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
+    return [Setting.parse(setting) if isinstance(setting, str) else setting for setting in settings]
 
 
-def _require_few(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
+def _check_point_count(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
     """Raise `UsageError` if a sweep needs more searches than `points`."""
     if points < 1:
         raise UsageError(f"--points {points} is not above zero")
@@ -247,15 +251,16 @@ def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, 
         base = setting.apply(base, value)
     base.require_network_dtype()
     for fault in base.pim.faults():
-        set_so = " ".join(f"--set {name}={value}" for name, value in values)
-        raise UsageError(f"{set_so}: pim '{base.pim.name}': {fault}")
+        settings_text = " ".join(f"--set {name}={value}" for name, value in values)
+        raise UsageError(f"{settings_text}: pim '{base.pim.name}': {fault}")
     return base
 
 
 def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """Return `rows` with `pareto` set: whether a row is on the front of its network."""
     return [
-        replace(row, pareto=bool(row.figures) and not any(other.beats(row) for other in rows)) for row in rows
+        replace(row, pareto=bool(row.figures) and not any(rival.dominates(row) for rival in rows))
+        for row in rows
     ]
 
 
@@ -276,8 +281,8 @@ def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force:
     picture = design_space(rows)
     with new_directory(directory, KIND, force=force) as folder:
         (folder / TABLE).write_bytes(_csv(written))
-        for suffix in (".html", ".svg") if pictures.available() else (".html",):
-            (folder / f"sweep{suffix}").write_bytes(pictures.rendered(picture, suffix, "design space"))
+        for suffix in (".html", ".svg") if pictures.can_render_images() else (".html",):
+            (folder / f"sweep{suffix}").write_bytes(pictures.render(picture, suffix, "design space"))
         (folder / ROWS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
@@ -310,11 +315,11 @@ def text(rows: Sequence[SweepRow]) -> str:
     table = [heads]
     for row in rows:
         cells = [row.model, *map(str, row.settings.values())]
-        if found := row.figures:
+        if row_figures := row.figures:
             figures = [
-                f"{found.latency_ns / 1e6:.4f}",
-                f"{found.speedup:.3f}x",
-                f"{found.energy_pj / 1e9:.2f}",
+                f"{row_figures.latency_ns / 1e6:.4f}",
+                f"{row_figures.speedup:.3f}x",
+                f"{row_figures.energy_pj / 1e9:.2f}",
             ]
             table.append([*cells, *figures, "Pareto" * row.pareto])
         else:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pimflow.api.sweep_rows import SweepRow
-from pimflow.host.charts import MANY, chart, tooltip
+from pimflow.host.charts import PALETTE, chart, tooltip
 from pimflow.host.pages import Chart
 
-SHOWN = 40  # largest number of designs with a line each; of more designs, only those on a front have one
+MAX_DESIGNS = (
+    40  # largest number of designs with a line each; of more designs, only those on a front have one
+)
 
 
 def design_space(rows: Sequence[SweepRow]) -> Chart:
@@ -19,11 +21,14 @@ def design_space(rows: Sequence[SweepRow]) -> Chart:
         number = designs.index(str(value["design"])) + 1
         value |= {"label": str(number), "line": f"{number}: {value['design']}"}
     best = {str(value["design"]) for value in values if value["front"]}
-    told = "speed-up of every design"
-    if len(designs) > SHOWN:
-        designs, told = [each for each in designs if each in best], "speed-up of the designs on a front"
+    title = "speed-up of every design"
+    if len(designs) > MAX_DESIGNS:
+        designs, title = (
+            [design for design in designs if design in best],
+            "speed-up of the designs on a front",
+        )
     return chart(
-        vconcat=[_planes(values), _speedups([v for v in values if v["design"] in designs], told)],
+        vconcat=[_planes(values), _speedups([v for v in values if v["design"] in designs], title)],
         spacing=40,
         resolve={"scale": {"color": "independent"}, "legend": {"color": "independent"}},
         **({} if values else {"title": "no point has a plan"}),
@@ -51,7 +56,7 @@ def _text(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in settings.items())
 
 
-_SHOWN = (
+_TOOLTIP_FIELDS = (
     ("model", "network"),
     ("convention", "convention"),
     ("design", "design"),
@@ -63,20 +68,20 @@ _SHOWN = (
 
 def _planes(values: Sequence[dict[str, object]]) -> Chart:
     """Latency against energy: a column for each convention, a row for each network, with fronts."""
-    loose = {"zero": False, "padding": 20}
-    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": loose}
-    y: Chart = {"field": "energy", "type": "quantitative", "title": "energy, mJ", "scale": loose}
+    scale = {"zero": False, "padding": 20}
+    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": scale}
+    y: Chart = {"field": "energy", "type": "quantitative", "title": "energy, mJ", "scale": scale}
     on_front = [{"filter": "datum.front"}]
-    fill = {"condition": {"test": "datum.front", "value": MANY[0]}, "value": "transparent"}
+    fill = {"condition": {"test": "datum.front", "value": PALETTE[0]}, "value": "transparent"}
     layers: list[Chart] = [
         {
             "transform": on_front,
-            "mark": {"type": "line", "color": MANY[0], "opacity": 0.5},
+            "mark": {"type": "line", "color": PALETTE[0], "opacity": 0.5},
             "encoding": {"x": x, "y": y, "order": {"field": "latency", "type": "quantitative"}},
         },
         {
-            "mark": {"type": "point", "size": 50, "stroke": MANY[0], "strokeWidth": 1.2},
-            "encoding": {"x": x, "y": y, "fill": fill, "tooltip": tooltip(*_SHOWN)},
+            "mark": {"type": "point", "size": 50, "stroke": PALETTE[0], "strokeWidth": 1.2},
+            "encoding": {"x": x, "y": y, "fill": fill, "tooltip": tooltip(*_TOOLTIP_FIELDS)},
         },
     ]
     layers.append(
@@ -105,7 +110,7 @@ def _speedups(values: Sequence[dict[str, object]], title: str) -> Chart:
     x["scale"] = {"zero": False, "padding": 20}
     names = list(dict.fromkeys(str(value["convention"]) for value in values))
     colour: Chart = {"field": "convention", "type": "nominal", "sort": names}
-    colour["scale"] = {"domain": names, "range": [MANY[i % len(MANY)] for i in range(len(names))]}
+    colour["scale"] = {"domain": names, "range": [PALETTE[i % len(PALETTE)] for i in range(len(names))]}
     colour["legend"] = {"orient": "top", "title": None, "labelLimit": 400} if len(names) > 1 else None
     return {
         "title": title,
@@ -118,7 +123,7 @@ def _speedups(values: Sequence[dict[str, object]], title: str) -> Chart:
             "layer": [
                 {
                     "mark": {"type": "point", "filled": True, "size": 70},
-                    "encoding": {"y": y, "x": x, "color": colour, "tooltip": tooltip(*_SHOWN)},
+                    "encoding": {"y": y, "x": x, "color": colour, "tooltip": tooltip(*_TOOLTIP_FIELDS)},
                 },
                 {
                     "data": {"values": [{"one": 1.0}]},

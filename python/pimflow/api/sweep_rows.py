@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.api.options import names
+from pimflow.api.options import field_names
 from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.hardware.settings import Value
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 
 CONVENTIONS = ("accounting", "timing", "copies", "padding", "launches")  # settings that are not of a design
 
@@ -45,13 +45,13 @@ class SweepFigures:
     launching_ns: float
 
     @classmethod
-    def of(cls, searched: Searched) -> SweepFigures:
+    def from_search(cls, search_result: SearchResult) -> SweepFigures:
         """From a search result."""
-        plan, gpu_only = searched.evaluation, searched.baseline
-        mixture = searched.mixture or gpu_only
-        modes = [choice.mode for choice in searched.plan.choices]
+        plan, gpu_only = search_result.evaluation, search_result.baseline
+        mixture = search_result.mixture or gpu_only
+        modes = [choice.mode for choice in search_result.plan.choices]
         timeline = plan.timeline
-        launching_ps = sum(each.begun_ps - each.start_ps for each in timeline.events)
+        launching_ps = sum(event.begun_ps - event.start_ps for event in timeline.events)
         return cls(
             latency_gpu_only_ns=gpu_only.latency_ns,
             latency_ns=plan.latency_ns,
@@ -94,16 +94,18 @@ class SweepRow:
         """Those of its settings that are conventions, not part of the design."""
         return {name: value for name, value in self.settings.items() if name in CONVENTIONS}
 
-    def beats(self, other: SweepRow) -> bool:
+    def dominates(self, rival: SweepRow) -> bool:
         """Whether it dominates another row of the same network under the same conventions."""
-        alike = (self.model, self.convention) == (other.model, other.convention)
-        if not self.figures or not other.figures or not alike:
+        is_comparable = (self.model, self.convention) == (rival.model, rival.convention)
+        if not self.figures or not rival.figures or not is_comparable:
             return False
-        own, its = ((each.latency_ns, each.energy_pj) for each in (self.figures, other.figures))
-        return own != its and all(a <= b for a, b in zip(own, its))
+        costs, rival_costs = (
+            (figures.latency_ns, figures.energy_pj) for figures in (self.figures, rival.figures)
+        )
+        return costs != rival_costs and all(a <= b for a, b in zip(costs, rival_costs))
 
     def to_json(self) -> dict[str, Json]:
         """A row of the table: settings and figures by name; figures are empty without a plan."""
-        figures = fields_form(self.figures) if self.figures else dict.fromkeys(names(SweepFigures), "")
+        figures = fields_form(self.figures) if self.figures else dict.fromkeys(field_names(SweepFigures), "")
         settings = {name: json_form(value) for name, value in self.settings.items()}
         return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from pimflow.api.arguments import public
 from pimflow.api.options import PlanKeywords
 from pimflow.api.report import BASELINE, MIXTURE
-from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, refuse_other_forms
+from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, convert_read_errors
 from pimflow.core.candidate import RESOURCES
-from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, JsonTree, report_of
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import Json, JsonTree, report_from
 from pimflow.core.table_files import read_json
-from pimflow.core.typed_values import of_type
+from pimflow.core.typed_values import has_type
 from pimflow.errors import ArtifactError
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
-from pimflow.placement import Evaluation, Searched
-from pimflow.report_page.charts import Bar, bars_of, in_rows, timeline
+from pimflow.placement import Evaluation, SearchResult
+from pimflow.report_page.charts import Bar, sort_bars, task_bars, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,17 +89,17 @@ class PlanTrace(JsonTree):
         return f"PlanTrace({self.model} on {self.system}: {latency}, {len(self.tasks)} tasks)"
 
     @classmethod
-    def of(cls, searched: Searched) -> PlanTrace:
+    def from_search(cls, search_result: SearchResult) -> PlanTrace:
         """From a search result."""
-        latency_ns = searched.evaluation.latency_ns
+        latency_ns = search_result.evaluation.latency_ns
         return cls(
-            model=searched.graph.name,
-            system=searched.system.name,
+            model=search_result.graph.name,
+            system=search_result.system.name,
             latency_ns=latency_ns,
-            latency_gpu_only_ns=searched.baseline.latency_ns,
-            latency_mixture_gpu_only_ns=searched.mixture.latency_ns if searched.mixture else None,
-            tasks=_traced(searched.evaluation),
-            baseline=_traced(searched.baseline),
+            latency_gpu_only_ns=search_result.baseline.latency_ns,
+            latency_mixture_gpu_only_ns=search_result.mixture.latency_ns if search_result.mixture else None,
+            tasks=_trace_tasks(search_result.evaluation),
+            baseline=_trace_tasks(search_result.baseline),
         )
 
     @classmethod
@@ -107,9 +107,9 @@ class PlanTrace(JsonTree):
         """Read the timeline of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
         path = Path(directory)
         Interface.load(path).check(path, TIMELINE)
-        with refuse_other_forms(path, TIMELINE):
+        with convert_read_errors(path, TIMELINE):
             trace = cls._from_perfetto(read_json(path / TIMELINE, ArtifactError))
-            if not of_type(trace, cls):
+            if not has_type(trace, cls):
                 raise TypeError("not of the types of a timeline")
             return trace
 
@@ -135,27 +135,27 @@ class PlanTrace(JsonTree):
 
     def to_perfetto(self) -> str:
         """The trace event format of Perfetto: a row for each resource, a line for each event, times in us."""
-        shown = (self.tasks, self.baseline)
-        about = {
+        task_lists = (self.tasks, self.baseline)
+        metadata = {
             name: value
             for name, value in vars(self).items()
             if name not in ("tasks", "baseline") and value is not None
         }
         events: list[dict[str, Json]] = []
-        for process, (called, tasks) in enumerate(zip(PROCESSES, shown, strict=True)):
+        for process, (title, tasks) in enumerate(zip(PROCESSES, task_lists, strict=True)):
             used = {task.resource for task in tasks} if process else set(RESOURCES)
             if used:
-                events.append(_named("process_name", called, pid=process, tid=0))
+                events.append(_name_event("process_name", title, pid=process, tid=0))
             for row, resource in enumerate(RESOURCES):
                 if resource in used:
-                    events.append(_named("thread_name", NAMES[resource], pid=process, tid=row))
+                    events.append(_name_event("thread_name", NAMES[resource], pid=process, tid=row))
             for task in tasks:
                 place = {"pid": process, "tid": RESOURCES.index(task.resource)}
                 times = {"ts": task.start_us, "dur": task.duration_us}
                 args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
                 args |= {"also": list(task.also)} if task.also else {}
                 events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
-        head = json.dumps({"displayTimeUnit": "ns", "otherData": about})
+        head = json.dumps({"displayTimeUnit": "ns", "otherData": metadata})
         lines = ",\n".join(map(json.dumps, events))
         return f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'
 
@@ -163,26 +163,26 @@ class PlanTrace(JsonTree):
         """Write a file for Perfetto; raises `OutputError` if that is not possible."""
         replace_file(path, self.to_perfetto().encode())
 
-    def on(self, resource: str) -> list[TracedTask]:
+    def tasks_on(self, resource: str) -> list[TracedTask]:
         """The plan's tasks on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
 
     def to_pandas(self) -> DataFrame:
         """A row for each task; raises `UsageError` if pandas is not installed."""
-        return frame(self.tasks)
+        return data_frame(self.tasks)
 
     def report(self) -> TimelineReport:
         """The figures of the timeline."""
-        gpu, pim = self.on("gpu"), self.on("pim")
-        both_us = sum(
+        gpu, pim = self.tasks_on("gpu"), self.tasks_on("pim")
+        overlap_us = sum(
             max(0.0, min(a.end_us, b.end_us) - max(a.start_us, b.start_us)) for a in gpu for b in pim
         )
-        return report_of(
+        return report_from(
             TimelineReport,
             self,
-            tasks={resource: len(self.on(resource)) for resource in RESOURCES},
-            busy_ns={r: sum(task.duration_us for task in self.on(r)) * 1e3 for r in RESOURCES},
-            both_devices_ns=both_us * 1e3,
+            tasks={resource: len(self.tasks_on(resource)) for resource in RESOURCES},
+            busy_ns={r: sum(task.duration_us for task in self.tasks_on(r)) * 1e3 for r in RESOURCES},
+            both_devices_ns=overlap_us * 1e3,
         )
 
 
@@ -201,27 +201,29 @@ class TimelineReport(JsonTree):
 
     def text(self) -> str:
         """The figures as text."""
-        latency_ns, both_ns = self.latency_ns, self.both_devices_ns
+        latency_ns, overlap_ns = self.latency_ns, self.both_devices_ns
         lines = [f"{self.model} on {self.system}: {latency_ns / 1e6:.4f} ms"]
-        others_ns = (self.latency_gpu_only_ns, self.latency_mixture_gpu_only_ns)
-        for told, alone_ns in zip((BASELINE, MIXTURE), others_ns):
-            if alone_ns is not None:
-                lines.append(f"  {told}: {alone_ns / 1e6:.4f} ms ({alone_ns / latency_ns:.3f}x)")
+        baselines_ns = (self.latency_gpu_only_ns, self.latency_mixture_gpu_only_ns)
+        for label, gpu_only_ns in zip((BASELINE, MIXTURE), baselines_ns):
+            if gpu_only_ns is not None:
+                lines.append(f"  {label}: {gpu_only_ns / 1e6:.4f} ms ({gpu_only_ns / latency_ns:.3f}x)")
         lines += [
             f"{NAMES[resource]:<10}  busy {busy_ns / 1e3:>10.2f} us ({100 * busy_ns / latency_ns:5.1f} %), "
             f"{self.tasks[resource]} tasks"
             for resource, busy_ns in self.busy_ns.items()
         ]
-        lines.append(f"both at once     {both_ns / 1e3:>10.2f} us ({100 * both_ns / latency_ns:5.1f} %)")
+        lines.append(
+            f"both at once     {overlap_ns / 1e3:>10.2f} us ({100 * overlap_ns / latency_ns:5.1f} %)"
+        )
         return "\n".join(lines)
 
 
-def _named(what: str, name: str, **place: int) -> dict[str, Json]:
+def _name_event(kind: str, name: str, **place: int) -> dict[str, Json]:
     """The event that names a process or row in Perfetto."""
-    return {"ph": "M", "name": what, **place, "args": {"name": name}}
+    return {"ph": "M", "name": kind, **place, "args": {"name": name}}
 
 
-def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
+def _trace_tasks(evaluation: Evaluation) -> tuple[TracedTask, ...]:
     return tuple(
         TracedTask(
             name=event.label,
@@ -251,10 +253,10 @@ def trace_plan(
         return PlanTrace.load(source)
     from pimflow.api.search import search  # loads TVM, so only for a network
 
-    return PlanTrace.of(search(source, target_system, **options))
+    return PlanTrace.from_search(search(source, target_system, **options))
 
 
-def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
+def draw(path: str | os.PathLike[str], trace: PlanTrace) -> None:
     """Draw a timeline as .png, .svg or .html, by the file's name: a row for each resource, and the baseline.
 
     Raises
@@ -264,15 +266,15 @@ def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
     OutputError
         If the file cannot be written.
     """
-    title = f"{found.model} on {found.system}"
-    pictures.save(path, timeline(bars(found), found.latency_ns / 1e3, title), title)
+    title = f"{trace.model} on {trace.system}"
+    pictures.save(path, timeline(bars(trace), trace.latency_ns / 1e3, title), title)
 
 
-def bars(found: PlanTrace) -> list[Bar]:
+def bars(trace: PlanTrace) -> list[Bar]:
     """The bars of a timeline's chart."""
-    drawn: list[Bar] = []
-    for baseline, tasks in enumerate((found.tasks, found.baseline)):
+    chart_bars: list[Bar] = []
+    for baseline, tasks in enumerate((trace.tasks, trace.baseline)):
         for task in tasks:
-            of = (task.name, task.regions, task.start_us, task.end_us, task.also)
-            drawn += bars_of(task.resource, *of, baseline=bool(baseline))
-    return in_rows(drawn)
+            details = (task.name, task.regions, task.start_us, task.end_us, task.also)
+            chart_bars += task_bars(task.resource, *details, baseline=bool(baseline))
+    return sort_bars(chart_bars)

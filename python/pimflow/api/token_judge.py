@@ -13,7 +13,7 @@ from pimflow.errors import VerificationError
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Compared:
+class _TokenCheck:
     """The logits after one token of a sequence, beside the reference's.
 
     Attributes
@@ -27,13 +27,13 @@ class _Compared:
         Whether the next token is a new one, not one of the prompt.
     """
 
-    place: int
+    position: int
     error: float
     lead: float
-    told: bool
+    is_new: bool
 
 
-class Judge:
+class TokenVerifier:
     """Compares the logits of each step with those of a reference, which has its own cache.
 
     Errors of a step stay in the cache, so they may accumulate from token to token. If logits exceed the bound
@@ -51,15 +51,15 @@ class Judge:
 
     def __init__(self, language: LanguageModel, dtype: str) -> None:
         self._language = language
-        self._seen: list[int] = []
+        self._tokens: list[int] = []
         self._expected: list[np.ndarray] = []
         self._layers: frozenset[str] = frozenset()
-        self._compared: list[_Compared] = []
+        self._checks: list[_TokenCheck] = []
         self._reference: TokenReference | None = None
-        self.worst, self.bound, self.sure = 0.0, OUTPUT_BOUND[dtype], 0
+        self.max_error, self.bound, self.certain_tokens = 0.0, OUTPUT_BOUND[dtype], 0
 
     def compare(
-        self, tokens: Sequence[int], logits: np.ndarray, layers: frozenset[str], *, told: bool
+        self, tokens: Sequence[int], logits: np.ndarray, layers: frozenset[str], *, is_new: bool
     ) -> None:
         """Compare `logits` [copies, vocabulary] after `tokens`, of a step with `layers` on PIM.
 
@@ -72,23 +72,25 @@ class Judge:
         """
         if self._reference is None:  # created at the first use, since its weights take memory
             self._reference = self._language.reference()
-            if self._seen:
-                self._reference.step(np.array(self._seen))
-        self._seen += map(int, tokens)
+            if self._tokens:
+                self._reference.step(np.array(self._tokens))
+        self._tokens += map(int, tokens)
         self._layers |= layers
         self._expected.append(self._reference.step(np.array(tokens)))
         expected = self._expected[-1][-1]
         error = relative_error(logits, np.broadcast_to(expected, logits.shape))
         first, second = np.partition(expected, -2)[[-1, -2]] if expected.size > 1 else (np.inf, 0.0)
         lead = float(first - second) / (float(np.abs(expected).max()) or 1.0)
-        self._compared.append(_Compared(place=len(self._seen) - 1, error=error, lead=lead, told=told))
+        self._checks.append(
+            _TokenCheck(position=len(self._tokens) - 1, error=error, lead=lead, is_new=is_new)
+        )
         self._require(error, LARGEST_BOUND)
 
-    def rest(self) -> None:
+    def release_reference(self) -> None:
         """Free the memory of the reference; the next comparison creates it again."""
         self._reference = None
 
-    def settle(self) -> None:
+    def verify(self) -> None:
         """Verify all compared logits against their final bounds.
 
         Raises
@@ -96,22 +98,26 @@ class Judge:
         VerificationError
             If logits exceed their bound.
         """
-        floor = self.bound
-        beyond = any(each.error > floor for each in self._compared)
-        bounds = np.maximum(floor, self._deviations()) if beyond else np.full(len(self._seen), floor)
-        for each in self._compared:
-            bound = min(LARGEST_BOUND, float(bounds[each.place]))
-            self.worst, self.bound = max(self.worst, each.error), max(self.bound, bound)
-            self._require(each.error, bound)
+        dtype_bound = self.bound
+        is_exceeded = any(check.error > dtype_bound for check in self._checks)
+        bounds = (
+            np.maximum(dtype_bound, self._deviations())
+            if is_exceeded
+            else np.full(len(self._tokens), dtype_bound)
+        )
+        for check in self._checks:
+            bound = min(LARGEST_BOUND, float(bounds[check.position]))
+            self.max_error, self.bound = max(self.max_error, check.error), max(self.bound, bound)
+            self._require(check.error, bound)
             # With errors within the bound, a logit that leads by twice the bound stays the largest.
-            self.sure += each.told and each.lead > 2 * bound
+            self.certain_tokens += check.is_new and check.lead > 2 * bound
         self._expected.clear()  # it has the size of the vocabulary for each token
 
     def _deviations(self) -> np.ndarray:
         """After each token, twice the largest deviation so far that random roundings on PIM cause."""
-        tokens, expected = np.array(self._seen), np.concatenate(self._expected)
+        tokens, expected = np.array(self._tokens), np.concatenate(self._expected)
         farthest = np.zeros(len(tokens))
-        for logits in self._language.rounded(self._layers, tokens):
+        for logits in self._language.perturbed_logits(self._layers, tokens):
             farthest = np.maximum(farthest, np.abs(logits - expected).max(axis=-1))
         return np.maximum.accumulate(DEVIATION_MULTIPLE * farthest / np.abs(expected).max(axis=-1))
 
@@ -119,5 +125,5 @@ class Judge:
         if not error <= bound:
             raise VerificationError(
                 f"logits are off by {error:.2e} of the largest, and the bound is {bound:.0e}: they are "
-                f"not those of the model{self._language.doubt}"
+                f"not those of the model{self._language.error_hint}"
             )

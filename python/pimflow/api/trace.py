@@ -14,24 +14,24 @@ from pimflow.api import kernel_traces
 from pimflow.api.arguments import public
 from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
-from pimflow.core.typed_values import of_type
+from pimflow.core.typed_values import has_type
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
-from pimflow.hardware.constraints import SELDOM
+from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
 from pimflow.host.files import file_sha256
 from pimflow.pim_backend.programs.attention import ORDERS
-from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
+from pimflow.placement.costs.pim_runs import PimRun, PimTarget, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
-from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_text
+from pimflow.simulators.pim.expansion import command_counts, pim_text, pim_unsupported_reason
 from pimflow.simulators.pim.timing import check_device
 from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SUMMARY = "trace.json"
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", *SELDOM)
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", *OPTIONAL_COMMANDS)
 Advance = Callable[[float], None]
 Chunks = Iterator[tuple[bytes, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class ProgramTrace:
     """A program to write, and the contents of its files.
 
     Attributes
@@ -77,7 +77,7 @@ class TracedLayer:
     files_bytes: dict[str, int]
 
     @classmethod
-    def of(cls, run: PimRun, files_bytes: dict[str, int]) -> TracedLayer:
+    def from_run(cls, run: PimRun, files_bytes: dict[str, int]) -> TracedLayer:
         """From a timed program, and the sizes of its files."""
         program = run.program
         counts = command_counts(program)
@@ -88,7 +88,9 @@ class TracedLayer:
             schedule=program.schedule,
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
-            commands={name: counts[name] for name in COMMANDS if counts[name] or name not in SELDOM},
+            commands={
+                name: counts[name] for name in COMMANDS if counts[name] or name not in OPTIONAL_COMMANDS
+            },
             files_bytes=files_bytes,
         )
 
@@ -104,7 +106,7 @@ class Traces(JsonTree):
 
     def to_pandas(self) -> DataFrame:
         """A row for each layer; raises `UsageError` if pandas is not installed."""
-        return frame(self.layers)
+        return data_frame(self.layers)
 
     def text(self, out: str) -> str:
         """The contents as text; `out` is the directory that was written."""
@@ -122,41 +124,43 @@ class Traces(JsonTree):
         return "\n".join(lines)
 
 
-def _pimprog(run: PimRun, stem: str, system: System) -> Traced:
+def _pimprog(run: PimRun, stem: str, system: System) -> ProgramTrace:
     def chunks() -> Chunks:
         yield run.program.to_json().encode(), 1
 
-    return Traced(run=run, files={f"{stem}.pimprog": chunks()}, total=1)
+    return ProgramTrace(run=run, files={f"{stem}.pimprog": chunks()}, total=1)
 
 
-def _pim(run: PimRun, stem: str, system: System) -> Traced:
+def _pim(run: PimRun, stem: str, system: System) -> ProgramTrace:
     def chunks(channel: int) -> Chunks:
         for text in pim_text(run.program, channel):
             yield text, text.count(b"\n")
 
     channels = range(len(run.program.channels))
     files = {f"{stem}/channel{channel}.pim": chunks(channel) for channel in channels}
-    return Traced(run=run, files=files, total=_commands(run.program))
+    return ProgramTrace(run=run, files=files, total=_commands(run.program))
 
 
-def _aim(run: PimRun, stem: str, system: System) -> Traced:
-    return Traced(run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program))
+def _aim(run: PimRun, stem: str, system: System) -> ProgramTrace:
+    return ProgramTrace(
+        run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program)
+    )
 
 
-def _ramulator2(run: PimRun, stem: str, system: System) -> Traced:
+def _ramulator2(run: PimRun, stem: str, system: System) -> ProgramTrace:
     geometry = run.gpu_part or run.program.geometry
     files = {f"{stem}.ldst": load_store_trace.export(geometry, run.program.dtype)}
-    return Traced(run=run, files=files, total=geometry.pixels)
+    return ProgramTrace(run=run, files=files, total=geometry.pixels)
 
 
-def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
+def _perfetto(run: PimRun, stem: str, system: System) -> ProgramTrace:
     files = {f"{stem}.perfetto.json": perfetto.export(run.program, system.pim)}
-    return Traced(run=run, files=files, total=_commands(run.program))
+    return ProgramTrace(run=run, files=files, total=_commands(run.program))
 
 
 FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
 # Formats that cannot represent every program: the name in messages, and a function that gives the reason.
-REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
+UNSUPPORTED_REASONS = {"pim": (".pim", pim_unsupported_reason), "aim": ("AiM", aim_isr.unsupported_reason)}
 
 
 @public()
@@ -208,20 +212,20 @@ def trace(
     check_format(format, target_system.timing)
     check_target(out, KIND, force=force)
     if format == kernel_traces.FORMAT:
-        wanted = kernel_traces.wanted(os.fspath(layer), target_system)
+        request = kernel_traces.trace_request(os.fspath(layer), target_system)
         with new_directory(out, KIND, force=force) as directory:
-            kernels = kernel_traces.write(directory, wanted, advance)
+            kernels = kernel_traces.write(directory, request, advance)
             _write_summary(directory, kernels)
         return kernels
     if Path(layer).is_dir():
-        target_system = _own_system(Path(layer), target_system)
-    found = runs(os.fspath(layer), target_system, format)
-    return write(out, found, target_system, format, advance, force=force)
+        target_system = _directory_system(Path(layer), target_system)
+    program_runs = source_runs(os.fspath(layer), target_system, format)
+    return write(out, program_runs, target_system, format, advance, force=force)
 
 
-def _own_system(directory: Path, system: System) -> System:
+def _directory_system(directory: Path, system: System) -> System:
     """Return `system` with the PIM device and the storage type of a compiled directory."""
-    pim, dtype = artifact.device(directory), artifact.PlacedRegions.load(directory).dtype
+    pim, dtype = artifact.load_device(directory), artifact.PlacedRegions.load(directory).dtype
     try:
         return dataclasses.replace(system, pim=pim, dtype=dtype)
     except ValueError as error:
@@ -232,13 +236,15 @@ def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
     """The GPU's part of every split region in a compiled directory."""
     artifact.Interface.load(directory).check(directory, artifact.PLAN)
     graph, plan = artifact.PlacedRegions.load(directory).graph, Plan.load(directory / artifact.PLAN)
-    found = {}
+    parts = {}
     for choice in plan.choices:
         if choice.mode == "SPLIT":
             geometry = graph.region(choice.region).geometry
             assert geometry is not None and choice.gpu_share is not None
-            found[choice.region] = Split.of(geometry, choice.axis, choice.gpu_share).gpu_part(geometry)
-    return found
+            parts[choice.region] = Split.from_gpu_share(geometry, choice.axis, choice.gpu_share).gpu_part(
+                geometry
+            )
+    return parts
 
 
 def check_format(name: str, timing: str) -> None:
@@ -266,21 +272,21 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
     pim = system.pim
     if format == "aim":  # AiM has one global buffer
         pim = dataclasses.replace(pim, global_buffers=1)
-    side = PimSide(
+    pim_target = PimTarget(
         pim=pim,
         channels=system.pim_channels,
         dtype=system.dtype,
-        profiler=BuiltIn(system.timing, system.gwrite_hiding),
+        profiler=BuiltIn(system.timing, system.hides_gwrites),
         level=system.scheduling,
     )
-    schedules = side.ranked(geometry, text)
-    if format in REFUSALS:
-        form, refusal = REFUSALS[format]
-        problems = {s: refusal(side.program(geometry, s, text)) for s in schedules}
+    schedules = pim_target.rank_schedules(geometry, text)
+    if format in UNSUPPORTED_REASONS:
+        form, unsupported_reason = UNSUPPORTED_REASONS[format]
+        problems = {s: unsupported_reason(pim_target.program(geometry, s, text)) for s in schedules}
         schedules = [s for s, problem in problems.items() if not problem]
         if not schedules:
             raise UsageError(f"layer '{text}' has no {form} form: {next(iter(problems.values()))}")
-    run = min((side.run(geometry, s, text) for s in schedules[:2]), key=lambda run: run.timing.time_ns)
+    run = min((pim_target.run(geometry, s, text) for s in schedules[:2]), key=lambda run: run.timing.time_ns)
     check_rows(f"weights of layer '{text}'", run.program.rows, system.pim)
     return run
 
@@ -311,29 +317,31 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
                 f"directory's '{system.pim.name}'; compile again"
             )
         check_device(program, system.pim)
-        if problem := _refusal(program, format):
+        if problem := _unsupported_reason(program, format):
             raise UsageError(f"{directory}: {problem}")
-    timer = BuiltIn(system.timing, system.gwrite_hiding)
+    timer = BuiltIn(system.timing, system.hides_gwrites)
     return [
         PimRun(program=p, timing=timer.time_program(p, system.pim), gpu_part=parts.get(p.region))
         for p in programs
     ]
 
 
-def _refusal(program: PimProgram, format: str) -> str:
+def _unsupported_reason(program: PimProgram, format: str) -> str:
     """Why the format cannot represent a directory's program, and what to do; empty if it can."""
-    form, refusal = REFUSALS.get(format, ("", lambda _: ""))
-    problem = refusal(program)
+    form, unsupported_reason = UNSUPPORTED_REASONS.get(format, ("", lambda _: ""))
+    problem = unsupported_reason(program)
     if not problem:
         return ""
-    others = [name for name, (_, refuses) in REFUSALS.items() if not refuses(program)]
-    formats = ", ".join([*others, "pimprog", "perfetto"])
+    supported_formats = [
+        name for name, (_, reason_function) in UNSUPPORTED_REASONS.items() if not reason_function(program)
+    ]
+    formats = ", ".join([*supported_formats, "pimprog", "perfetto"])
     by_shape = "" if program.schedule in ("", *ORDERS) else "; or trace the layer by its shape"
     order = f" ({program.schedule})" * bool(program.schedule)
     return f"'{program.region}'{order} has no {form} form: {problem}; formats that do: {formats}{by_shape}"
 
 
-def runs(layer: str, system: System, format: str) -> list[PimRun]:
+def source_runs(layer: str, system: System, format: str) -> list[PimRun]:
     """The programs of a layer or of a compiled directory; raises as `layer_run` and `directory_runs`."""
     if Path(layer).is_dir():
         return directory_runs(Path(layer), system, format)
@@ -369,7 +377,7 @@ def write(
     """
     stems = artifact.file_stems(run.program.region for run in runs)
     traces = [FORMATS[format](run, stems[run.program.region], system) for run in runs]
-    total, done = sum(trace.total for trace in traces), 0
+    total, written = sum(trace.total for trace in traces), 0
     layers = []
     with new_directory(out, KIND, force=force) as directory:
         for trace in traces:
@@ -380,20 +388,20 @@ def write(
                 with path.open("wb") as file:
                     for text, share in chunks:
                         file.write(text)
-                        done += share
-                        advance(min(1.0, done / total))
+                        written += share
+                        advance(min(1.0, written / total))
                 files[name] = path.stat().st_size
-            layers.append(TracedLayer.of(trace.run, files))
-        found = Traces(format=format, pim=system.pim.name, timing=system.timing, layers=tuple(layers))
-        _write_summary(directory, found)
-    return found
+            layers.append(TracedLayer.from_run(trace.run, files))
+        summary = Traces(format=format, pim=system.pim.name, timing=system.timing, layers=tuple(layers))
+        _write_summary(directory, summary)
+    return summary
 
 
-def _write_summary(directory: Path, found: Traces | KernelTraces) -> None:
+def _write_summary(directory: Path, traces: Traces | KernelTraces) -> None:
     """Write ``trace.json`` with the digests of all files."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     digests = {str(path.relative_to(directory)): file_sha256(path) for path in files}
-    text = json.dumps({**found.to_json(), "sha256": digests}, indent=1)
+    text = json.dumps({**traces.to_json(), "sha256": digests}, indent=1)
     (directory / SUMMARY).write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -410,7 +418,7 @@ def _seals(directory: Path) -> Seals:
         seals = table.get("sha256", sizes)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError):
         return {}
-    return {**seals, SUMMARY: None} if of_type(seals, dict[str, str | int]) else {}
+    return {**seals, SUMMARY: None} if has_type(seals, dict[str, str | int]) else {}
 
 
 KIND = DirectoryKind(name="a trace of pimflow", mark=SUMMARY, seals=_seals)
@@ -421,11 +429,15 @@ def _commands(program: PimProgram) -> int:
     return sum(counts[name] for name in COMMANDS)
 
 
-def traceable(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
+def traceable_regions(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
     """Regions whose programs have a ``.pim`` form; `progress` is called with the reason for the others."""
     if not programs:
         progress("no .pim traces: the plan has nothing on PIM")
-    refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
-    for region, problem in refused.items():
+    unsupported = {
+        region: problem
+        for region, program in programs.items()
+        if (problem := pim_unsupported_reason(program))
+    }
+    for region, problem in unsupported.items():
         progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")
-    return [region for region in programs if region not in refused]
+    return [region for region in programs if region not in unsupported]

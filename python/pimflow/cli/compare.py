@@ -12,7 +12,7 @@ SUMMARY = "write a page with the plans of compiled directories side by side"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--output", "--json")
+    sub.show_first("--output", "--json")
     sub.positional("directories", "DIR", "what 'pimflow compile -o' wrote; two or more", nargs="+")
     sub.option(
         "output",

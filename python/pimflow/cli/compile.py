@@ -12,7 +12,7 @@ SUMMARY = "search, compile, run and verify a network"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with(
+    sub.show_first(
         *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
         *("--objective", "--explain", "--json"),
     )
@@ -91,15 +91,15 @@ def run(args: argparse.Namespace) -> None:
     convention_names(args.conventions, target_system)  # raises for an unknown name before the work
     auto = args.pim_channels if args.pim_channels == "auto" else None
     with options.profiling(args) as profiling:
-        question = {"target": args.target, "profiling": profiling, **network, **goal}
+        keywords = {"target": args.target, "profiling": profiling, **network, **goal}
         if args.explain is not None:
             with output.status(args.quiet) as progress:
                 if auto:
-                    choice = choose_channels(args.model, target_system, progress=progress, **question)
+                    choice = choose_channels(args.model, target_system, progress=progress, **keywords)
                     target_system = choice.system
                 progress("searching")
-                searched = search(args.model, target_system, plan=args.plan, **question)
-            output.show(explain(searched, searched.graph.region(args.explain)), args.json)
+                search_result = search(args.model, target_system, plan=args.plan, **keywords)
+            output.show(explain(search_result, search_result.graph.region(args.explain)), args.json)
             return
         with output.status(args.quiet) as progress:
             compiled = compile(
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> None:
                 emit_traces=args.emit_traces,
                 force=args.force,
                 progress=progress,
-                **question,
+                **keywords,
             )
         report = compiled.report
         if args.plot:

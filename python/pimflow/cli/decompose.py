@@ -12,7 +12,7 @@ SUMMARY = "write a network with decomposed layers as ONNX, to be trained further
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--output", "--decompose", "--calibration", "--shape", "--batch", "--json")
+    sub.show_first("--output", "--decompose", "--calibration", "--shape", "--batch", "--json")
     options.model_argument(sub, ".onnx file")
     sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
     options.force_option(sub)
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         network = options.network(args)
-        found = export_decomposed(
+        report = export_decomposed(
             args.model,
             network.pop("decompose"),
             args.output,
@@ -45,6 +45,6 @@ def run(args: argparse.Namespace) -> None:
             **options.goal(args),
         )
     if args.json:
-        output.print_json(json_form(found))
+        output.print_json(json_form(report))
     else:
-        print(export_text(found))
+        print(export_text(report))

@@ -29,10 +29,10 @@ def run(args: argparse.Namespace) -> None:
         print(description.file_text(args.device), end="")
         return
     if args.device is None:
-        found = description.catalogue()
+        table = description.catalogue()
     else:
-        found = description.describe(description.load(args.device))
+        table = description.describe(description.load(args.device))
     if args.json:
-        output.print_json(found)
+        output.print_json(table)
     else:
-        print(description.catalogue_text() if args.device is None else description.description_text(found))
+        print(description.catalogue_text() if args.device is None else description.description_text(table))

@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> None:
     target_system, cache = system(args.system, **changes), options.result_cache(args)
     with output.status(args.quiet) as progress:
         progress("timing attention")
-        found = llmservingsim(args.model, target_system, profiling=Profiling(cache=cache))
+        attention = llmservingsim(args.model, target_system, profiling=Profiling(cache=cache))
     if cache is not None:
         cache.close()
     if args.output:
-        replace_file(args.output, f"{json.dumps(found.to_json(), indent=1)}\n".encode())
+        replace_file(args.output, f"{json.dumps(attention.to_json(), indent=1)}\n".encode())
     if args.json:
-        output.print_json(found.to_json())
+        output.print_json(attention.to_json())
     else:
-        print(found.text() + (f"\nwrote     {args.output}" if args.output else ""))
+        print(attention.text() + (f"\nwrote     {args.output}" if args.output else ""))

@@ -64,7 +64,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.choice("search", "--search", "HOW", "how groups are found", SEARCHES, "optimal")
     sub.choice("search", "--halo", "HOW", "what is done with rows that tiles share", HALOS, "recompute")
     sub.choice("memory", "--reuse", "HOW", "reuse of on-chip memory inside a group", REUSES, "deep")
-    options.decompose_option(sub, searched=False)
+    options.decompose_option(sub, has_search=False)
     sub.option(
         "output",
         "--execute",
@@ -93,11 +93,15 @@ def run(args: argparse.Namespace) -> None:
     choices = {name: getattr(args, name) for name in ("baseline", "reuse", "search", "halo", "objective")}
     choices |= options.network(args)
     decompose = choices.pop("decompose")
-    found = _decomposed(args, target, choices, decompose) if decompose else _fused(args, target, choices)
-    output.show(found, args.json)
+    report = (
+        _fuse_decomposed(args, target, choices, decompose)
+        if decompose
+        else _fuse_layers(args, target, choices)
+    )
+    output.show(report, args.json)
 
 
-def _decomposed(
+def _fuse_decomposed(
     args: argparse.Namespace, target: Accelerator, choices: dict[str, Any], decompose: str
 ) -> FusionReport:
     from pimflow.api import fuse
@@ -108,7 +112,7 @@ def _decomposed(
         return fuse.fuse_decomposed(args.model, decompose, target, **choices, progress=advance).report()
 
 
-def _fused(args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]) -> FusionReport:
+def _fuse_layers(args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]) -> FusionReport:
     from pimflow.api import fuse, fusion_report
 
     if args.execute:  # loads TVM, so only to execute
@@ -117,11 +121,11 @@ def _fused(args: argparse.Namespace, target: Accelerator, choices: dict[str, Any
         execution.require_executable(target.dtype)
     with output.bar("searching", args.quiet) as advance:
         plan = fuse.fuse(args.model, target, **choices, progress=advance)
-    found = fusion_report.FusionReport.of(plan)
+    report = fusion_report.FusionReport.from_plan(plan)
     if not args.execute:
-        return found
-    same = {key: choices[key] for key in ("baseline", "shapes", "batch")}
+        return report
+    keywords = {key: choices[key] for key in ("baseline", "shapes", "batch")}
     with output.bar("executing", args.quiet) as advance:
-        ran = execution.execute(args.model, plan, **same, progress=advance)
-    ran.require(plan)
-    return replace(found, executed=fusion_report.ExecutionReport.of(plan, ran))
+        execution_run = execution.execute(args.model, plan, **keywords, progress=advance)
+    execution_run.require(plan)
+    return replace(report, executed=fusion_report.ExecutionReport.from_execution(plan, execution_run))

@@ -14,16 +14,20 @@ SUMMARY = "write text with a language model, token by token, and say what that t
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with(
+    sub.show_first(
         "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
     )
     sub.positional("model", "MODEL", "language model of the zoo, .onnx decoder with a cache, or .gguf file")
-    again = "; repeat it for several at once, of any lengths"
+    repeat_hint = "; repeat it for several at once, of any lengths"
     sub.option(
-        "network", "--prompt", metavar="TEXT", action="append", help=f"what comes first, as text{again}"
+        "network", "--prompt", metavar="TEXT", action="append", help=f"what comes first, as text{repeat_hint}"
     )
     sub.option(
-        "network", "--tokens", metavar="ID,…", action="append", help=f"the same as numbers of tokens{again}"
+        "network",
+        "--tokens",
+        metavar="ID,…",
+        action="append",
+        help=f"the same as numbers of tokens{repeat_hint}",
     )
     sub.option(
         "network",
@@ -55,42 +59,42 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.api.generate import generate
 
     prompts = args.prompt or [""] * len(tokens or [""])
-    begun = prompts[:1]  # printed with the first new token, when arguments are known to be valid
+    unprinted = prompts[:1]  # printed with the first new token, when arguments are known to be valid
 
     def show(text: str) -> None:
         """Print a piece of text, before the first one the prompt."""
-        print("".join(begun) + text, end="", flush=True)
-        begun.clear()
+        print("".join(unprinted) + text, end="", flush=True)
+        unprinted.clear()
 
-    told = {} if args.json else {"on_text": show}
+    callbacks = {} if args.json else {"on_text": show}
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
-        found = generate(
+        generation = generate(
             args.model,
             n=args.n,
-            prompt=args.prompt and _one(args.prompt),
-            tokens=tokens and _one(tokens),
+            prompt=args.prompt and _unwrap_single(args.prompt),
+            tokens=tokens and _unwrap_single(tokens),
             context=args.context,
             batch=args.batch,
             target_system=target_system,
             profiling=profiling,
             progress=progress,
-            **told,
+            **callbacks,
             **goal,
         )
     if args.json:
-        output.print_json(found.to_json())
+        output.print_json(generation.to_json())
         return
-    print("\n" if found.tokens else "", end="")
-    for begins, request in zip(prompts[1:], found.requests[1:]):
+    print("\n" if generation.tokens else "", end="")
+    for prompt, request in zip(prompts[1:], generation.requests[1:]):
         if request.tokens:
             text = " ".join(map(str, request.tokens)) if request.text is None else request.text
-            print(f"{begins}{text}")
-    print(found.table())
+            print(f"{prompt}{text}")
+    print(generation.table())
 
 
-def _one(given: list[Any]) -> Any:
+def _unwrap_single(values: list[Any]) -> Any:
     """The element of a list of one; else the list."""
-    return given[0] if len(given) == 1 else given
+    return values[0] if len(values) == 1 else values
 
 
 def _tokens(text: str) -> list[int]:

@@ -18,8 +18,11 @@ from pimflow_command import INTERRUPTED, MESSAGE
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     streams.reopen()
-    with contextlib.redirect_stderr(streams.Progress(sys.stderr)), interrupts.command() as running:
-        told = ""  # text that the interrupted code adds to the message
+    with (
+        contextlib.redirect_stderr(streams.LossyStream(sys.stderr)),
+        interrupts.command_interrupts() as running,
+    ):
+        cause = ""  # text that the interrupted code adds to the message
         try:
             code, message = _run(argv)
         except Exception:  # a bug, or an error that a library raised because of an interrupt
@@ -27,11 +30,11 @@ def main(argv: list[str] | None = None) -> int:
                 raise
         except KeyboardInterrupt as interrupt:
             running.interrupted = True
-            told = f": {one_line(str(interrupt))}" if str(interrupt) else ""
-        interrupts.ignore()
+            cause = f": {one_line(str(interrupt))}" if str(interrupt) else ""
+        interrupts.ignore_signals()
         running.restore()
         if running.interrupted:
-            code, message = INTERRUPTED, MESSAGE + told
+            code, message = INTERRUPTED, MESSAGE + cause
         if message:
             print(message, file=sys.stderr)
     return code
@@ -40,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> tuple[int, str]:
     """Run a command; returns its exit code, and the last message for stderr."""
     try:
-        with streams.results():
+        with streams.buffer_results():
             args = parser.parse(argv)
             args.command(args)
     except PimflowError as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pimflow.memory import MemoryPlan
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
-_OF_NETWORKS = (
+_NETWORK_OPTIONS = (
     *("shape", "batch", "context", "state", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
@@ -23,7 +23,7 @@ _OF_NETWORKS = (
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
+    sub.show_first("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
     sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
     sub.option(
         "memory",
@@ -61,7 +61,7 @@ def add_arguments(sub: CommandParser) -> None:
         help="longest search (default: %(default)g)",
     )
     options.decompose_option(sub)
-    options.decomposed_options(sub)
+    options.chain_options(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -126,7 +126,7 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 
 def _check(args: argparse.Namespace) -> None:
     if _is_table(args.source):
-        refuse(args, _OF_NETWORKS, f"{args.source} is a table of buffers, not a network")
+        refuse(args, _NETWORK_OPTIONS, f"{args.source} is a table of buffers, not a network")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:
@@ -150,7 +150,7 @@ def _network_text(network: NetworkMemory) -> str:
         f"{network.overwritten} results take over a dead operand; "
         f"{len(network.copies)} slices and concatenations are copied"
     )
-    lines += [f"  {each.layer}: {each.size_bytes} B, {each.reason}" for each in network.copies]
+    lines += [f"  {copied.layer}: {copied.size_bytes} B, {copied.reason}" for copied in network.copies]
     if network.skips:
         from pimflow.decomposition.report import skips_text
 

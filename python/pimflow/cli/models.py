@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> None:
     rows = [zoo.describe(name) for name in zoo.names()]
     decoders = [zoo.decoder(name) for name in zoo.decoder_names()]
     if args.json:
-        described = [{**vars(each), **_counts(each)} for each in decoders]
-        output.print_json([*(dict(row.__dict__) for row in rows), *described])
+        decoder_rows = [{**vars(decoder), **_counts(decoder)} for decoder in decoders]
+        output.print_json([*(dict(row.__dict__) for row in rows), *decoder_rows])
         return
     print(f"{'model':<16} {'parameters':>12} {'GMAC':>8}  inputs")
     for row in rows:
@@ -34,11 +34,17 @@ def run(args: argparse.Namespace) -> None:
         trained = "  trained (docs/zoo.md)" if row.trained else ""
         print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}{trained}")
     print(f"\n{'language model':<16} {'parameters':>14} {'GMAC':>8}  blocks")
-    for each in decoders:
-        heads = f"{each.heads} heads" if each.group == 1 else f"{each.heads} heads on {each.kv_heads} of keys"
-        what = f"{each.layers} of {each.hidden}, {heads}, {each.vocabulary} tokens"
-        trained = "  trained (docs/zoo.md)" if each.trained else ""
-        print(f"{each.name:<16} {each.parameters:>14,} {each.macs_per_token / 1e9:>8.3f}  {what}{trained}")
+    for decoder in decoders:
+        heads = (
+            f"{decoder.heads} heads"
+            if decoder.group == 1
+            else f"{decoder.heads} heads on {decoder.kv_heads} of keys"
+        )
+        sizes = f"{decoder.layers} of {decoder.hidden}, {heads}, {decoder.vocabulary} tokens"
+        trained = "  trained (docs/zoo.md)" if decoder.trained else ""
+        print(
+            f"{decoder.name:<16} {decoder.parameters:>14,} {decoder.macs_per_token / 1e9:>8.3f}  {sizes}{trained}"
+        )
 
 
 def _counts(decoder: Decoder) -> dict[str, int]:

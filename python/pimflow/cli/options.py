@@ -73,14 +73,14 @@ def network_options(sub: CommandParser, *, states: bool = True) -> None:
     )
 
 
-def target_option(sub: CommandParser, what: str) -> None:
+def target_option(sub: CommandParser, purpose: str) -> None:
     """Add the option for the target of a build."""
     sub.option(
         "system",
         "--target",
         metavar="TARGET",
         default="llvm+pim",
-        help=f"{what}: llvm+pim, cuda+pim or c (default: %(default)s)",
+        help=f"{purpose}: llvm+pim, cuda+pim or c (default: %(default)s)",
     )
 
 
@@ -104,7 +104,7 @@ def fuse_option(sub: CommandParser) -> None:
     )
 
 
-def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
+def decompose_option(sub: CommandParser, *, required: bool = False, has_search: bool = True) -> None:
     """Add the option to decompose layers, which changes results; `searched` documents ``where=pays``."""
     pays = (
         ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
@@ -117,7 +117,7 @@ def decompose_option(sub: CommandParser, *, required: bool = False, searched: bo
         metavar="METHOD:RANK",
         help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
         "energy=SHARE, vbmf or a .toml file. Append ',first=keep' to keep the first convolution, "
-        f"',fc=decompose' to replace fully connected layers too{pays if searched else ''}",
+        f"',fc=decompose' to replace fully connected layers too{pays if has_search else ''}",
     )
 
 
@@ -139,7 +139,7 @@ def skip_options(sub: CommandParser) -> None:
     )
 
 
-def decomposed_options(sub: CommandParser) -> None:
+def chain_options(sub: CommandParser) -> None:
     """Add options for rewrites of decomposed layers."""
     skip_options(sub)
     sub.option(
@@ -155,7 +155,7 @@ def rewriting_options(sub: CommandParser) -> None:
     fuse_option(sub)
     reorder_option(sub)
     decompose_option(sub)
-    decomposed_options(sub)
+    chain_options(sub)
 
 
 def calibration_option(sub: CommandParser) -> None:
@@ -181,8 +181,8 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
         options["states"] = dict(map(_state, args.state))
         if options["states"] and args.context is None:
             raise UsageError("--state: says which caches --context keeps; give that too")
-    same = ("batch", "context", "decompose", "fuse_activations", "fuse", "reorder")
-    options |= {name: getattr(args, name) for name in same if hasattr(args, name)}
+    names = ("batch", "context", "decompose", "fuse_activations", "fuse", "reorder")
+    options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
     if hasattr(args, "optimize_skips"):
         if not args.optimize_skips:
             refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
@@ -200,7 +200,7 @@ def _state(text: str) -> tuple[str, str]:
 # Systems.
 
 
-def _channel_count(text: str) -> int | str:
+def _parse_channel_count(text: str) -> int | str:
     """Parse a number of channels, or ``auto``."""
     try:
         return text if text == "auto" else int(text)
@@ -225,7 +225,7 @@ def device_options(
         "system",
         "--pim-channels",
         metavar="N|auto" if auto else "N",
-        type=_channel_count if auto else int,
+        type=_parse_channel_count if auto else int,
         help="memory channels that have PIM"
         + ("; auto: as many as are best for the network, of eighths of all" if auto else ""),
     )
@@ -233,12 +233,12 @@ def device_options(
     sub.choice("system", "--scheduling", "LEVEL", "loop orders of PIM", SCHEDULINGS)
 
 
-def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str = "") -> None:
+def timing_option(sub: CommandParser, purpose: str = "PIM's timing", default: str = "") -> None:
     """Add the option for PIM's timing rules."""
     from pimflow.hardware.systems import TIMINGS
 
-    told = f" (default: {default})" if default else ""
-    sub.option("system", "--timing", metavar="RULES", help=f"{what}: {', '.join(TIMINGS)}{told}")
+    default_text = f" (default: {default})" if default else ""
+    sub.option("system", "--timing", metavar="RULES", help=f"{purpose}: {', '.join(TIMINGS)}{default_text}")
 
 
 def system_option(sub: CommandParser) -> None:
@@ -279,8 +279,8 @@ def target_system(args: argparse.Namespace) -> System:
     from pimflow.hardware import system
 
     timing = args.timing or TIMING_OF.get((args.accounting or "").partition("+")[0])
-    named = ("gpu", "pim", "scheduling", "copies", "padding", "splits", "channel_sharing", "launches")
-    changes = {name: getattr(args, name) for name in (*named, "accounting", "dtype")}
+    names = ("gpu", "pim", "scheduling", "copies", "padding", "splits", "channel_sharing", "launches")
+    changes = {name: getattr(args, name) for name in (*names, "accounting", "dtype")}
     pim_channels = None if args.pim_channels == "auto" else args.pim_channels
     return system(args.system, pim_channels=pim_channels, timing=timing, **changes)
 
@@ -336,9 +336,9 @@ def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
     budget_option(sub, "memory", "take no plan that needs more memory, such as 50MiB")
 
 
-def budget_option(sub: CommandParser, group: str, what: str) -> None:
+def budget_option(sub: CommandParser, group: str, purpose: str) -> None:
     """Add the option for a bound on memory."""
-    sub.option(group, "--memory-budget", metavar="BYTES", help=what)
+    sub.option(group, "--memory-budget", metavar="BYTES", help=purpose)
 
 
 def budget_bytes(args: argparse.Namespace) -> int | None:
@@ -389,20 +389,20 @@ def goal(args: argparse.Namespace) -> dict[str, Any]:
     """The goal of the search, as keywords of the API."""
     from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
-    same = ("objective", "solver", "search_seconds", "modes", "max_error")
-    found = {name: getattr(args, name) for name in same if hasattr(args, name)}
+    names = ("objective", "solver", "search_seconds", "modes", "max_error")
+    fields = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.max_latency is not None:
-        found["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")
+        fields["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")
     if args.max_energy is not None:
-        found["max_energy_pj"] = quantity(args.max_energy, ENERGY_UNITS, "--max-energy")
-    return found | {"max_memory_bytes": budget_bytes(args)}
+        fields["max_energy_pj"] = quantity(args.max_energy, ENERGY_UNITS, "--max-energy")
+    return fields | {"max_memory_bytes": budget_bytes(args)}
 
 
 def profilers(
     args: argparse.Namespace, gwrite_hiding: bool = True
 ) -> tuple[GpuProfiler | None, PimProfiler | None]:
     """The profilers of GPU and PIM that --profiler names; None for a device without one."""
-    if args.timing and any(each.startswith("pim=") for each in args.profiler):
+    if args.timing and any(text.startswith("pim=") for text in args.profiler):
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
     if not args.profiler:
         return None, None
@@ -433,7 +433,7 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
             pim=pim,
             cache=cache,
             executor=executor,
-            progress=lambda done, of: advance(done / of if of else 1.0),
+            progress=lambda done, total: advance(done / total if total else 1.0),
         )
     if cache is not None:
         if cache.flaw:
@@ -455,9 +455,9 @@ def force_option(sub: CommandParser) -> None:
     )
 
 
-def plot_option(sub: CommandParser, what: str) -> None:
+def plot_option(sub: CommandParser, subject: str) -> None:
     """Add the option for a chart of the result."""
-    sub.option("output", "--plot", metavar="FILE", help=f"draw {what}: .png, .svg or .html")
+    sub.option("output", "--plot", metavar="FILE", help=f"draw {subject}: .png, .svg or .html")
 
 
 def output_options(sub: CommandParser) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pimflow.errors import without_controls
+from pimflow.errors import escape_controls
 
-AFTER_SECONDS = 2.0  # delay of a progress bar
+BAR_DELAY_SECONDS = 2.0  # delay of a progress bar
 
 
 def print_json(value: Any) -> None:
@@ -20,27 +20,27 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
 
 
-def show(found: Any, as_json: bool) -> None:
+def show(result: Any, as_json: bool) -> None:
     """Print a result that has `to_json` and `text`."""
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        print(found.text())
+        print(result.text())
 
 
-def print_page(written: Path, as_json: bool) -> None:
+def print_page(path: Path, as_json: bool) -> None:
     """Print the path and the size of a page that was written."""
-    size_bytes = written.stat().st_size
+    size_bytes = path.stat().st_size
     if as_json:
-        print_json({"wrote": str(written), "bytes": size_bytes})
+        print_json({"wrote": str(path), "bytes": size_bytes})
     else:
-        print(f"wrote     {written} ({size_bytes / 1e6:.2f} MB)")
+        print(f"wrote     {path} ({size_bytes / 1e6:.2f} MB)")
 
 
 def say(text: str, quiet: bool) -> None:
     """Print a line on stderr, unless `quiet`."""
     if not quiet:
-        print(f"pimflow: {without_controls(text)}", file=sys.stderr)
+        print(f"pimflow: {escape_controls(text)}", file=sys.stderr)
 
 
 def warn(text: str, quiet: bool = False) -> None:
@@ -70,17 +70,17 @@ def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
     """
     begin = time.monotonic()
     update: Callable[[float], None] | None = None
-    with contextlib.ExitStack() as shown:
+    with contextlib.ExitStack() as stack:
 
         def advance(share: float) -> None:
             """Show the share that is done, in [0, 1]."""
             nonlocal update
-            if update is None and share < 1 and not quiet and time.monotonic() - begin > AFTER_SECONDS:
-                update = _shown(text, shown)
+            if update is None and share < 1 and not quiet and time.monotonic() - begin > BAR_DELAY_SECONDS:
+                update = _start_bar(text, stack)
             if update is not None:
                 update(share)
             if share >= 1 and sys.stderr.isatty():
-                shown.close()
+                stack.close()
                 update = None
 
         yield advance
@@ -90,16 +90,16 @@ def _markup(text: str) -> str:
     """Escape brackets in `text`, which rich would take for markup."""
     from rich.markup import escape
 
-    return escape(without_controls(text))
+    return escape(escape_controls(text))
 
 
-def _shown(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
+def _start_bar(text: str, stack: contextlib.ExitStack) -> Callable[[float], None]:
     if not sys.stderr.isatty():
         say(f"{text} …", quiet=False)
         return lambda _: None
     from rich.console import Console
     from rich.progress import Progress
 
-    drawn = shown.enter_context(Progress(console=Console(stderr=True), transient=True))
-    task = drawn.add_task(_markup(text), total=1.0)
-    return lambda share: drawn.update(task, completed=share)
+    progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+    task = progress.add_task(_markup(text), total=1.0)
+    return lambda share: progress.update(task, completed=share)

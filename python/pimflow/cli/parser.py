@@ -44,7 +44,7 @@ GROUPS = (
     ("see what there is", (models, devices)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
-_NARROWEST = 11  # smallest width of a summary in characters, as argparse has for its help
+_MIN_SUMMARY_WIDTH = 11  # smallest width of a summary in characters, as argparse has for its help
 DESCRIPTION = "A TVM back end for GPUs whose DRAM computes"
 
 
@@ -58,14 +58,14 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def name_of(command: ModuleType) -> str:
+def command_name(command: ModuleType) -> str:
     """The name of a command on the command line."""
     return command.__name__.rpartition(".")[2]
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line, with the arguments of every command, or of `only` one."""
-    whole = OneLineParser(
+    top_parser = OneLineParser(
         prog="pimflow",
         usage="pimflow COMMAND [ARGUMENT …]",
         description=_description(shutil.get_terminal_size().columns - 2),
@@ -73,21 +73,21 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    whole.add_argument("-h", "--help", action="help", help="print this help and exit")
-    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = whole.add_subparsers(parser_class=CommandParser, help=argparse.SUPPRESS)
+    top_parser.add_argument("-h", "--help", action="help", help="print this help and exit")
+    top_parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top_parser.add_subparsers(parser_class=CommandParser, help=argparse.SUPPRESS)
     for command in COMMANDS:
-        name = name_of(command)
+        name = command_name(command)
         sub = commands.add_parser(name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY))
         sub.set_defaults(command=command.run, parser=sub)
         if only in (name, None):
             _add_arguments(command, sub)
-    return whole
+    return top_parser
 
 
-def parser_of(command: ModuleType) -> CommandParser:
+def build_parser(command: ModuleType) -> CommandParser:
     """The parser of one of `COMMANDS`, for its documentation."""
-    sub = CommandParser(prog=f"pimflow {name_of(command)}", description=_sentence(command.SUMMARY))
+    sub = CommandParser(prog=f"pimflow {command_name(command)}", description=_sentence(command.SUMMARY))
     _add_arguments(command, sub)
     return sub
 
@@ -106,21 +106,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         For an unknown command, an unknown option or a value that cannot be parsed.
     """
     argv = sys.argv[1:] if argv is None else argv
-    name = next((each for each in argv if not each.startswith("-")), "")
-    known = [name_of(command) for command in COMMANDS]
-    if name and name not in known:
-        raise UnknownNameError("command", name, known)
-    args, left = parser(name).parse_known_args(argv)
+    name = next((argument for argument in argv if not argument.startswith("-")), "")
+    names = [command_name(command) for command in COMMANDS]
+    if name and name not in names:
+        raise UnknownNameError("command", name, names)
+    args, remaining = parser(name).parse_known_args(argv)
     flags = args.parser.flags if name else ["--help", "--version"]
     prog = args.parser.prog if name else "pimflow"
-    for flag in (each.partition("=")[0] for each in left if each.startswith("-")):
+    for flag in (argument.partition("=")[0] for argument in remaining if argument.startswith("-")):
         near = " or ".join(difflib.get_close_matches(flag, flags, n=2))
         advice = f"did you mean {near}?" if near else f"see '{prog} --help'"
         raise UsageError(f"'{prog}' has no option {flag}; {advice}")
-    if left:
-        raise UsageError(f"'{prog}' takes no further argument '{left[0]}'; see '{prog} --help'")
+    if remaining:
+        raise UsageError(f"'{prog}' takes no further argument '{remaining[0]}'; see '{prog} --help'")
     if not name:
-        raise UsageError(f"give a command: {', '.join(known)}; see 'pimflow --help'")
+        raise UsageError(f"give a command: {', '.join(names)}; see 'pimflow --help'")
     _require_utf8(argv)
     return args
 
@@ -135,14 +135,14 @@ def _require_utf8(argv: Sequence[str]) -> None:
 
 def _description(width: int) -> str:
     """The commands in their groups, with the summary of each."""
-    width_of_names = 4 + max(len(name_of(command)) for command in COMMANDS)
+    width_of_names = 4 + max(len(command_name(command)) for command in COMMANDS)
     indent = " " * width_of_names
-    width = max(width, width_of_names + _NARROWEST)
+    width = max(width, width_of_names + _MIN_SUMMARY_WIDTH)
     lines = [DESCRIPTION]
     for title, commands in GROUPS:
         lines += ["", f"{title}:"]
         for command in commands:
-            first = f"  {name_of(command)}".ljust(width_of_names)
+            first = f"  {command_name(command)}".ljust(width_of_names)
             lines += textwrap.wrap(command.SUMMARY, width, initial_indent=first, subsequent_indent=indent)
     return "\n".join(lines)
 

@@ -25,5 +25,5 @@ def run(args: argparse.Namespace) -> None:
 
     network = options.network(args)
     with options.profiling(args) as profiling:
-        found = profile.profile(args.models, options.target_system(args), profiling, **network)
-    output.show(found, args.json)
+        report = profile.profile(args.models, options.target_system(args), profiling, **network)
+    output.show(report, args.json)

@@ -12,7 +12,7 @@ SUMMARY = "write the page of a compiled directory: timeline, layers, energy, mem
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--output", "--json")
+    sub.show_first("--output", "--json")
     sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
     sub.option(
         "output", "-o", "--output", metavar="FILE", help="the page to write (default: report.html in DIR)"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pimflow.api.run import Inference
 
 # By target, the text about what runs the network.
-RAN = {
+RUNNER_TEXT = {
     "llvm+pim": ": the CPU stands in for the GPU, and PIM regions are computed by their commands",
     "cuda+pim": ": the GPU, and PIM regions computed by their commands",
 }
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         _check_output(args)
     inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
-        found = infer(
+        inference = infer(
             args.directory,
             inputs,
             target=args.target,
@@ -90,19 +90,19 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.output:
         first = Path(args.output)
-        further = range(1, len(found.outputs))
-        paths = [first, *(first.with_name(f"{first.stem}.{index}{first.suffix}") for index in further)]
+        extra_indices = range(1, len(inference.outputs))
+        paths = [first, *(first.with_name(f"{first.stem}.{index}{first.suffix}") for index in extra_indices)]
         for path in paths[1:]:
             check_file(path, ARRAY, force=args.force)
-        for path, y in zip(paths, found.outputs):
+        for path, y in zip(paths, inference.outputs):
             arrays.write(path, y)
     if args.json:
-        output.print_json(found.to_json() | {"wrote": args.output})
+        output.print_json(inference.to_json() | {"wrote": args.output})
         return
-    for name, y in zip(found.names, found.outputs):
+    for name, y in zip(inference.names, inference.outputs):
         print(f"output {one_line(name)}: {arrays.text(y)}")
-    print(f"ran       {found.target}{RAN.get(found.target, '')}")
-    print(_text(found), end="")
+    print(f"ran       {inference.target}{RUNNER_TEXT.get(inference.target, '')}")
+    print(_text(inference), end="")
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -112,14 +112,18 @@ def _check_output(args: argparse.Namespace) -> None:
             raise OutputError(f"{args.output} is an input too; name another file, or {FORCE} replaces it")
 
 
-def _text(found: Inference) -> str:
+def _text(inference: Inference) -> str:
     """Lines about measured times and about differences between targets."""
     lines = []
-    if found.median_ns is not None:
-        how = f" on {found.threads} of its threads, by {found.compiler}" if found.compiler else ""
-        ms = found.median_ns / 1e6
-        lines.append(f"time      {ms:.3f} ms, the median of {found.calls} runs of {found.target}{how}")
-    for target, error in found.max_relative_error.items():
+    if inference.median_ns is not None:
+        threads_text = (
+            f" on {inference.threads} of its threads, by {inference.compiler}" if inference.compiler else ""
+        )
+        ms = inference.median_ns / 1e6
+        lines.append(
+            f"time      {ms:.3f} ms, the median of {inference.calls} runs of {inference.target}{threads_text}"
+        )
+    for target, error in inference.max_relative_error.items():
         lines.append(f"compared  with {target}: {error:.1e} of its largest value")
     return "".join(f"{line}\n" for line in lines)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pimflow.primitive_selection.selection import Selection
 
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
-DRAWN = 12  # default number of budgets of a front that is drawn
+FRONT_BUDGETS = 12  # default number of budgets of a front that is drawn
 
 
 def add_arguments(sub: CommandParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(sub: CommandParser) -> None:
     options.model_argument(sub)
     options.network_options(sub)
     options.reorder_option(sub)
-    options.decompose_option(sub, searched=False)
+    options.decompose_option(sub, has_search=False)
     options.skip_options(sub)
     sub.option(
         "system",
@@ -57,7 +57,9 @@ def add_arguments(sub: CommandParser) -> None:
     options.cache_option(sub, "primitives")
     sub.option("output", "-o", "--output", metavar="FILE", help="write a profile of the times that were used")
     options.force_option(sub)
-    options.plot_option(sub, f"the choice, with a front of {DRAWN} budgets unless --pareto says how many")
+    options.plot_option(
+        sub, f"the choice, with a front of {FRONT_BUDGETS} budgets unless --pareto says how many"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -72,33 +74,33 @@ def run(args: argparse.Namespace) -> None:
         from pimflow.host import pictures
 
         pictures.check_format(args.plot, force=args.force)
-    chosen = primitive_options.selection(args, args.profile)
-    points = DRAWN if args.plot and args.pareto is None else args.pareto
-    chosen |= {"memory_budget_bytes": options.budget_bytes(args)}
-    chosen |= {"target": args.target, "gpu": args.gpu, "pareto": points, **options.network(args)}
+    choices = primitive_options.selection(args, args.profile)
+    points = FRONT_BUDGETS if args.plot and args.pareto is None else args.pareto
+    choices |= {"memory_budget_bytes": options.budget_bytes(args)}
+    choices |= {"target": args.target, "gpu": args.gpu, "pareto": points, **options.network(args)}
     from pimflow.api.select import select
     from pimflow.core.json_form import json_form
     from pimflow.primitive_selection import selection
 
     cache = options.result_cache(args)
     with output.bar("measuring", args.quiet) as advance:
-        found = select(args.model, cache=cache, progress=advance, **chosen)
+        result = select(args.model, cache=cache, progress=advance, **choices)
     if not args.quiet:
-        _warn(found, cache)
+        _warn(result, cache)
     if args.output:
-        found.profile.write(args.output)
+        result.profile.write(args.output)
     if args.plot:
         from pimflow.primitive_selection import figures
 
-        figures.write(args.plot, found)
+        figures.write(args.plot, result)
     if args.json:
-        output.print_json(json_form(selection.summary(found)))
+        output.print_json(json_form(selection.summary(result)))
     else:
-        print(selection.text(found))
+        print(selection.text(result))
 
 
-def _warn(found: Selection, cache: ResultCache | None) -> None:
-    for (name, layer), reason in found.profile.failed.items():
+def _warn(selection: Selection, cache: ResultCache | None) -> None:
+    for (name, layer), reason in selection.profile.failed.items():
         output.warn(f"{name} could not be measured for {layer}: {reason}")
     if cache is not None and cache.flaw:
         output.warn(cache.flaw)

@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> None:
         result = simulation.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )
-    found = simulation.simulation_report(args.file, result, args.pim)
+    report = simulation.simulation_report(args.file, result, args.pim)
     if result.empty_reads:
         output.warn(
             f"{result.empty_reads} READRES of an empty latch: no COMP on the buffer since its last READRES "
             "(a .pim trace has one buffer)"
         )
-    output.show(found, args.json)
+    output.show(report, args.json)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from pimflow.errors import ArtifactError, without_controls
+from pimflow.errors import ArtifactError, escape_controls
 
 
 def reopen() -> None:
@@ -24,7 +24,7 @@ def reopen() -> None:
 
 
 @contextlib.contextmanager
-def results() -> Iterator[None]:
+def buffer_results() -> Iterator[None]:
     """Buffer what a block prints to stdout, and write it when the block ends without an error.
 
     Text before a call of `deliver` is written, even if the block fails later.
@@ -34,7 +34,7 @@ def results() -> Iterator[None]:
     ArtifactError
         If stdout cannot be written. A closed pipe is no error.
     """
-    text = _Results(sys.stdout)
+    text = _ResultBuffer(sys.stdout)
     try:
         with contextlib.redirect_stdout(text):
             yield
@@ -46,11 +46,11 @@ def results() -> Iterator[None]:
 
 def deliver() -> None:
     """Write what the command has printed so far; raises as `results`."""
-    if isinstance(sys.stdout, _Results):
+    if isinstance(sys.stdout, _ResultBuffer):
         sys.stdout.deliver()
 
 
-class _Results(io.StringIO):
+class _ResultBuffer(io.StringIO):
     """A buffer of text for `stream`, until it is delivered."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,25 +67,25 @@ class _Results(io.StringIO):
 
 def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
-    text = without_controls(text)  # it may contain names from files of others
+    text = escape_controls(text)  # it may contain names from files of others
     try:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        _to_nowhere(sys.stdout)
+        _discard_output(sys.stdout)
     except OSError as error:
-        _to_nowhere(sys.stdout)
+        _discard_output(sys.stdout)
         raise ArtifactError(f"standard output cannot be written: {error.strerror or error}") from error
 
 
-def _to_nowhere(stream: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     """Redirect `stream` to the null device, since Python reports unwritten text at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-class Progress(io.TextIOBase):
+class LossyStream(io.TextIOBase):
     """A stream for text that may be lost: errors of writing are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -95,14 +95,14 @@ class Progress(io.TextIOBase):
         try:
             return self._stream.write(text)
         except OSError:
-            _to_nowhere(self._stream)
+            _discard_output(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            _to_nowhere(self._stream)
+            _discard_output(self._stream)
 
     def isatty(self) -> bool:
         return self._stream.isatty()

@@ -12,7 +12,7 @@ SUMMARY = "search networks on every combination of settings of the system"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--set", "--output", "--modes", "--fuse", "--shape", "--batch", "--system", "--json")
+    sub.show_first("--set", "--output", "--modes", "--fuse", "--shape", "--batch", "--system", "--json")
     options.models_argument(sub)
     sub.option(
         "system",
@@ -55,15 +55,15 @@ def run(args: argparse.Namespace) -> None:
 
     if args.output:
         sweep.check_output(args.output, force=args.force)
-    settings = [Setting.parse(each) for each in args.settings]
-    asked = options.network(args) | options.goal(args)
+    settings = [Setting.parse(text) for text in args.settings]
+    keywords = options.network(args) | options.goal(args)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
-        asked |= {"profiling": profiling, "progress": advance}
-        rows = sweep.sweep(args.models, settings, target_system, points=args.points, **asked)
+        keywords |= {"profiling": profiling, "progress": advance}
+        rows = sweep.sweep(args.models, settings, target_system, points=args.points, **keywords)
     if args.output:
         sweep.write(args.output, rows, force=args.force)
-        if not pictures.available():
+        if not pictures.can_render_images():
             output.say(f"no sweep.svg without vl-convert-python; {pictures.INSTALL}", args.quiet)
     if args.json:
         output.print_json([row.to_json() for row in rows])

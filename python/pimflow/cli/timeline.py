@@ -10,12 +10,12 @@ from pimflow.cli.command_parser import CommandParser, refuse
 
 SUMMARY = "show when everything runs, on both devices and the crossbar"
 # Options that are allowed with a compiled directory.
-_OPEN = {"source", "perfetto", "plot", "json", "quiet", "force", "command", "parser", "cache"}
+_DIRECTORY_OPTIONS = {"source", "perfetto", "plot", "json", "quiet", "force", "command", "parser", "cache"}
 
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    sub.open_with("--plot", "--perfetto", "--plan", "--shape", "--batch", "--system", "--json")
+    sub.show_first("--plot", "--perfetto", "--plan", "--shape", "--batch", "--system", "--json")
     sub.positional("source", "DIR|MODEL", "what 'pimflow compile -o' wrote, or a network to search for")
     options.plot_option(sub, "the timeline")
     sub.option("output", "--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev")
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.host import files, pictures
 
     if Path(args.source).is_dir():
-        why = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
-        refuse(args, sorted(vars(args).keys() - _OPEN), why)
+        reason = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
+        refuse(args, sorted(vars(args).keys() - _DIRECTORY_OPTIONS), reason)
     goal, network = options.goal(args), options.network(args)
     if args.perfetto:
         files.check_file(args.perfetto, files.PERFETTO, force=args.force)
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> None:
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         progress("searching")
         target_system = options.target_system(args)
-        found = timeline.trace_plan(
+        trace = timeline.trace_plan(
             args.source, target_system, plan=args.plan, profiling=profiling, **network, **goal
         )
     if args.perfetto:
-        found.write(args.perfetto)
+        trace.write(args.perfetto)
     if args.plot:
-        timeline.draw(args.plot, found)
-    output.show(found.report(), args.json)
+        timeline.draw(args.plot, trace)
+    output.show(trace.report(), args.json)

@@ -38,15 +38,15 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.hardware import system
 
     if Path(args.layer).is_dir():
-        why = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
-        refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], why)
+        reason = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
+        refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], reason)
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with output.bar("writing", args.quiet) as advance:
-        found = trace.trace(
+        traces = trace.trace(
             args.layer, args.output, args.format, target_system, force=args.force, advance=advance
         )
     if args.json:
-        output.print_json({**found.to_json(), "output": args.output})
+        output.print_json({**traces.to_json(), "output": args.output})
     else:
-        print(found.text(args.output))
+        print(traces.text(args.output))

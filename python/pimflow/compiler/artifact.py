@@ -21,7 +21,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.table_files import read_json, read_text
-from pimflow.core.typed_values import from_fields, of_type
+from pimflow.core.typed_values import from_fields, has_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
@@ -89,11 +89,11 @@ class Interface:
     def load(cls, directory: Path) -> Interface:
         """Read ``interface.json``; raises `ArtifactError` if it is none, damaged, or of another version."""
         try:
-            there = (directory / INTERFACE).is_file()
+            exists = (directory / INTERFACE).is_file()
         except (OSError, ValueError):  # a name that no file can have
-            there = False
+            exists = False
         try:
-            table = read_json(directory / INTERFACE, ArtifactError) if there else None
+            table = read_json(directory / INTERFACE, ArtifactError) if exists else None
         except ArtifactError as error:
             raise ArtifactError(f"{error}; make one with 'pimflow compile'") from None
         if not isinstance(table, dict) or not {"version", "digest"} <= table.keys():
@@ -105,14 +105,14 @@ class Interface:
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
-        with refuse_other_forms(directory, INTERFACE):
-            found = cls._of(table)
-            _require_type(found, cls)
-            found._require_values()
-        return found
+        with convert_read_errors(directory, INTERFACE):
+            interface = cls._from_table(table)
+            _require_type(interface, cls)
+            interface._require_values()
+        return interface
 
     @classmethod
-    def _of(cls, table: Mapping[str, Any]) -> Interface:
+    def _from_table(cls, table: Mapping[str, Any]) -> Interface:
         """Build an interface from the table that `to_json` writes."""
         return cls(
             inputs={name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()},
@@ -120,7 +120,7 @@ class Interface:
             table_rows={name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry},
             sha256=table["sha256"],
             cpu=table.get("cpu", ""),
-            outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
+            outputs=tuple((tuple(output["shape"]), output["dtype"]) for output in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
             output_names=tuple(table.get("output_names", ())),
             states=table.get("states", {}),
@@ -131,17 +131,23 @@ class Interface:
         if not self.targets or not set(self.targets) <= {*LIBRARIES, C_TARGET}:
             raise ValueError("targets")
         tensors = (*self.inputs.values(), *self.outputs)
-        least = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
-        if least < 0 or any(min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors):
+        min_size = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
+        if min_size < 0 or any(
+            min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors
+        ):
             raise ValueError("sizes")
         kinds = {np.dtype(dtype) for _, dtype in tensors} - {np.dtype(ml_dtypes.bfloat16)}
         if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
-        kept = [state["output"] for state in self.states.values()]
-        if not self.states.keys() <= self.inputs.keys() or not all(type(each) is int for each in kept):
+        output_numbers = [state["output"] for state in self.states.values()]
+        if not self.states.keys() <= self.inputs.keys() or not all(
+            type(number) is int for number in output_numbers
+        ):
             raise ValueError("states")
 
-    def ordered(self, inputs: Mapping[str, np.ndarray], *, some: bool = False) -> dict[str, np.ndarray]:
+    def order_inputs(
+        self, inputs: Mapping[str, np.ndarray], *, allow_missing: bool = False
+    ) -> dict[str, np.ndarray]:
         """Sort `inputs` in the network's order and convert them to its dtypes.
 
         Parameters
@@ -161,7 +167,7 @@ class Interface:
                 raise ArtifactError(f"no input '{name}'; inputs are {', '.join(self.inputs)}")
         arrays = {}
         for name, (shape, dtype) in self.inputs.items():
-            if some and name not in inputs:
+            if allow_missing and name not in inputs:
                 continue
             if name not in inputs:
                 raise ArtifactError(f"input '{name}' of shape {shape} is missing")
@@ -170,13 +176,13 @@ class Interface:
             except ValueError:
                 raise ArtifactError(f"input '{name}' has rows of different lengths") from None
             if array.shape != shape or array.dtype.kind not in "biuf":
-                given = f"{array.shape} {array.dtype}"
-                raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {given}")
+                actual = f"{array.shape} {array.dtype}"
+                raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {actual}")
             rows = self.table_rows.get(name)
             if rows and array.size and not 0 <= array.min() <= array.max() < rows:
-                beyond = array.max() if array.max() >= rows else array.min()
+                bad_index = array.max() if array.max() >= rows else array.min()
                 raise UsageError(
-                    f"input '{name}' has {beyond}, and picks one of {rows}: give 0 to {rows - 1}"
+                    f"input '{name}' has {bad_index}, and picks one of {rows}: give 0 to {rows - 1}"
                 )
             arrays[name] = array.astype(dtype)
         return arrays
@@ -192,10 +198,10 @@ class Interface:
                 f"{directory}: {INTERFACE} has no digest of {name[:200]}, and it is not read; compile again"
             )
         try:
-            same = path.is_file() and file_sha256(path) == self.sha256[name]
+            is_intact = path.is_file() and file_sha256(path) == self.sha256[name]
         except OSError:  # a name that no file can have, or a file that cannot be read
-            same = False
-        if not same:
+            is_intact = False
+        if not is_intact:
             raise ArtifactError(f"{directory}: {name[:200]} is missing or was changed; compile again")
 
     def to_json(self) -> str:
@@ -236,20 +242,20 @@ class PlacedRegions:
     def load(cls, directory: Path) -> PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
-        with refuse_other_forms(directory, REGIONS):
-            found = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
-            _require_type(found, cls)
-            found.graph.require_order()
-        return found
+        with convert_read_errors(directory, REGIONS):
+            placed_regions = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
+            _require_type(placed_regions, cls)
+            placed_regions.graph.require_order()
+        return placed_regions
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def device(directory: Path) -> PimSpec:
+def load_device(directory: Path) -> PimSpec:
     """Read the PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
-    with refuse_other_forms(directory, PIM):
+    with convert_read_errors(directory, PIM):
         spec = PimSpec.from_json(read_text(directory / PIM, ArtifactError), f"{directory / PIM}")
         _require_type(spec, PimSpec)
         if fault := next(spec.faults(), ""):
@@ -257,22 +263,22 @@ def device(directory: Path) -> PimSpec:
     return spec
 
 
-def packed_states(directory: Path, interface: Interface) -> PackedStates:
+def load_packed_states(directory: Path, interface: Interface) -> PackedStates:
     """Read how caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
     from pimflow.compiler.packed_states import PackedStates
 
     if not any("layout" in state for state in interface.states.values()):
         return PackedStates()
-    pim = device(directory)
-    with refuse_other_forms(directory, INTERFACE):
-        found = PackedStates.from_table(interface.states, pim)
-        if any(interface.inputs[name][0] != cache.cache_shape for name, cache in found.inputs.items()):
+    pim = load_device(directory)
+    with convert_read_errors(directory, INTERFACE):
+        states = PackedStates.from_table(interface.states, pim)
+        if any(interface.inputs[name][0] != cache.cache_shape for name, cache in states.inputs.items()):
             raise ValueError("caches")
-    return found
+    return states
 
 
 @contextlib.contextmanager
-def refuse_other_forms(directory: Path, name: str) -> Iterator[None]:
+def convert_read_errors(directory: Path, name: str) -> Iterator[None]:
     """Turn errors from reading a malformed table into `ArtifactError`: a digest does not prove its form."""
     try:
         yield
@@ -281,11 +287,11 @@ def refuse_other_forms(directory: Path, name: str) -> Iterator[None]:
 
 
 def _require_type(value: object, kind: type) -> None:
-    if not of_type(value, kind):
+    if not has_type(value, kind):
         raise TypeError(f"not of the types of {kind.__name__}")
 
 
-def holder(file: Path) -> Path | None:
+def enclosing_directory(file: Path) -> Path | None:
     """The compiled directory that `file`, a program or a trace, belongs to; None if there is none."""
     parts = file.absolute().parts
     for depth, folder in ((2, "programs"), (3, "traces")):
@@ -302,14 +308,14 @@ def write(
     builds: Sequence[Build],
     interface: Interface,
     plan: Plan,
-    placed: PlacedRegions,
+    placed_regions: PlacedRegions,
     pim: PimSpec,
     timeline: str,
     report: Mapping[str, object],
     programs: Mapping[str, PimProgram],
-    traced: Collection[str],
+    traced_regions: Collection[str],
     c_files: Mapping[str, bytes] | None = None,
-    others: Mapping[str, Plan] | None = None,
+    other_plans: Mapping[str, Plan] | None = None,
     page: Callable[[Path], bytes] | None = None,
     force: bool = False,
 ) -> WrittenDirectory:
@@ -340,7 +346,7 @@ def write(
         See `host.directories.check_target`.
     """
     from pimflow.pim_backend.runtime.network_module import store
-    from pimflow.pim_backend.runtime.targets import C
+    from pimflow.pim_backend.runtime.targets import C_TARGET
 
     with new_directory(target, KIND, force=force) as directory:
         for build in builds:
@@ -349,10 +355,10 @@ def write(
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         for name, content in (c_files or {}).items():
             (directory / name).write_bytes(content)
-        for name, each in {PLAN: plan, **(others or {})}.items():
+        for name, stored_plan in {PLAN: plan, **(other_plans or {})}.items():
             (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_text(each.to_json(), encoding="utf-8")
-        (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
+            (directory / name).write_text(stored_plan.to_json(), encoding="utf-8")
+        (directory / REGIONS).write_text(placed_regions.to_json(), encoding="utf-8")
         (directory / PIM).write_text(pim.to_json(), encoding="utf-8")
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")
         (directory / REPORT).write_bytes(_report_bytes(report))
@@ -361,7 +367,7 @@ def write(
         for region, program in programs.items():
             stem = stems[region]
             (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
-            if region in traced:
+            if region in traced_regions:
                 (directory / "traces" / stem).mkdir(parents=True)
                 for channel in range(len(program.channels)):
                     with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
@@ -370,7 +376,7 @@ def write(
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name not in UNSEALED)
         sealed = replace(
             interface,
-            targets=(*([C] if c_files else []), *(build.target for build in builds)),
+            targets=(*([C_TARGET] if c_files else []), *(build.target for build in builds)),
             sha256={str(p.relative_to(directory)): file_sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
@@ -414,7 +420,7 @@ def _seals(directory: Path) -> Seals:
     try:
         table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
         digest, version, names = table.pop("digest"), table["version"], table["sha256"]
-        if version.partition("/")[0] != VERSION.partition("/")[0] or not of_type(names, dict[str, str]):
+        if version.partition("/")[0] != VERSION.partition("/")[0] or not has_type(names, dict[str, str]):
             return {}
         if version == VERSION and digest != _digest(table):
             return {}  # damaged, or changed by somebody
@@ -429,12 +435,12 @@ KIND = DirectoryKind(name="a compiled network", mark=INTERFACE, seals=_seals, gu
 def file_stems(regions: Iterable[str]) -> dict[str, str]:
     """File name stems, by region: the region's name where it is a valid one, made unique without case."""
     stems: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for region in regions:
-        wanted = re.sub(r"[^\w.-]|^\.", "_", region).encode()[:_STEM_BYTES].decode(errors="ignore") or "_"
-        numbered = (f"{wanted}-{number}" for number in itertools.count(2))
-        stem = next(name for name in itertools.chain([wanted], numbered) if name.casefold() not in taken)
-        taken.add(stem.casefold())
+        base = re.sub(r"[^\w.-]|^\.", "_", region).encode()[:_STEM_BYTES].decode(errors="ignore") or "_"
+        numbered = (f"{base}-{number}" for number in itertools.count(2))
+        stem = next(name for name in itertools.chain([base], numbered) if name.casefold() not in used_names)
+        used_names.add(stem.casefold())
         stems[region] = stem
     return stems
 

@@ -31,96 +31,98 @@ class AttentionChecks:
         self, products: Mapping[str, CacheProduct], states: PackedStates, inputs: Mapping[str, np.ndarray]
     ):
         self.products = products
-        self._at: dict[tuple[str, int], CachedAttention] = {}
-        self.before = {id(cache): inputs[name] for name, cache in states.inputs.items()}
+        self._by_tokens: dict[tuple[str, int], CachedAttention] = {}
+        self.initial_caches = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
-    def of(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
+    def check_call(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
         """Check one call; operands and result are those that `codegen.observed` reports."""
         cached, product, group = self.products[symbol]
-        tokens = last_place(operands) + 1
-        if tokens != cached.attention.extent and (cached.region, tokens) not in self._at:
-            self._at[cached.region, tokens] = cached.at(tokens)
+        tokens = last_position(operands) + 1
+        if tokens != cached.attention.extent and (cached.region, tokens) not in self._by_tokens:
+            self._by_tokens[cached.region, tokens] = cached.with_tokens(tokens)
         if product == VALUES:
-            return _of_values(cached, group, operands, y)
-        return [*self._appended(cached, group, operands), *_of_scores(cached, group, operands, y)]
+            return _check_values(cached, group, operands, y)
+        return [*self._check_append(cached, group, operands), *_check_scores(cached, group, operands, y)]
 
-    def shorter(self) -> Iterator[PimProgram]:
+    def shorter_programs(self) -> Iterator[PimProgram]:
         """Programs of the calls that did not read all places of the cache, for their number of tokens."""
-        for cached in self._at.values():
+        for cached in self._by_tokens.values():
             yield from cached.programs.values()
 
-    def _appended(self, cached: CachedAttention, group: int, operands: list[np.ndarray]) -> list[RegionCheck]:
+    def _check_append(
+        self, cached: CachedAttention, group: int, operands: list[np.ndarray]
+    ) -> list[RegionCheck]:
         """Check that a step changed only the places of its own tokens, and stored these tokens there.
 
         Groups up to `group` have stored their tokens; later groups still have their old content.
         """
         _, position, *states, new_keys, new_values = operands
-        own, checks = cached.groups[group].attention, []
-        done = (group + 1) * own.batch * own.kv_heads  # matrices
-        for cache, state, new in zip((cached.keys, cached.values), states, (new_keys, new_values)):
-            wanted = self.before[id(cache)].astype(ROUNDED[own_dtype(cached)])
+        group_attention, checks = cached.groups[group].attention, []
+        written_matrices = (group + 1) * group_attention.batch * group_attention.kv_heads  # matrices
+        for cache, state, new_tokens in zip((cached.keys, cached.values), states, (new_keys, new_values)):
+            expected = self.initial_caches[id(cache)].astype(ROUNDED[storage_dtype(cached)])
             with np.errstate(over="ignore"):
-                tokens = new.reshape(-1, wanted.shape[3]).astype(wanted.dtype)
-            matrices = wanted.reshape(-1, *wanted.shape[2:])
-            for matrix in range(done):
+                tokens = new_tokens.reshape(-1, expected.shape[3]).astype(expected.dtype)
+            matrices = expected.reshape(-1, *expected.shape[2:])
+            for matrix in range(written_matrices):
                 matrices[matrix, position[matrix // cached.attention.kv_heads]] = tokens[matrix]
-            right = np.array_equal(cache.unpacked(state), wanted.astype(np.float32), equal_nan=True)
+            matches = np.array_equal(cache.unpack(state), expected.astype(np.float32), equal_nan=True)
             checks.append(
                 RegionCheck(
                     region=cached.append_part(cache.kind, group),
-                    error_over_bound=0.0 if right else float("inf"),
+                    error_over_bound=0.0 if matches else float("inf"),
                     in_range=bool(np.isfinite(tokens).all()),
                 )
             )
         return checks
 
 
-def last_place(operands: list[np.ndarray]) -> int:
+def last_position(operands: list[np.ndarray]) -> int:
     """The last place of the cache that a product with these operands reads."""
     return int(operands[1].max())
 
 
-def own_dtype(cached: CachedAttention) -> str:
+def storage_dtype(cached: CachedAttention) -> str:
     """Storage type of the caches."""
-    return cached.keys.first.dtype
+    return cached.keys.first_layout.dtype
 
 
-def _of_scores(
+def _check_scores(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
     """Check scores of a group; those of tokens after the last position have to be zero."""
-    tokens = last_place(operands) + 1
-    keys = cached.keys.unpacked(operands[2])[:, :, :tokens]
+    tokens = last_position(operands) + 1
+    keys = cached.keys.unpack(operands[2])[:, :, :tokens]
     y = y.reshape(-1, cached.attention.extent)
     if y[:, tokens:].any():
         y = np.full_like(y, np.nan)
-    own = (_own(cached, group, each) for each in (operands[0], keys))
-    return _checks(cached, SCORES, group, *own, y[:, :tokens])
+    group_operands = (_group_slice(cached, group, operand) for operand in (operands[0], keys))
+    return _check_product(cached, SCORES, group, *group_operands, y[:, :tokens])
 
 
-def _of_values(
+def _check_values(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
     """Check the weighted sums of values of a group."""
-    a = cached.groups[group].attention
-    weights = operands[0].reshape(a.batch * a.kv_heads, a.group, a.extent)
-    values = _own(cached, group, cached.values.unpacked(operands[2])[:, :, : a.extent])
-    return _checks(cached, VALUES, group, weights, values, y)
+    attention = cached.groups[group].attention
+    weights = operands[0].reshape(attention.batch * attention.kv_heads, attention.group, attention.extent)
+    values = _group_slice(cached, group, cached.values.unpack(operands[2])[:, :, : attention.extent])
+    return _check_product(cached, VALUES, group, weights, values, y)
 
 
-def _own(cached: CachedAttention, group: int, x: np.ndarray) -> np.ndarray:
+def _group_slice(cached: CachedAttention, group: int, x: np.ndarray) -> np.ndarray:
     """The part of queries or a cache that is of a group: [matrices, query heads or places, elements]."""
-    a = cached.groups[group].attention
-    matrices = a.batch * a.kv_heads
-    whole = x.reshape(len(cached.groups) * matrices, -1, x.shape[-1])
-    return whole[group * matrices : (group + 1) * matrices]
+    attention = cached.groups[group].attention
+    matrices = attention.batch * attention.kv_heads
+    stacked = x.reshape(len(cached.groups) * matrices, -1, x.shape[-1])
+    return stacked[group * matrices : (group + 1) * matrices]
 
 
-def _checks(
+def _check_product(
     cached: CachedAttention, product: str, group: int, x: np.ndarray, cache: np.ndarray, y: np.ndarray
 ) -> list[RegionCheck]:
     """Check the programs of a product: `y` is, or sums up to, `x` times the matrix of each KV head."""
-    dtype = own_dtype(cached)
+    dtype = storage_dtype(cached)
     with np.errstate(over="ignore"):
         x64 = x.astype(ROUNDED[dtype]).astype(np.float64)
     w64 = cache.astype(np.float64)
@@ -136,5 +138,5 @@ def _checks(
         error = error_over_bound(dtype, total, expected, magnitude, x.shape[-1], partial)
     return [
         RegionCheck(region=program.region, error_over_bound=error, in_range=in_range)
-        for program in cached.programs_of(product, group).values()
+        for program in cached.product_programs(product, group).values()
     ]

@@ -20,15 +20,15 @@ from pimflow.host import garbage_collection
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import targets
-from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
+from pimflow.pim_backend.runtime.cuda_binary import CudaKernels, compile_kernels
 from pimflow.pim_backend.runtime.network_module import MachineCode, infer, pack
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import operator
 from pimflow.relay_passes.kernels.select_primitives import SelectPrimitives
 from pimflow.relay_passes.regions.extract_regions import region_groups
-from pimflow.relay_passes.regions.kernel_groups import Copied, copies
+from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ class Build:
     module: tvm.runtime.Module
     programs: dict[str, PimProgram]
     splits: dict[str, Split]
-    kernels: Kernels
+    kernels: CudaKernels
     memory: MemoryPlan
-    copies: tuple[Copied, ...]
+    copies: tuple[TensorCopy, ...]
     weight_bytes: int
     calls: tuple[KernelCall, ...] = ()
     products: dict[str, phases.CacheProduct] = field(default_factory=dict)
@@ -80,28 +80,28 @@ class Build:
 
     def infer(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs of one inference; inputs and outputs have the layouts of the network."""
-        return self.states.unpacked(infer(self.module, self.states.packed(inputs), self.device))
+        return self.states.unpack(infer(self.module, self.states.pack(inputs), self.device))
 
     @property
-    def runs_here(self) -> bool:
+    def can_run_here(self) -> bool:
         """Whether this machine has the device of the target, and the kernels are compiled."""
         return not self.kernels.flaw and bool(self.device.exist)
 
     @property
     def device(self) -> tvm.runtime.Device:
         """The device that the target runs on."""
-        return targets.device(targets.named_target(self.target))
+        return targets.target_device(targets.target_by_name(self.target))
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def build(
     network: Network,
-    searched: Searched,
+    search_result: SearchResult,
     target: tvm.target.Target,
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
     *,
-    stored: bool = False,
+    keep_code: bool = False,
 ) -> Build:
     """Build `network` for `target` by the plan of `searched`.
 
@@ -115,67 +115,69 @@ def build(
     stored : bool
         Whether the build will be stored after it has run.
     """
-    programs, splits = searched.programs(), searched.splits()
-    held = phases.CachesInModule.of(network.module, searched.attention(), searched.system)
-    states = packed_states(network, held.inputs)
+    programs, splits = search_result.programs(), search_result.splits()
+    caches = phases.CachesInModule.from_module(
+        network.module, search_result.attention(), search_result.system
+    )
+    states = find_packed_states(network, caches.inputs)
     choices = choices if target.kind.name == "llvm" else None
-    applied = planned(network.module, searched, choices, layouts)
+    planned_module = apply_search_result(network.module, search_result, choices, layouts)
     calls: tuple[KernelCall, ...] = ()
     if choices:
-        target = targets.this_cpu()
-        calls = () if programs else kernel_calls(applied, searched.system)
+        target = targets.this_cpu_target()
+        calls = () if programs else kernel_calls(planned_module, search_result.system)
     plans: list[MemoryPlan] = []
     executable, kernels = compile_kernels(
-        lambda: phases.build(applied, target, searched.system, plans.append), target
+        lambda: phases.build(planned_module, target, search_result.system, plans.append), target
     )
-    name = targets.name_of(target)
-    device, inputs = targets.device(target), states.types(network.inputs)
+    name = targets.target_name(target)
+    device, inputs = targets.target_device(target), states.types(network.inputs)
     module = pack(executable, inputs, network.outputs, name, device, kernels.flaw)
     on_cpu = target.kind.name == "llvm"
     return Build(
         target=name,
         executable=executable,
         module=module,
-        programs=phases.symbols(network.module, splits, programs),
+        programs=phases.programs_by_symbol(network.module, splits, programs),
         splits=splits,
         kernels=kernels,
         memory=plans[-1],
-        copies=copies(applied, views=searched.system.views),
+        copies=copies(planned_module, views=search_result.system.uses_views),
         weight_bytes=relax_module.weight_bytes(network.module),
         calls=calls,
-        products=held.products,
+        products=caches.products,
         states=states,
-        code=MachineCode.of(module) if stored and on_cpu and not choices else None,
+        code=MachineCode.from_network(module) if keep_code and on_cpu and not choices else None,
     )
 
 
-def packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> PackedStates:
+def find_packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> PackedStates:
     """States of `network` in the layout of the banks: inputs, and outputs that are their new values."""
     outputs = {state.result: state.name for state in network.states if state.name in inputs}
     return PackedStates(inputs=dict(inputs), outputs=outputs)
 
 
-def planned(
+def apply_search_result(
     mod: tvm.IRModule,
-    searched: Searched,
+    search_result: SearchResult,
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to `mod`, with its primitives, or with `choices` and `layouts` instead."""
-    applied = phases.apply_plan(
+    planned_module = phases.apply_plan(
         mod,
-        searched.splits(),
-        searched.programs(),
-        searched.pipelines(),
-        searched.system,
-        searched.tiled(),
-        searched.attention(),
-        searched.channel_sets(),
+        search_result.splits(),
+        search_result.programs(),
+        search_result.pipelines(),
+        search_result.system,
+        search_result.group_tilings(),
+        search_result.attention(),
+        search_result.channel_sets(),
     )
     if choices:
-        return with_primitives(applied, choices, layouts, views=searched.system.views)
-    chosen = searched.primitives()
-    return with_primitives(applied, chosen) if chosen else applied
+        return with_primitives(planned_module, choices, layouts, views=search_result.system.uses_views)
+    primitives = search_result.primitives()
+    return with_primitives(planned_module, primitives) if primitives else planned_module
 
 
 def with_primitives(
@@ -195,26 +197,36 @@ def with_primitives(
     views : bool
         As for `kernel_groups`.
     """
-    taken = None if layouts is None else _layouts_of_variables(mod, choices, layouts, views)
-    chosen = SelectPrimitives(choices)(mod)
-    used = {primitive.layout for primitive in choices.values()} if taken is None else set(taken.values())
-    for layout, kept in (("CHW", "NCHW"), ("CHWc16", "NCHW16c")):
-        if layout in used:
-            at = None if taken is None else {name for name, each in taken.items() if each == layout}
-            chosen = SinkLayout(kept, at)(chosen)
-    return chosen
+    layout_by_variable = None if layouts is None else _variable_layouts(mod, choices, layouts, views)
+    module = SelectPrimitives(choices)(mod)
+    used_layouts = (
+        {primitive.layout for primitive in choices.values()}
+        if layout_by_variable is None
+        else set(layout_by_variable.values())
+    )
+    for layout, relax_layout in (("CHW", "NCHW"), ("CHWc16", "NCHW16c")):
+        if layout in used_layouts:
+            variables = (
+                None
+                if layout_by_variable is None
+                else {
+                    name for name, variable_layout in layout_by_variable.items() if variable_layout == layout
+                }
+            )
+            module = SinkLayout(relax_layout, variables)(module)
+    return module
 
 
-def _layouts_of_variables(
+def _variable_layouts(
     mod: tvm.IRModule, choices: Mapping[str, Primitive], layouts: Mapping[str, str], views: bool
 ) -> dict[str, str]:
     """By variable, the layout of its operator: that of the region which it belongs to."""
     by_variable = {}
     for name, group in region_groups(mod, views=views).items():
         layout = choices[name].layout if name in choices else layouts.get(name, "HWC")
-        joined = layouts.get(f"{name}{CONCAT_SUFFIX}", layout)
+        concat_layout = layouts.get(f"{name}{CONCAT_SUFFIX}", layout)
         for binding in group.bindings:
-            by_variable[binding.var.name] = joined if operator(binding.value) == "concat" else layout
+            by_variable[binding.var.name] = concat_layout if operator(binding.value) == "concat" else layout
     return by_variable
 
 
@@ -222,5 +234,5 @@ def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Mod
     """Compile a Relax module by TVM's own pipeline, without PIM, and pack it as `build` does."""
     inputs, outputs = relax_module.inputs(mod), relax_module.outputs(mod)
     plain = relax.transform.DecomposeOpsForInference()(mod)
-    name, device = targets.name_of(target), targets.device(target)
+    name, device = targets.target_name(target), targets.target_device(target)
     return pack(tvm.compile(plain, target), inputs, outputs, name, device)

@@ -28,14 +28,14 @@ from pimflow.core.output_error import (
     OutputCheck,
     relative_error,
 )
-from pimflow.frontend.reference import Perturbed, Run, Stored
+from pimflow.frontend.reference import Fp16Storage, Perturbed, Run
 
 RUNS = 8
 
 
 def output_checks(
     perturbed: Perturbed | None,
-    stored: Stored,
+    stored: Fp16Storage,
     dtype: str,
     inputs: Mapping[str, np.ndarray],
     outputs: Sequence[np.ndarray],
@@ -59,8 +59,8 @@ def output_checks(
     """
     errors = [relative_error(y, reference) for y, reference in zip(outputs, expected, strict=True)]
     floors = [max(OUTPUT_BOUND[dtype], last_place(y)) if tolerance is None else tolerance for y in expected]
-    beyond = any(not error <= floor for error, floor in zip(errors, floors))
-    if not beyond or tolerance is not None or perturbed is None:
+    is_beyond = any(not error <= floor for error, floor in zip(errors, floors))
+    if not is_beyond or tolerance is not None or perturbed is None:
         pairs = zip(errors, floors)
         return tuple(OutputCheck(relative_error=error, bound=floor) for error, floor in pairs)
     deviations = reference_deviations(perturbed(stored), inputs, expected)
@@ -82,5 +82,5 @@ def reference_deviations(
     run: Run, inputs: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]
 ) -> list[float]:
     """The largest `relative_error` of every output in `RUNS` runs."""
-    made = [run(inputs) for _ in range(RUNS)]
-    return [max(relative_error(outputs[i], y) for outputs in made) for i, y in enumerate(expected)]
+    runs_outputs = [run(inputs) for _ in range(RUNS)]
+    return [max(relative_error(outputs[i], y) for outputs in runs_outputs) for i, y in enumerate(expected)]

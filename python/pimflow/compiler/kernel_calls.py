@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from pimflow.compiler import phases
 from pimflow.core.region import MOVES
 from pimflow.hardware import System
-from pimflow.pim_backend.runtime.targets import this_cpu
+from pimflow.pim_backend.runtime.targets import this_cpu_target
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES
@@ -49,7 +49,7 @@ class KernelCall:
         return hashlib.sha256(f"{code} {self.cold}".encode()).hexdigest()[:16]
 
 
-def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
+def kernel_calls(planned_module: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
     """Kernels that one inference of `applied` calls, in order, for this machine's CPU.
 
     Parameters
@@ -57,15 +57,15 @@ def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...
     applied : IRModule
         Module with its primitives; see `compiler.build.with_primitives`.
     """
-    target = this_cpu()
+    target = this_cpu_target()
     with target:
-        mod = tvm.transform.Sequential(phases.scheduled_phases(target, system))(applied)
-    return calls_in(mod, parts(applied, system))
+        mod = tvm.transform.Sequential(phases.scheduling_phases(target, system))(planned_module)
+    return calls_in_module(mod, kernel_parts(planned_module, system))
 
 
-def parts(applied: tvm.IRModule, system: System) -> dict[str, str]:
+def kernel_parts(planned_module: tvm.IRModule, system: System) -> dict[str, str]:
     """By kernel name, its part in the network: one of `primitive_selection.profile.PARTS`."""
-    groups = kernel_groups(applied, views=system.views)
+    groups = kernel_groups(planned_module, views=system.uses_views)
     return {f"fused_{group.title.name}": _part(group) for group in groups}
 
 
@@ -76,7 +76,7 @@ def _part(group: KernelGroup) -> str:
     return "transform" if kinds <= set(MOVES) else "other"
 
 
-def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelCall, ...]:
+def calls_in_module(scheduled: tvm.IRModule, parts_by_name: Mapping[str, str]) -> tuple[KernelCall, ...]:
     """Calls in a module after `compiler.phases.scheduled_phases`; `named` has its `parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
@@ -84,11 +84,15 @@ def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelC
     for binding in main_bindings(scheduled):
         if operator(binding.value) == "call_tir":
             callee, operands = binding.value.args[0], list(binding.value.args[1].fields)
-            cold = [i for i, each in enumerate(operands) if not isinstance(each, relax.Var) or each in inputs]
+            cold = [
+                i
+                for i, operand in enumerate(operands)
+                if not isinstance(operand, relax.Var) or operand in inputs
+            ]
             function = scheduled[callee]
             if spilled:
                 cold += range(len(operands), len(function.params) - _workspaces(function))
-            part = named.get(callee.name_hint, "other")
+            part = parts_by_name.get(callee.name_hint, "other")
             calls.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
     return tuple(calls)
 

@@ -6,18 +6,18 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.compiler.smaller_pool import Rewritten
+from pimflow.compiler.smaller_pool import NetworkRewrite
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
 from pimflow.relay_passes.kernels.fuse_groups import chain_regions, region_runs
-from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
+from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, order_constraints
 from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerOrder(Rewritten):
+class LayerOrder(NetworkRewrite):
     """A network in the layer order of its file, and in another order, which a plan may require.
 
     Attributes
@@ -31,11 +31,11 @@ class LayerOrder(Rewritten):
 
     def summary(self) -> OrderSummary:
         """Figures for reports: peak live bytes before and after, the lower bound of all orders, pools."""
-        live_bytes = self.order.peak_bytes if self.changed else self.order.given_peak_bytes
+        live_bytes = self.order.peak_bytes if self.changed else self.order.original_peak_bytes
         return OrderSummary(
             reordered=self.changed,
             kept_because=self.kept_because,
-            live_given_bytes=self.order.given_peak_bytes,
+            live_given_bytes=self.order.original_peak_bytes,
             live_bytes=live_bytes,
             lower_bound_bytes=self.order.lower_bound_bytes,
             optimal=self.order.lower_bound_bytes == live_bytes,
@@ -45,7 +45,7 @@ class LayerOrder(Rewritten):
         )
 
 
-def find(
+def find_order(
     network: Network,
     system: System,
     *,
@@ -71,21 +71,23 @@ def find(
     UsageError
         If a region comes before one that it reads in `names`.
     """
-    known = sorted(region_groups(network.module, views=system.views))
-    demanded = names is not None and sorted(names) == known
+    region_names = sorted(region_groups(network.module, views=system.uses_views))
+    demanded = names is not None and sorted(names) == region_names
     # The order of a plan lists regions, not runs.
-    whole = Steps.of(network, [] if demanded else runs, system)
-    best = reorder(whole.graph(), seconds=seconds)
-    order = tuple(whole.place[name] for name in names) if demanded else best.order
-    same = LayerOrder(given=network, network=network, order=best, demanded=demanded)
+    steps = LayerSteps.from_network(network, [] if demanded else runs, system)
+    best_order = reorder(steps.graph(), seconds=seconds)
+    order = tuple(steps.step_by_region[name] for name in names) if demanded else best_order.order
+    unchanged = LayerOrder(original=network, network=network, order=best_order, demanded=demanded)
     if order == tuple(range(len(order))):
-        why = "no order has fewer bytes live" if best.optimal else "none with fewer bytes live was found"
-        return replace(same, kept_because="the plan has it" if demanded else why)
-    after = whole.ordered(order)
-    if after is None:
-        return replace(same, kept_because="in the other order other layers would make one kernel")
-    taken = replace(best, order=order, peak_bytes=after.graph(waits=False).peak_bytes())
-    return replace(same, network=after.network, order=taken)
+        reason = (
+            "no order has fewer bytes live" if best_order.optimal else "none with fewer bytes live was found"
+        )
+        return replace(unchanged, kept_because="the plan has it" if demanded else reason)
+    reordered = steps.with_order(order)
+    if reordered is None:
+        return replace(unchanged, kept_because="in the other order other layers would make one kernel")
+    taken_order = replace(best_order, order=order, peak_bytes=reordered.graph(waits=False).peak_bytes())
+    return replace(unchanged, network=reordered.network, order=taken_order)
 
 
 def with_runs_together(network: Network, system: System) -> Network:
@@ -94,16 +96,16 @@ def with_runs_together(network: Network, system: System) -> Network:
     They stand where that kernel would run, after all layers that it reads. The order stays as it is if in the
     new one other layers would form a kernel.
     """
-    runs = chain_regions(network.module, views=system.views)
-    if len(region_runs(network.module, views=system.views)) == len(runs):
+    runs = chain_regions(network.module, views=system.uses_views)
+    if len(region_runs(network.module, views=system.uses_views)) == len(runs):
         return network
-    steps = Steps.of(network, runs, system)
-    together = steps.ordered(range(len(steps.steps)))
-    return together.network if together else network
+    steps = LayerSteps.from_network(network, runs, system)
+    reordered = steps.with_order(range(len(steps.steps)))
+    return reordered.network if reordered else network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class LayerSteps:
     """The steps of a network: regions, and runs of regions that will be one kernel each.
 
     Attributes
@@ -118,40 +120,48 @@ class Steps:
     system: System
 
     @classmethod
-    def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
+    def from_network(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> LayerSteps:
         """Steps of `network` with `runs` of its regions."""
-        regions = extract_regions(network.module, network.name, views=system.views)
+        regions = extract_regions(network.module, network.name, views=system.uses_views)
         names = [region.name for region in regions.regions]
-        inside = {run[-1]: tuple(run) for run in runs}
-        early = {name for run in inside.values() for name in run[:-1]}
-        steps = tuple(inside.get(name, (name,)) for name in names if name not in early)
+        run_by_last = {run[-1]: tuple(run) for run in runs}
+        early = {name for run in run_by_last.values() for name in run[:-1]}
+        steps = tuple(run_by_last.get(name, (name,)) for name in names if name not in early)
         return cls(network=network, regions=regions, steps=steps, system=system)
 
     @functools.cached_property
-    def place(self) -> dict[str, int]:
+    def step_by_region(self) -> dict[str, int]:
         """By region, the number of its step."""
         return {name: number for number, names in enumerate(self.steps) for name in names}
 
     def graph(self, *, waits: bool = True) -> StepGraph:
         """The steps and the tensors that they read and write; with `waits`, orders do not change regions."""
-        named = self._waits() if waits else None
-        return StepGraph.of_regions(
-            self.regions, self.system.dtype, waits=named, inputs_count=False, together=self.steps
+        waits_by_region = self._waits() if waits else None
+        return StepGraph.from_regions(
+            self.regions,
+            self.system.dtype,
+            predecessors=waits_by_region,
+            count_inputs=False,
+            step_regions=self.steps,
         )
 
-    def ordered(self, order: Sequence[int]) -> Steps | None:
+    def with_order(self, order: Sequence[int]) -> LayerSteps | None:
         """The same steps in another order; None if other layers would form a kernel in that order."""
-        views, steps = self.system.views, tuple(self.steps[number] for number in order)
+        views, steps = self.system.uses_views, tuple(self.steps[number] for number in order)
         names = [name for step in steps for name in step]
         network = replace(self.network, module=ReorderLayers(names, views)(self.network.module))
         regions = extract_regions(network.module, network.name, views=views)
-        wanted = tuple(self.regions.region(name) for name in names)
-        after = Steps(network=network, regions=regions, steps=steps, system=self.system)
-        return after if regions.regions == wanted else None
+        expected_regions = tuple(self.regions.region(name) for name in names)
+        reordered = LayerSteps(network=network, regions=regions, steps=steps, system=self.system)
+        return reordered if regions.regions == expected_regions else None
 
     def _waits(self) -> dict[str, list[str]]:
         """By region, earlier regions that must stay before it."""
-        named, place = waits(self.network.module, views=self.system.views), self.place
+        waits_by_region, step_by_region = (
+            order_constraints(self.network.module, views=self.system.uses_views),
+            self.step_by_region,
+        )
         return {
-            name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
+            name: [first for first in firsts if step_by_region[first] < step_by_region[name]]
+            for name, firsts in waits_by_region.items()
         }

@@ -36,18 +36,18 @@ class PackedStates:
             for name, kind in inputs.items()
         }
 
-    def packed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def pack(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Convert `inputs` of the network to the layouts of the build."""
-        return {name: self.packed_input(name, value) for name, value in inputs.items()}
+        return {name: self.pack_input(name, value) for name, value in inputs.items()}
 
-    def packed_input(self, name: str, value: np.ndarray) -> np.ndarray:
+    def pack_input(self, name: str, value: np.ndarray) -> np.ndarray:
         """Convert one input of the network to the layout of the build."""
-        return self.inputs[name].packed(value) if name in self.inputs else value
+        return self.inputs[name].pack(value) if name in self.inputs else value
 
-    def unpacked(self, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def unpack(self, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Convert outputs of the build to the layouts of the network."""
         packed = {index: self.inputs[name] for index, name in self.outputs.items()}
-        return [packed[i].unpacked(value) if i in packed else value for i, value in enumerate(outputs)]
+        return [packed[i].unpack(value) if i in packed else value for i, value in enumerate(outputs)]
 
     def to_table(self) -> dict[str, Any]:
         """By input, its layout as in ``interface.json``."""
@@ -56,8 +56,8 @@ class PackedStates:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedStates:
         """Read `artifact.Interface.states` for the device of the directory."""
-        packed = {name: each for name, each in table.items() if "layout" in each}
+        packed = {name: entry for name, entry in table.items() if "layout" in entry}
         return cls(
-            inputs={name: PackedCache.from_table(each["layout"], pim) for name, each in packed.items()},
-            outputs={each["output"]: name for name, each in packed.items()},
+            inputs={name: PackedCache.from_table(entry["layout"], pim) for name, entry in packed.items()},
+            outputs={entry["output"]: name for name, entry in packed.items()},
         )

@@ -23,7 +23,7 @@ from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
-from pimflow.pim_backend.runtime.targets import named_target
+from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -37,9 +37,9 @@ from pimflow.relay_passes.memory.plan_pool import PlanPool
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.pim.outline_attention import (
-    OnPim,
     OutlineAttention,
-    cached_regions,
+    PimAttention,
+    attention_sites,
 )
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
@@ -65,9 +65,9 @@ def apply_plan(
     programs: Mapping[str, PimProgram],
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
-    tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
+    tilings: Mapping[tuple[str, ...], GroupTiling] | None = None,
     caches: Mapping[str, CachedAttention] | None = None,
-    sets: Mapping[str, str] | None = None,
+    channel_sets: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
@@ -92,58 +92,68 @@ def apply_plan(
         sets.
     """
     target_system = system or default_system()
-    if sets:
-        mod = with_channel_sets(mod, _by_variable(mod, sets, target_system))
-    cached = {name: on_pim(each) for name, each in by_anchor(mod, caches or {}, target_system).items()}
-    names = _variables(mod, splits, programs)
-    along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
+    if channel_sets:
+        mod = with_channel_sets(mod, _sets_by_variable(mod, channel_sets, target_system))
+    cached = {
+        name: attention_on_pim(attention)
+        for name, attention in caches_by_anchor(mod, caches or {}, target_system).items()
+    }
+    names = _programs_by_variable(mod, splits, programs)
+    splits_by_axis = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
     # Each pass visits the whole network; passes without work are left out.
     phases = [
         (OutlineAttention(cached), cached),
         (
             OutlineGroups(
-                {covers: str(tiling) for covers, tiling in (tiled or {}).items()}, target_system.views
+                {covers: str(tiling) for covers, tiling in (tilings or {}).items()}, target_system.uses_views
             ),
-            tiled,
+            tilings,
         ),
         (PipelineRows(pipelines), pipelines),
-        (SplitMdDp(along["rows"], target_system.symmetric, target_system.views), along["rows"]),
-        (SplitChannels(along["channels"]), along["channels"]),
-        (SplitReduction(along["reduction"]), along["reduction"]),
-        (SplitBatch(along["batch"]), along["batch"]),
+        (
+            SplitMdDp(splits_by_axis["rows"], target_system.has_symmetric_padding, target_system.uses_views),
+            splits_by_axis["rows"],
+        ),
+        (SplitChannels(splits_by_axis["channels"]), splits_by_axis["channels"]),
+        (SplitReduction(splits_by_axis["reduction"]), splits_by_axis["reduction"]),
+        (SplitBatch(splits_by_axis["batch"]), splits_by_axis["batch"]),
         (DecomposeToMatrixVector(names), names),
         (OutlinePim(names), names),
     ]
     return tvm.transform.Sequential([phase for phase, work in phases if work])(mod)
 
 
-def _by_variable(mod: tvm.IRModule, sets: Mapping[str, str], system: System) -> dict[str, str]:
+def _sets_by_variable(mod: tvm.IRModule, sets: Mapping[str, str], system: System) -> dict[str, str]:
     """Channel sets by variable, from `sets` by region."""
-    groups = region_groups(mod, views=system.views)
-    found = {b.var.name: sets[name] for name, group in groups.items() if name in sets for b in group.bindings}
+    groups = region_groups(mod, views=system.uses_views)
+    sets_by_variable = {
+        b.var.name: sets[name] for name, group in groups.items() if name in sets for b in group.bindings
+    }
     result = mod["main"].body.body
-    return found | ({RESULT: found[result.name]} if result.name in found else {})
+    return sets_by_variable | (
+        {RESULT: sets_by_variable[result.name]} if result.name in sets_by_variable else {}
+    )
 
 
-def symbols(
+def programs_by_symbol(
     mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the symbol that the executable calls; see `apply_plan`."""
-    return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
+    return {symbol(name): program for name, program in _programs_by_variable(mod, splits, programs).items()}
 
 
-def by_anchor(
+def caches_by_anchor(
     mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System
 ) -> dict[str, CachedAttention]:
     """Caches by the variable of the attention, from `caches` by region."""
-    groups = region_groups(mod, views=system.views) if caches else {}
+    groups = region_groups(mod, views=system.uses_views) if caches else {}
     anchors = {name: groups[name].anchor for name in caches}
     return {anchor.var.name: caches[name] for name, anchor in anchors.items() if anchor is not None}
 
 
-def on_pim(cached: CachedAttention) -> OnPim:
+def attention_on_pim(cached: CachedAttention) -> PimAttention:
     """What `OutlineAttention` needs to know of an attention."""
-    return OnPim(
+    return PimAttention(
         text=cached.to_json(),
         group=cached.groups[0].attention,
         groups=len(cached.groups),
@@ -171,9 +181,11 @@ class CachesInModule:
     inputs: dict[str, PackedCache]
 
     @classmethod
-    def of(cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System) -> CachesInModule:
+    def from_module(
+        cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System
+    ) -> CachesInModule:
         """Find the products and inputs of `caches`, which are by region."""
-        by_variable = by_anchor(mod, caches, system)
+        by_variable = caches_by_anchor(mod, caches, system)
         packed = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
         return cls(
             products={
@@ -184,13 +196,13 @@ class CachesInModule:
             },
             inputs={
                 append.cache.name: cache
-                for each in cached_regions(mod, by_variable)
-                for append, cache in zip(each.appends, packed[each.attention.name], strict=True)
+                for region in attention_sites(mod, by_variable)
+                for append, cache in zip(region.appends, packed[region.attention.name], strict=True)
             },
         )
 
 
-def _variables(
+def _programs_by_variable(
     mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
     """Programs by the variable of the product that they compute."""
@@ -223,11 +235,11 @@ def kernel_phases(
     ]
 
 
-def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+def scheduling_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of scheduled kernels."""
-    gpu, multiplies = "gpu" in list(target.keys), system.gpu.multiplies_tiles(system.dtype)
+    gpu, multiplies = "gpu" in list(target.keys), system.gpu.has_tensor_cores(system.dtype)
     return [
-        *kernel_phases(target, system.dtype, views=system.views, tensor_cores=multiplies),
+        *kernel_phases(target, system.dtype, views=system.uses_views, tensor_cores=multiplies),
         ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
@@ -237,7 +249,7 @@ def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.tran
 
 def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of kernels, with an allocation for each tensor."""
-    return [*scheduled_phases(target, system), *tensor_phases()]
+    return [*scheduling_phases(target, system), *tensor_phases()]
 
 
 def tensor_phases() -> list[tvm.transform.Pass]:
@@ -256,7 +268,7 @@ def lower(
     mod: tvm.IRModule,
     target: tvm.target.Target,
     system: System,
-    planned: Callable[[MemoryPlan], None] = lambda _: None,
+    on_memory_plan: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
 ) -> tvm.IRModule:
     """Lower `mod` to the form that the virtual machine runs on `target`; see `build`."""
@@ -265,8 +277,8 @@ def lower(
         raise UnknownNameError("allocation", allocation, ALLOCATIONS)
 
     def place(liveness: Liveness) -> MemoryPlan:
-        plan = memory.in_one_pool(memory.plan(liveness.lifetimes))
-        planned(plan)
+        plan = memory.merge_pools(memory.plan(liveness.lifetimes))
+        on_memory_plan(plan)
         return plan
 
     phases = [
@@ -290,7 +302,7 @@ def build(
     mod: tvm.IRModule,
     target: str | tvm.target.Target = "llvm+pim",
     system: System | None = None,
-    planned: Callable[[MemoryPlan], None] = lambda _: None,
+    on_memory_plan: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
 ) -> relax.VMExecutable:
     """Build an executable from a result of `apply_plan`, or from any canonical module.
@@ -310,10 +322,10 @@ def build(
     UnknownNameError
         If `target` is none of `TARGETS`, or `allocation` none of `ALLOCATIONS`.
     """
-    resolved = named_target(target) if isinstance(target, str) else target
+    resolved = target_by_name(target) if isinstance(target, str) else target
     target_system = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, target_system, planned, allocation),
+        lambda module, _: lower(module, resolved, target_system, on_memory_plan, allocation),
         opt_level=0,
         name="pimflow",
     )

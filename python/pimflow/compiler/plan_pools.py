@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 
 import tvm
 
-from pimflow.compiler.build import planned
-from pimflow.compiler.smaller_pool import PoolPlanning, thinned
+from pimflow.compiler.build import apply_search_result
+from pimflow.compiler.smaller_pool import PoolPlanning, drop_useless_parts
 from pimflow.core.candidate import Candidate
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.placement import Costs, Goal, Searched, search
-from pimflow.placement.best_plan import as_planned, tried
+from pimflow.placement import Costs, Goal, SearchResult, search
+from pimflow.placement.best_plan import with_candidates, with_plan
 from pimflow.placement.candidates import channel_modes, fused_groups
 from pimflow.relay_passes.flat import main_bindings
 
@@ -64,55 +64,61 @@ class PlanPools:
     target: tvm.target.Target
     system: System
     planning: PoolPlanning = field(default_factory=PoolPlanning)
-    _known: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
+    _cached_bytes: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
 
-    def as_counted(self, bound: float) -> float:
+    def search_bound(self, bound: float) -> float:
         """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
-        own = self.system.dtype
-        stored = own if "gpu" in list(self.target.keys) else "fp32"
-        if stored == own:
+        search_dtype = self.system.dtype
+        stored_dtype = search_dtype if "gpu" in list(self.target.keys) else "fp32"
+        if stored_dtype == search_dtype:
             return bound
         # The smaller the type, the larger is the share of bytes that alignment leaves unused.
         unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
-        return bound * ELEMENT_BYTES[own] / ELEMENT_BYTES[stored] + unused
+        return bound * ELEMENT_BYTES[search_dtype] / ELEMENT_BYTES[stored_dtype] + unused
 
-    def of(self, searched: Searched) -> int:
+    def pool_bytes(self, search_result: SearchResult) -> int:
         """Bytes of the pool of a plan as it is built."""
-        key = tuple((candidate.covers, candidate.rewrite) for candidate in searched.candidates)
-        if key not in self._known:
-            module = planned(self.network.module, searched)
-            self._known[key] = self.planning.pool_bytes(module, self.target, self.system)
-        return self._known[key]
+        key = tuple((candidate.covers, candidate.rewrite) for candidate in search_result.candidates)
+        if key not in self._cached_bytes:
+            module = apply_search_result(self.network.module, search_result)
+            self._cached_bytes[key] = self.planning.pool_bytes(module, self.target, self.system)
+        return self._cached_bytes[key]
 
 
-def frugal(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> Searched:
+def frugal_plan(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> SearchResult:
     """The plan on the GPU only with the smallest pool of three.
 
     They are: every run as one kernel, every region as a kernel, and the plan that the search finds to have
     the fewest live bytes. None is best for all networks: the workspace of a run may take what the run
     saves.
     """
-    least = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
+    min_memory = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
     channels = system.gpu.memory_channels
-    singles = {r.name: least.maker.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
-    several = fused_groups.several(least.maker, channels)
+    singles = {r.name: min_memory.generator.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
+    fused_candidates = fused_groups.group_candidates(min_memory.generator, channels)
     # The fastest tiling of a run comes last and stays in the dictionary.
-    by_time = sorted(several, key=lambda each: -sum(task.duration_ns for task in each.tasks))
-    runs = {each.covers[0]: each for each in by_time if each.covers in graph.runs}
-    inside = {name for run in runs.values() for name in run.covers[1:]}
-    every = tuple(runs.get(name, single) for name, single in singles.items() if name not in inside)
-    ways = [least, tried(least, every), tried(least, tuple(singles.values()))]
-    return as_planned(min(ways, key=lambda each: (pools.of(each), each.evaluation.latency_ns)))
+    by_time = sorted(fused_candidates, key=lambda option: -sum(task.duration_ns for task in option.tasks))
+    runs = {option.covers[0]: option for option in by_time if option.covers in graph.runs}
+    covered_names = {name for run in runs.values() for name in run.covers[1:]}
+    run_candidates = tuple(
+        runs.get(name, single) for name, single in singles.items() if name not in covered_names
+    )
+    plans = [
+        min_memory,
+        with_candidates(min_memory, run_candidates),
+        with_candidates(min_memory, tuple(singles.values())),
+    ]
+    return with_plan(min(plans, key=lambda option: (pools.pool_bytes(option), option.evaluation.latency_ns)))
 
 
-def keeping(
+def plan_within_bound(
     graph: RegionGraph,
     system: System,
     costs: Costs,
     goal: Goal,
     pools: PlanPools,
-    given: RegionGraph | None = None,
-) -> tuple[Searched, PoolChoice]:
+    original: RegionGraph | None = None,
+) -> tuple[SearchResult, PoolChoice]:
     """The best plan for `goal`, which minimises or bounds memory, by pools as they are built.
 
     Parameters
@@ -127,122 +133,137 @@ def keeping(
     """
     bound = goal.max_memory_bytes
 
-    def within(most: float | None) -> Searched:
-        return search(graph, system, costs, replace(goal, max_memory_bytes=most), given)
+    def search_within(max_bytes: float | None) -> SearchResult:
+        return search(graph, system, costs, replace(goal, max_memory_bytes=max_bytes), original)
 
-    found = _within(bound, within, pools)
-    least = frugal(graph, system, costs, pools)
-    searched_bytes, frugal_bytes = pools.of(found), pools.of(least)
-    least_bytes = min(searched_bytes, frugal_bytes)
-    if bound is not None and least_bytes > bound:
-        free = replace(goal, objective="memory", max_memory_bytes=None)
-        smallest, choice = keeping(graph, system, costs, free, pools, given)
+    search_result = _search_with_bound(bound, search_within, pools)
+    frugal_result = frugal_plan(graph, system, costs, pools)
+    searched_bytes, frugal_bytes = pools.pool_bytes(search_result), pools.pool_bytes(frugal_result)
+    min_bytes = min(searched_bytes, frugal_bytes)
+    if bound is not None and min_bytes > bound:
+        memory_goal = replace(goal, objective="memory", max_memory_bytes=None)
+        smallest_result, choice = plan_within_bound(graph, system, costs, memory_goal, pools, original)
         if choice.pool_bytes > bound:
-            raise _infeasible(graph, choice.pool_bytes, goal)
-        return replace(smallest, goal=goal), choice
-    most = least_bytes if goal.objective == "memory" or bound is None else bound
-    taken: Searched | None = found
-    if searched_bytes > most:
+            raise _infeasible_error(graph, choice.pool_bytes, goal)
+        return replace(smallest_result, goal=goal), choice
+    max_bytes = min_bytes if goal.objective == "memory" or bound is None else bound
+    chosen: SearchResult | None = search_result
+    if searched_bytes > max_bytes:
         objective = "latency" if goal.objective == "memory" else goal.objective
-        fast = search(graph, system, costs, replace(goal, objective=objective, max_memory_bytes=None), given)
-        taken = _mixed(fast, least, pools, most, goal)
-    if taken is None and bound is not None:
-        raise _infeasible(graph, searched_bytes, goal)
-    taken = taken or found
+        fast_result = search(
+            graph, system, costs, replace(goal, objective=objective, max_memory_bytes=None), original
+        )
+        chosen = _mix_plans(fast_result, frugal_result, pools, max_bytes, goal)
+    if chosen is None and bound is not None:
+        raise _infeasible_error(graph, searched_bytes, goal)
+    chosen = chosen or search_result
     choice = PoolChoice(
         searched_bytes=searched_bytes,
         frugal_bytes=frugal_bytes,
-        pool_bytes=pools.of(taken),
-        staged=taken is not found,
-        latency_gap=taken.evaluation.latency_ns / taken.plan.lower_bound_ns - 1,
+        pool_bytes=pools.pool_bytes(chosen),
+        staged=chosen is not search_result,
+        latency_gap=chosen.evaluation.latency_ns / chosen.plan.lower_bound_ns - 1,
     )
-    return replace(taken, goal=goal), choice
+    return replace(chosen, goal=goal), choice
 
 
-def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> InfeasibleError:
+def _infeasible_error(graph: RegionGraph, needed_bytes: int, goal: Goal) -> InfeasibleError:
     levers = (f"--memory-budget {needed_bytes}B", "more modes (--modes)")
-    what = f"memory of '{graph.name}'"
-    return InfeasibleError(what, needed_bytes, goal.max_memory_bytes or 0, "bytes", levers)
+    subject = f"memory of '{graph.name}'"
+    return InfeasibleError(subject, needed_bytes, goal.max_memory_bytes or 0, "bytes", levers)
 
 
-def _within(bound: float | None, search: Callable[[float | None], Searched], pools: PlanPools) -> Searched:
+def _search_with_bound(
+    bound: float | None, search: Callable[[float | None], SearchResult], pools: PlanPools
+) -> SearchResult:
     """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound."""
-    found, at_most = None, bound and pools.as_counted(bound)
+    search_result, search_bytes = None, bound and pools.search_bound(bound)
     for _ in range(SEARCHES):
         try:
-            found = search(at_most)
+            search_result = search(search_bytes)
         except InfeasibleError:
             break
-        if bound is None or at_most is None or (size_bytes := pools.of(found)) <= bound:
+        if bound is None or search_bytes is None or (size_bytes := pools.pool_bytes(search_result)) <= bound:
             break
-        at_most *= bound / size_bytes
-    return found or search(None)
+        search_bytes *= bound / size_bytes
+    return search_result or search(None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _PlanPart:
     """Neighbouring regions, with their candidates in a fast plan and in one that needs little memory."""
 
     fast: tuple[Candidate, ...]
-    least: tuple[Candidate, ...]
+    frugal: tuple[Candidate, ...]
     gain_ns: float
 
     @property
     def differs(self) -> bool:
         """Whether the two plans have different candidates here."""
-        return [(c.covers, c.rewrite) for c in self.fast] != [(c.covers, c.rewrite) for c in self.least]
+        return [(c.covers, c.rewrite) for c in self.fast] != [(c.covers, c.rewrite) for c in self.frugal]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Mixed:
+class _MixedPlan:
     """A plan, with the bytes by which it exceeds the bound, and the value of the objective."""
 
-    searched: Searched
+    search_result: SearchResult
     cost: tuple[float, float]
 
 
-def _mixed(fast: Searched, least: Searched, pools: PlanPools, most: float, goal: Goal) -> Searched | None:
+def _mix_plans(
+    fast: SearchResult, frugal: SearchResult, pools: PlanPools, max_bytes: float, goal: Goal
+) -> SearchResult | None:
     """Mix a plan from `least`, and from `fast` as far as the pool stays within `most`.
 
     None if no such plan keeps to the bounds on latency and energy.
     """
-    parts = _parts(fast, least)
+    parts = _parts(fast, frugal)
 
-    def plan(kept: Sequence[_Part]) -> _Mixed:
-        chosen = [c for part in parts for c in (part.least if part in kept else part.fast)]
-        searched = tried(fast, _on_their_channels(fast, chosen))
-        evaluation = searched.evaluation
-        over = max(pools.of(searched) - most, 0) if goal.allows(evaluation) else math.inf
-        return _Mixed(searched=searched, cost=(over, goal.value(evaluation)))
+    def plan(frugal_parts: Sequence[_PlanPart]) -> _MixedPlan:
+        candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
+        search_result = with_candidates(fast, _assign_channels(fast, candidates))
+        evaluation = search_result.evaluation
+        excess_bytes = (
+            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(evaluation) else math.inf
+        )
+        return _MixedPlan(search_result=search_result, cost=(excess_bytes, goal.value(evaluation)))
 
-    odd = [part for part in parts if part.differs]
-    mixed = thinned(plan(odd), odd, lambda _, kept: plan(kept), lambda part: -part.gain_ns)
-    return None if mixed.cost[0] else as_planned(mixed.searched)
+    different_parts = [part for part in parts if part.differs]
+    mixed = drop_useless_parts(
+        plan(different_parts),
+        different_parts,
+        lambda _, frugal_parts: plan(frugal_parts),
+        lambda part: -part.gain_ns,
+    )
+    return None if mixed.cost[0] else with_plan(mixed.search_result)
 
 
-def _parts(fast: Searched, least: Searched) -> list[_Part]:
+def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
     """Both plans in parts, cut where candidates of both begin at the same region."""
-    begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in least.candidates}
+    begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in frugal.candidates}
 
-    def cut(searched: Searched) -> list[list[Candidate]]:
-        ways: list[list[Candidate]] = []
-        for candidate in searched.candidates:
-            ways += [[]] if candidate.covers[0] in begins else []
-            ways[-1].append(candidate)
-        return ways
+    def cut(search_result: SearchResult) -> list[list[Candidate]]:
+        groups: list[list[Candidate]] = []
+        for candidate in search_result.candidates:
+            groups += [[]] if candidate.covers[0] in begins else []
+            groups[-1].append(candidate)
+        return groups
 
-    def region_ns(searched: Searched, way: Sequence[Candidate]) -> float:
-        return sum(searched.evaluation.region_ns[name] for c in way for name in c.covers)
+    def region_ns(search_result: SearchResult, candidates: Sequence[Candidate]) -> float:
+        return sum(search_result.evaluation.region_ns[name] for c in candidates for name in c.covers)
 
     return [
-        _Part(fast=tuple(a), least=tuple(b), gain_ns=region_ns(least, b) - region_ns(fast, a))
-        for a, b in zip(cut(fast), cut(least), strict=True)
+        _PlanPart(fast=tuple(a), frugal=tuple(b), gain_ns=region_ns(frugal, b) - region_ns(fast, a))
+        for a, b in zip(cut(fast), cut(frugal), strict=True)
     ]
 
 
-def _on_their_channels(searched: Searched, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
-    maker, system = searched.maker, searched.system
+    generator, system = search_result.generator, search_result.system
     if all(c.rewrite.mode == "GPU" for c in candidates):
-        return tuple(fused_groups.on_channels(maker, c, system.gpu.memory_channels) for c in candidates)
-    return tuple(channel_modes.at_channels_left(maker, c) for c in candidates)
+        return tuple(
+            fused_groups.with_channel_count(generator, c, system.gpu.memory_channels) for c in candidates
+        )
+    return tuple(channel_modes.with_gpu_channels(generator, c) for c in candidates)

@@ -66,10 +66,10 @@ def error_over_bound(
     roundoff = products * _UNIT_ROUNDOFF
     error = roundoff / (1 - roundoff) * magnitude
     rounded = np.abs(expected) if partial is None else partial
-    once = _HALF_ULP[dtype] * (rounded + roundings * error) + roundings * _HALF_SUBNORMAL[dtype]
+    rounding_error = _HALF_ULP[dtype] * (rounded + roundings * error) + roundings * _HALF_SUBNORMAL[dtype]
     # Each rounding also rounds the error of the one before.
-    bound = error + once * (1 + _HALF_ULP[dtype]) ** (roundings - 1)
+    bound = error + rounding_error * (1 + _HALF_ULP[dtype]) ** (roundings - 1)
     difference = np.abs(y.astype(np.float64) - expected)
-    over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
-    worst = float(over.max())
-    return worst if worst == worst else float("inf")
+    ratio = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
+    max_ratio = float(ratio.max())
+    return max_ratio if max_ratio == max_ratio else float("inf")

@@ -38,9 +38,9 @@ class PoolPlanning:
         """Buffers that `module`, canonical or with a plan, allocates when it is lowered for `target`."""
         return buffers(phases.allocate(module, target, system), in_place=self.in_place)
 
-    def liveness(self, found: MainBuffers) -> Liveness:
+    def liveness(self, main_buffers: MainBuffers) -> Liveness:
         """Lifetimes of buffers, with the weights and the alignment of these options."""
-        liveness = found.liveness(self.weights)
+        liveness = main_buffers.liveness(self.weights)
         if self.alignment_bytes is None:
             return liveness
         lifetimes = tuple(
@@ -54,7 +54,7 @@ class PoolPlanning:
 
     def plan(self, liveness: Liveness, capacity_bytes: int | None = None) -> MemoryPlan:
         """Plan offsets of all buffers in one pool."""
-        return memory.in_one_pool(
+        return memory.merge_pools(
             memory.plan(liveness.lifetimes, self.policy, capacity_bytes=capacity_bytes, seconds=self.seconds)
         )
 
@@ -63,8 +63,8 @@ class PoolPlanning:
         return self.plan(self.liveness(self.buffers(module, target, system))).pool_bytes
 
 
-Own = TypeVar("Own", bound="Rewritten")
-Form = TypeVar("Form", bound="Priced")
+Own = TypeVar("Own", bound="NetworkRewrite")
+Form = TypeVar("Form", bound="HasCost")
 Part = TypeVar("Part")
 # Upper bound on the sets of parts that `thinned` tries; each takes seconds for a network with as many
 # layers as DenseNet.
@@ -72,7 +72,7 @@ TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rewritten:
+class NetworkRewrite:
     """A network before and after a rewrite.
 
     Attributes
@@ -87,7 +87,7 @@ class Rewritten:
         Pools before and after, of the whole network on the GPU, once `settled`.
     """
 
-    given: Network
+    original: Network
     network: Network
     demanded: bool = False
     kept_because: str = ""
@@ -97,33 +97,33 @@ class Rewritten:
     @property
     def changed(self) -> bool:
         """Whether the rewrite changed the network."""
-        return self.network is not self.given
+        return self.network is not self.original
 
-    def settled(self: Own, pool_bytes: Callable[[Network], int]) -> Own:
+    def keep_if_smaller(self: Own, pool_bytes: Callable[[Network], int]) -> Own:
         """Add both pools; undo the rewrite if its pool is not smaller, unless it is required."""
-        given_bytes = pool_bytes(self.given)
-        found_bytes = pool_bytes(self.network) if self.changed else given_bytes
-        pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
-        if not self.changed or self.demanded or found_bytes < given_bytes:
-            return pools
-        return pools.undone(f"the pool would not shrink: {given_bytes} to {found_bytes} B")
+        original_bytes = pool_bytes(self.original)
+        new_bytes = pool_bytes(self.network) if self.changed else original_bytes
+        rewrite = replace(self, pool_given_bytes=original_bytes, pool_bytes=new_bytes)
+        if not self.changed or self.demanded or new_bytes < original_bytes:
+            return rewrite
+        return rewrite.revert(f"the pool would not shrink: {original_bytes} to {new_bytes} B")
 
-    def undone(self: Own, why: str) -> Own:
+    def revert(self: Own, reason: str) -> Own:
         """Undo the rewrite: the original network, with the reason."""
-        return replace(self, network=self.given, kept_because=why, pool_bytes=self.pool_given_bytes)
+        return replace(self, network=self.original, kept_because=reason, pool_bytes=self.pool_given_bytes)
 
 
-class Priced(Protocol):
+class HasCost(Protocol):
     """A value with a cost that can be compared."""
 
     @property
     def cost(self) -> tuple[float, ...]: ...
 
 
-def thinned(
-    form: Form,
+def drop_useless_parts(
+    item: Form,
     parts: Sequence[Part],
-    without: Callable[[Form, Sequence[Part]], Form],
+    rebuild: Callable[[Form, Sequence[Part]], Form],
     order: Callable[[Part], float] = lambda _: 0,
 ) -> Form:
     """Drop those `parts` of `form` that save nothing: first halves in `order`, then halves of halves.
@@ -133,16 +133,16 @@ def thinned(
     without : callable
         Makes the form with only the parts that it gets. The result is accepted unless it costs more.
     """
-    kept, pending = list(parts), [sorted(parts, key=order)]
+    remaining, queue = list(parts), [sorted(parts, key=order)]
     for _ in range(TRIALS):
-        dropped = pending.pop(0) if pending else []
+        dropped = queue.pop(0) if queue else []
         if not dropped:
             break
-        left = [part for part in kept if part not in dropped]
-        trial = without(form, left)
-        if trial.cost <= form.cost:
-            form, kept = trial, left
+        trial_parts = [part for part in remaining if part not in dropped]
+        trial = rebuild(item, trial_parts)
+        if trial.cost <= item.cost:
+            item, remaining = trial, trial_parts
         elif len(dropped) > 1:
             middle = len(dropped) // 2
-            pending += [dropped[:middle], dropped[middle:]]
-    return form
+            queue += [dropped[:middle], dropped[middle:]]
+    return item

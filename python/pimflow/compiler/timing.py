@@ -23,11 +23,11 @@ def kernel_times_ns(
     **options
         See ``time_evaluator``. A measurement is the mean of ``number`` calls, one by default.
     """
-    timed = module.time_evaluator(name, device, repeat=repeats, **({"number": 1} | options))
-    return [seconds * 1e9 for seconds in timed(*arguments).results]
+    evaluator = module.time_evaluator(name, device, repeat=repeats, **({"number": 1} | options))
+    return [seconds * 1e9 for seconds in evaluator(*arguments).results]
 
 
-def calls_ns(call: Callable[[], object], calls: int) -> list[int]:
+def call_times_ns(call: Callable[[], object], calls: int) -> list[int]:
     """Times of `calls` calls, one after the other; each result is freed before the next call."""
     times = []
     for _ in range(calls):

@@ -12,22 +12,22 @@ from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import output_checks
 from pimflow.compiler.region_check import RECTIFIED, ROUNDED, RegionCheck, error_over_bound
-from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, worst
+from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
-from pimflow.frontend.reference import Perturbed, Stored
+from pimflow.frontend.reference import Fp16Storage, Perturbed
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.relay_passes.regions.extract_regions import biases, filters
-from pimflow.simulators.pim.coverage import products_of
+from pimflow.simulators.pim.coverage import program_coverage
 from pimflow.simulators.pim.legality import program_violations_by_rule
 
-JUDGED = "strict"  # the only timing that issues commands legally, and so can be checked
+CHECKED_TIMING = "strict"  # the only timing that issues commands legally, and so can be checked
 _BLOCK_ELEMENTS = 1 << 21  # elements of filters in one check: 16 MiB in double precision
 
 
@@ -57,7 +57,7 @@ class Verification:
     @property
     def worst(self) -> OutputCheck:
         """The output whose error is nearest to its bound."""
-        return worst(self.outputs)
+        return max_error_check(self.outputs)
 
     @property
     def timing_violations(self) -> int | None:
@@ -80,25 +80,25 @@ class Verification:
         return bounds if max(bounds) > OUTPUT_BOUND[dtype] else ()
 
     @property
-    def verified(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether all PIM regions and outputs match their references."""
         return self.worst.matches and all(r.matches for r in self.regions)
 
     def require(self) -> None:
         """Raise `VerificationError`, which names what differs, unless `verified` and free of violations."""
         wrong = [r.region for r in self.regions if not r.matches]
-        beyond = [r.region for r in self.regions if not r.in_range]
-        if beyond:
+        out_of_range = [r.region for r in self.regions if not r.in_range]
+        if out_of_range:
             raise VerificationError(
-                f"PIM region '{beyond[0]}' has values beyond fp16 ({len(beyond)} do); try --dtype fp32"
+                f"PIM region '{out_of_range[0]}' has values beyond fp16 ({len(out_of_range)} do); try --dtype fp32"
             )
         if wrong:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
-        self.worst.require("every PIM region matches its own reference, but outputs")
+        self.worst.require_match("every PIM region matches its own reference, but outputs")
         if self.timing_violations:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
-        for region, found in self.inexact.items():
-            raise VerificationError(f"the commands of PIM region '{region}': {found}")
+        for region, products in self.inexact.items():
+            raise VerificationError(f"the commands of PIM region '{region}': {products}")
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:
@@ -112,7 +112,7 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class BuildObservation:
     """A run of a build, with checked PIM regions and commands; its outputs are not compared yet.
 
     Attributes
@@ -129,13 +129,13 @@ class Observed:
 
     inputs: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]
-    stored: Stored
+    stored: Fp16Storage
     dtype: str
     regions: tuple[RegionCheck, ...]
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str]
 
-    def judged(
+    def verify_outputs(
         self,
         perturbed: Perturbed | None,
         expected: Sequence[np.ndarray],
@@ -174,10 +174,12 @@ def verify(
     tolerance : float, optional
         Bound on the error of every output, instead of that of `conditioning`.
     """
-    return observe(network, built, system, inputs).judged(network.perturbed, expected, tolerance)
+    return observe(network, built, system, inputs).verify_outputs(network.perturbed, expected, tolerance)
 
 
-def observe(network: Network, built: Build, system: System, inputs: Mapping[str, np.ndarray]) -> Observed:
+def observe(
+    network: Network, built: Build, system: System, inputs: Mapping[str, np.ndarray]
+) -> BuildObservation:
     """Run a build and check everything but its outputs; parameters as in `verify`."""
     programs, weights, bias = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
@@ -186,7 +188,7 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
 
     def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
         if symbol in built.products:
-            checks.extend(attention.of(symbol, operands, y))
+            checks.extend(attention.check_call(symbol, operands, y))
             return
         program, (x, initial, *added) = programs[symbol], operands
         region = whole_name(program.region, weights)
@@ -194,48 +196,52 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         # A tensor is an operand of the region; a bias is taken from the network, not from the module.
         start = {"": None, "bias": bias.get(region), "add": initial}[program.initial]
         g = program.geometry
-        own = split.pim_filters(weights[region], g.kh * g.kw)
-        checks.append(check_region(program, own, x, y, start, *added))
+        pim_filters = split.pim_filters(weights[region], g.kh * g.kw)
+        checks.append(check_region(program, pim_filters, x, y, start, *added))
 
-    with codegen.observed(check):
+    with codegen.observe_regions(check):
         outputs = built.infer(inputs)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
-    judged = [*programs.values(), *attention.shorter()]
+    checked_programs = [*programs.values(), *attention.shorter_programs()]
     violations: Counter[str] | None = None
-    if system.timing == JUDGED:
+    if system.timing == CHECKED_TIMING:
         violations = Counter()
-        for program in judged:
+        for program in checked_programs:
             violations.update(program_violations_by_rule(program, system.pim))
-    return Observed(
+    return BuildObservation(
         inputs=inputs,
         outputs=outputs,
-        stored=stored(built, system, weights),
+        stored=fp16_storage(built, system, weights),
         dtype=system.dtype,
         regions=tuple(checks),
         violations_by_rule=None if violations is None else dict(violations),
-        inexact=inexact(judged),
+        inexact=inexact_products(checked_programs),
     )
 
 
-def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
+def inexact_products(programs: Iterable[PimProgram]) -> dict[str, str]:
     """By region, products of programs that do not form every product of their layer exactly once.
 
     For programs that only store: elements of a token that are not stored exactly once.
     """
-    found = ((program.region, products_of(program)) for program in programs)
-    return {region: str(products) for region, products in found if products and not products.exact}
+    products_by_region = ((program.region, program_coverage(program)) for program in programs)
+    return {
+        region: str(products) for region, products in products_by_region if products and not products.exact
+    }
 
 
-def stored(built: Build, system: System, known: Container[str]) -> Stored:
+def fp16_storage(built: Build, system: System, layer_names: Container[str]) -> Fp16Storage:
     """Tensors that a build stores in fp16: those of PIM, and, on a real GPU, those between kernels.
 
     A layer that is split counts as a whole. `known` has the names of layers, at least of those with weights.
     """
     if system.dtype != "fp16":
-        return Stored()
-    gpu = "gpu" in list(targets.named_target(built.target).keys)
-    return Stored(layers=frozenset(whole_name(p.region, known) for p in built.programs.values()), kernels=gpu)
+        return Fp16Storage()
+    gpu = "gpu" in list(targets.target_by_name(built.target).keys)
+    return Fp16Storage(
+        layers=frozenset(whole_name(p.region, layer_names) for p in built.programs.values()), kernels=gpu
+    )
 
 
 def check_region(
@@ -263,19 +269,19 @@ def check_region(
     results = y.reshape(-1, g.oc)
     start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))
     rows = max(1, _BLOCK_ELEMENTS // g.reduction) if g.groups == 1 else g.oc
-    tiling = BankTiling.of_program(program)
+    tiling = BankTiling.from_program(program)
     step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
-    worst = 0.0
+    max_error = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
         begins = None if start is None else start[pixels, part]
-        over = _error_over_bound(
+        error = _error_over_bound(
             program.dtype, g, filters[part], x, results[:, part], pixels, begins, step, program.activation
         )
-        if over is None:
+        if error is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
-        worst = max(worst, over)
-    return RegionCheck(region=program.region, error_over_bound=worst)
+        max_error = max(max_error, error)
+    return RegionCheck(region=program.region, error_over_bound=max_error)
 
 
 def _error_over_bound(
@@ -333,8 +339,8 @@ def convolve(
     -------
     ndarray, [n*oh*ow, oc]
     """
-    top, left, bottom, right = g.padding
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    pad_top, pad_left, pad_bottom, pad_right = g.padding
+    padded = np.pad(x, ((0, 0), (pad_top, pad_bottom), (pad_left, pad_right), (0, 0)))
     channels = g.c // g.groups
     taps = filters.reshape(g.groups, g.oc // g.groups, g.kh, g.kw, channels)
     out = np.zeros((g.groups, g.n * g.oh * g.ow, g.oc // g.groups))

@@ -114,7 +114,7 @@ class Attention:
         """Multiply-accumulates of both products, masked ones included."""
         return self.batch * self.heads * self.queries * self.extent * (self.head_size + self.value_size)
 
-    def allowed(self, position: np.ndarray | None = None) -> np.ndarray:
+    def visible_keys(self, position: np.ndarray | None = None) -> np.ndarray:
         """Which keys a query sees before a mask is applied: bool, [batch, queries, extent].
 
         Parameters
@@ -123,23 +123,23 @@ class Attention:
             Position of the first query, int [batch]; if `positioned`.
         """
         assert (position is None) != self.positioned
-        first = np.full(self.batch, self.offset) if position is None else np.asarray(position)
-        own = first.reshape(self.batch, 1, 1) + np.arange(self.queries)[:, None]
-        place = np.arange(self.extent)
-        seen = np.ones((self.batch, self.queries, self.extent), bool)
+        first_position = np.full(self.batch, self.offset) if position is None else np.asarray(position)
+        query_position = first_position.reshape(self.batch, 1, 1) + np.arange(self.queries)[:, None]
+        key_position = np.arange(self.extent)
+        visible = np.ones((self.batch, self.queries, self.extent), bool)
         if self.causal:
-            seen &= place <= own
+            visible &= key_position <= query_position
         if self.positioned:
-            seen &= place < first.reshape(self.batch, 1, 1) + self.queries
+            visible &= key_position < first_position.reshape(self.batch, 1, 1) + self.queries
         if self.window:
-            seen &= place > own - self.window
-        return seen
+            visible &= key_position > query_position - self.window
+        return visible
 
-    def part(self, batch: int, kv_heads: int) -> Attention:
+    def with_batch_and_heads(self, batch: int, kv_heads: int) -> Attention:
         """The attention of `batch` requests and `kv_heads` KV heads with their query heads."""
         return replace(self, batch=batch, kv_heads=kv_heads, heads=kv_heads * self.group)
 
-    def of_all_places(self) -> Attention:
+    def with_full_cache(self) -> Attention:
         """The same attention, reading all positions of its cache."""
         return replace(self, read=0)
 
@@ -179,7 +179,7 @@ def attend(
     shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
     assert (q.shape, k.shape, v.shape) == shapes, f"{q.shape}, {k.shape}, {v.shape} are not {shapes}"
     weights = probabilities(scores(attention, q, k, mask, position))
-    result: np.ndarray = weights @ _by_head(attention, v)
+    result: np.ndarray = weights @ _expand_kv_heads(attention, v)
     return result
 
 
@@ -191,22 +191,24 @@ def scores(
     position: np.ndarray | None = None,
 ) -> np.ndarray:
     """Scores before the softmax: fp64, [batch, heads, queries, extent]; -inf for keys that are not seen."""
-    products = q.astype(np.float64) @ _by_head(attention, k).swapaxes(-1, -2) * attention.scale
+    products = q.astype(np.float64) @ _expand_kv_heads(attention, k).swapaxes(-1, -2) * attention.scale
     if attention.softcap:
         products = attention.softcap * np.tanh(products / attention.softcap)
     if mask is not None:
         products = products + mask.astype(np.float64)
-    return np.where(attention.allowed(position)[:, None], products, -np.inf)
+    return np.where(attention.visible_keys(position)[:, None], products, -np.inf)
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
     """Softmax over the last axis; zeros where all scores are -inf."""
     largest = scores.max(-1, keepdims=True)
-    powers = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
-    result: np.ndarray = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    exponentials = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
+    result: np.ndarray = exponentials / np.maximum(
+        exponentials.sum(-1, keepdims=True), np.finfo(np.float64).tiny
+    )
     return result
 
 
-def _by_head(attention: Attention, cache: np.ndarray) -> np.ndarray:
+def _expand_kv_heads(attention: Attention, cache: np.ndarray) -> np.ndarray:
     """Keys or values in fp64, repeated for every query head of a group."""
     return np.repeat(cache[:, :, : attention.extent].astype(np.float64), attention.group, axis=1)

@@ -16,7 +16,7 @@ from pimflow.core.liveness import Moment
 from pimflow.core.region import Region
 
 
-class Known(enum.Enum):
+class Provenance(enum.Enum):
     """How a figure is known, from best to worst.
 
     ``SCALED`` is an analytic time, multiplied by simulated over analytic time of similar kernels.
@@ -33,9 +33,9 @@ class Known(enum.Enum):
 RESOURCES = ("gpu", "pim", "crossbar")
 # Layouts of a tensor: in the channels that serve the GPU while PIM works, over all channels, or in the
 # channels that have PIM.
-LEFT, OVER_ALL, IN_PIM = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
+IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
 # Modes of the channels that have PIM: plain memory for the GPU's kernels, or PIM programs.
-AS_MEMORY, AS_PIM = "memory", "pim"
+PLAIN_MEMORY_MODE, PIM_MODE = "memory", "pim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class Port:
         launch.
     """
 
-    layout: str = LEFT
+    layout: str = IN_GPU_CHANNELS
     dtype: str = "fp16"
     device: str = "gpu"
-    pending: tuple[str, ...] = ()
-    accepts_pending: bool = False
+    deferred_epilogue: tuple[str, ...] = ()
+    fuses_epilogue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +103,10 @@ class Task:
     buffers: tuple[str, ...] = ()
     moved_bytes: int = 0
     energies_pj: dict[str, float] = field(default_factory=dict)
-    known: Known = Known.ANALYTIC
+    known: Provenance = Provenance.ANALYTIC
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def resources(self) -> tuple[str, ...]:
         """All resources that it occupies."""
         return (self.resource, *self.also)
 
@@ -120,19 +120,19 @@ class Task:
         """Launch and execution."""
         return self.launch_ns + self.execution_ns
 
-    def waiting_for(self, after: tuple[int, ...]) -> Task:
+    def with_dependencies(self, dependencies: tuple[int, ...]) -> Task:
         """The task with other predecessors."""
-        return self if after == self.after else self._with(after=after)
+        return self if dependencies == self.after else self._with_fields(after=dependencies)
 
-    def launched_for(self, launch_ns: float) -> Task:
+    def with_launch_ns(self, launch_ns: float) -> Task:
         """The task with another launch time."""
-        return self if launch_ns == self.launch_ns else self._with(launch_ns=launch_ns)
+        return self if launch_ns == self.launch_ns else self._with_fields(launch_ns=launch_ns)
 
-    def _with(self, **changed: object) -> Task:
+    def _with_fields(self, **changes: object) -> Task:
         """A copy with changes; searches make millions of them, and `replace` is several times as slow."""
-        made = object.__new__(Task)
-        made.__dict__.update(self.__dict__, **changed)
-        return made
+        task = object.__new__(Task)
+        task.__dict__.update(self.__dict__, **changes)
+        return task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +235,13 @@ class Candidate:
     original: Region | None = None
     regions: tuple[Region, ...] = ()
     error: float = 0.0
-    goes_on_with: str = ""
+    requires_open: str = ""
     leaves_open: str = ""
-    channels_as: str = ""
-    leaves_channels_as: str = ""
+    channel_mode: str = ""
+    final_channel_mode: str = ""
 
     @property
-    def holds(self) -> tuple[Moment, ...]:
+    def memory_moments(self) -> tuple[Moment, ...]:
         """Memory that it needs at each moment of its run, besides the tensors of the graph."""
         return self.moments or (Moment(own_bytes=self.workspace_bytes),)
 
@@ -257,24 +257,24 @@ class Candidate:
         """Whether it computes several regions in one kernel: tensors between them are never stored."""
         return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
 
-    def passes_on(self, region: str) -> bool:
+    def forwards_result(self, region: str) -> bool:
         """Whether it forwards the result of that region to the next one on chip, without storing it."""
         return self.fuses_regions and region in self.covers[:-1]
 
     @property
-    def stays_on_pim(self) -> bool:
+    def keeps_submission_open(self) -> bool:
         """Whether its result is complete without the GPU, so that the same PIM submission may continue."""
-        on_gpu = any(task.resource == "gpu" for task in self.tasks)
-        return bool(self.tasks) and not on_gpu and not self.output.pending
+        uses_gpu = any(task.resource == "gpu" for task in self.tasks)
+        return bool(self.tasks) and not uses_gpu and not self.output.deferred_epilogue
 
-    def continued(self) -> Candidate:
+    def with_shared_submission(self) -> Candidate:
         """The candidate as part of the open PIM submission whose last result it reads: it has no own launch.
 
         One submission may contain several dependent regions. A candidate that does not begin on PIM is
         unchanged.
         """
-        first = [task.resource for task in self.tasks if not task.after]
-        if self.rewrite.mode != "PIM" or "gpu" in first:
+        first_resources = [task.resource for task in self.tasks if not task.after]
+        if self.rewrite.mode != "PIM" or "gpu" in first_resources:
             return self
         tasks = tuple(
             replace(task, launch_ns=0.0, launched=False) if task.resource == "pim" else task
@@ -282,10 +282,10 @@ class Candidate:
         )
         return replace(self, tasks=tasks)
 
-    def behind(self, first: Task) -> Candidate:
+    def with_first_task(self, first_task: Task) -> Candidate:
         """The candidate with `first` before its tasks, which wait for it only where they use its resource."""
-        own = (task.waiting_for(tuple(i + 1 for i in task.after)) for task in self.tasks)
-        return replace(self, tasks=(first, *own))
+        later_tasks = (task.with_dependencies(tuple(i + 1 for i in task.after)) for task in self.tasks)
+        return replace(self, tasks=(first_task, *later_tasks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,12 +301,12 @@ class Cost:
     pim_busy_ns: float
     moved_bytes: int
     workspace_bytes: int
-    known: dict[str, Known]
+    known: dict[str, Provenance]
 
     @classmethod
-    def of(cls, candidate: Candidate) -> Cost:
+    def from_candidate(cls, candidate: Candidate) -> Cost:
         """The totals of a candidate's tasks."""
-        tasks = launched_beside(candidate.tasks)
+        tasks = overlap_first_launch(candidate.tasks)
         busy = {r: sum(t.duration_ns for t in tasks if t.resource == r) for r in RESOURCES}
         return cls(
             latency_ns=makespan_ns(tasks),
@@ -315,37 +315,43 @@ class Cost:
             pim_busy_ns=busy["pim"],
             moved_bytes=sum(t.moved_bytes for t in tasks),
             workspace_bytes=candidate.workspace_bytes,
-            known=known_by_resource(tasks),
+            known=provenance_by_resource(tasks),
         )
 
 
-def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
+def provenance_by_resource(tasks: Iterable[Task]) -> dict[str, Provenance]:
     """By resource, the worst `Known` of its tasks; resources without tasks are left out.
 
     Tasks that change the mode of channels count as a resource ``channels``. One value for all resources
     would be ``analytic`` for every layer on PIM, because times over the crossbar are always analytic.
     """
-    order = list(Known)
-    worst: dict[str, Known] = {}
+    order = list(Provenance)
+    worst: dict[str, Provenance] = {}
     for task in tasks:
         part = "channels" if task.readies_channels else task.resource
         worst[part] = max(worst.get(part, order[0]), task.known, key=order.index)
     return worst
 
 
-def launched_beside(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+def overlap_first_launch(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """`tasks` with the first launch on PIM shortened by the mode changes that it overlaps.
 
     A launch begins when the candidate's inputs are there. The tasks before it on PIM, which change the mode
     of the channels (`Task.readies_channels`), run during the launch. (A kernel over all channels overlaps
     them too: see `Task.also`.) A launch that waits for any other task is unchanged.
     """
-    before = tuple(itertools.takewhile(lambda task: task.readies_channels, tasks))
-    first = next((i for i, task in enumerate(tasks) if task.resource == "pim" and task.launch_ns), None)
-    if first is None or any(i >= len(before) for i in tasks[first].after):
+    readying_tasks = tuple(itertools.takewhile(lambda task: task.readies_channels, tasks))
+    launch_index = next(
+        (i for i, task in enumerate(tasks) if task.resource == "pim" and task.launch_ns), None
+    )
+    if launch_index is None or any(i >= len(readying_tasks) for i in tasks[launch_index].after):
         return tasks
-    left_ns = max(tasks[first].launch_ns - sum(task.execution_ns for task in before), 0.0)
-    return (*tasks[:first], replace(tasks[first], launch_ns=left_ns), *tasks[first + 1 :])
+    remaining_ns = max(tasks[launch_index].launch_ns - sum(task.execution_ns for task in readying_tasks), 0.0)
+    return (
+        *tasks[:launch_index],
+        replace(tasks[launch_index], launch_ns=remaining_ns),
+        *tasks[launch_index + 1 :],
+    )
 
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
@@ -355,16 +361,16 @@ def makespan_ns(tasks: tuple[Task, ...]) -> float:
     for task in tasks:
         start = max([0.0, start_ns(task, free), *(ends[i] for i in task.after)])
         ends.append(start + task.duration_ns)
-        free |= dict.fromkeys(task.held, ends[-1])
+        free |= dict.fromkeys(task.resources, ends[-1])
     return max(ends, default=0.0)
 
 
 def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
     """Earliest start of a task: its resource is free then, and those of `also` after its launch."""
-    starts_ns = free_ns.get(task.resource, 0.0)
+    earliest_ns = free_ns.get(task.resource, 0.0)
     for resource in task.also:
-        starts_ns = max(starts_ns, free_ns.get(resource, 0.0) - task.launch_ns)
-    return starts_ns
+        earliest_ns = max(earliest_ns, free_ns.get(resource, 0.0) - task.launch_ns)
+    return earliest_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +389,7 @@ class EdgeCost:
         return self.task.duration_ns if self.task else 0.0
 
 
-FREE = EdgeCost()
+NO_COST = EdgeCost()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,51 +420,68 @@ class CostTable:
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
-    refused: dict[str, str]
-    settle: dict[str, EdgeCost]
-    absorb: dict[str, EdgeCost]
+    unsupported_reasons: dict[str, str]
+    epilogue_cost: dict[str, EdgeCost]
+    fused_epilogue_cost: dict[str, EdgeCost]
     transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
     inputs: dict[str, Port] = field(default_factory=dict)
     switch: EdgeCost = EdgeCost()
-    launched_ahead: bool = False
+    overlaps_launches: bool = False
     digest: str = ""
 
     @functools.cached_property
     def resources(self) -> tuple[str, ...]:
         """The resources that tasks use, those of `RESOURCES` first."""
-        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
-        used = {each for edge in edges if edge.task for each in edge.task.held}
+        edges = (
+            *self.epilogue_cost.values(),
+            *self.fused_epilogue_cost.values(),
+            *self.transforms.values(),
+            self.switch,
+        )
+        used = {resource for edge in edges if edge.task for resource in edge.task.resources}
         for candidates in self.candidates.values():
-            used |= {each for candidate in candidates for task in candidate.tasks for each in task.held}
-        return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
+            used |= {
+                resource
+                for candidate in candidates
+                for task in candidate.tasks
+                for resource in task.resources
+            }
+        return (
+            tuple(sorted(used, key=lambda resource: (resource not in RESOURCES, resource))) or RESOURCES[:1]
+        )
 
     @functools.cached_property
     def longest_launch_ns(self) -> dict[str, float]:
         """By resource, the longest launch on it."""
-        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
-        found: dict[str, float] = {}
-        every = (c.tasks for candidates in self.candidates.values() for c in candidates)
-        for task in (*(edge.task for edge in edges if edge.task), *itertools.chain.from_iterable(every)):
-            found[task.resource] = max(found.get(task.resource, 0.0), task.launch_ns)
-        return {resource: ns for resource, ns in found.items() if ns}
+        edges = (
+            *self.epilogue_cost.values(),
+            *self.fused_epilogue_cost.values(),
+            *self.transforms.values(),
+            self.switch,
+        )
+        launches_ns: dict[str, float] = {}
+        task_lists = (c.tasks for candidates in self.candidates.values() for c in candidates)
+        for task in (*(edge.task for edge in edges if edge.task), *itertools.chain.from_iterable(task_lists)):
+            launches_ns[task.resource] = max(launches_ns.get(task.resource, 0.0), task.launch_ns)
+        return {resource: ns for resource, ns in launches_ns.items() if ns}
 
     @functools.cached_property
-    def several(self) -> dict[str, list[Candidate]]:
+    def multi_region_candidates(self) -> dict[str, list[Candidate]]:
         """By region, the candidates that compute it together with other regions."""
-        found: dict[str, list[Candidate]] = {}
+        candidates_by_region: dict[str, list[Candidate]] = {}
         for candidate in itertools.chain.from_iterable(self.candidates.values()):
             for name in candidate.covers if len(candidate.covers) > 1 else ():
-                found.setdefault(name, []).append(candidate)
-        return found
+                candidates_by_region.setdefault(name, []).append(candidate)
+        return candidates_by_region
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """Cost of the deferred epilogue of `region`, if `consumer` is the first that reads it."""
-        edges = self.absorb if consumer.input.accepts_pending else self.settle
-        return edges.get(f"{region} {consumer.goes_on_with}") or edges[region]
+        edges = self.fused_epilogue_cost if consumer.input.fuses_epilogue else self.epilogue_cost
+        return edges.get(f"{region} {consumer.requires_open}") or edges[region]
 
-    def transform(self, tensor: str, given: str, taken: str) -> EdgeCost:
+    def transform(self, tensor: str, result_layout: str, input_layout: str) -> EdgeCost:
         """Cost of converting `tensor` from the layout `given`, in which it lies, to the layout `taken`."""
-        return self.transforms.get((tensor, given, taken), FREE)
+        return self.transforms.get((tensor, result_layout, input_layout), NO_COST)
 
 
 @dataclass(frozen=True, kw_only=True)

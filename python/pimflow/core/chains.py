@@ -54,7 +54,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decomposed:
+class LayerChain:
     """A layer as a chain of convolutions.
 
     Attributes
@@ -95,6 +95,6 @@ class Decomposed:
         return sum(link.geometry.macs for link in self.links)
 
 
-def decomposable(geometry: ConvGeometry) -> bool:
+def is_decomposable(geometry: ConvGeometry) -> bool:
     """Whether a layer can be decomposed: not a depthwise convolution, whose groups have one channel."""
     return geometry.groups == 1 or geometry.c > geometry.groups

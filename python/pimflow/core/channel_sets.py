@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pimflow.core.candidate import IN_PIM, OVER_ALL, Candidate
-from pimflow.core.plan import PLACES
+from pimflow.core.candidate import IN_ALL_CHANNELS, IN_PIM_CHANNELS, Candidate
+from pimflow.core.plan import CHANNEL_SETS
 
-IN_LEFT, IN_ALL, IN_THOSE_WITH_PIM = PLACES
+GPU_CHANNELS, ALL_CHANNELS, PIM_CHANNELS = CHANNEL_SETS
 
 
 def channel_set(layout: str) -> str:
@@ -16,17 +16,17 @@ def channel_set(layout: str) -> str:
     A tensor whose rows lie partly over all channels, partly in the GPU channels, is one buffer. It lies in
     the region of all channels, because only this region reaches all of its bytes.
     """
-    if layout.startswith(OVER_ALL):
-        return IN_ALL
-    return IN_THOSE_WITH_PIM if layout == IN_PIM else IN_LEFT
+    if layout.startswith(IN_ALL_CHANNELS):
+        return ALL_CHANNELS
+    return PIM_CHANNELS if layout == IN_PIM_CHANNELS else GPU_CHANNELS
 
 
-def lying(candidate: Candidate) -> dict[str, str]:
+def result_channel_sets(candidate: Candidate) -> dict[str, str]:
     """By region that a candidate covers, the set of channels of its result.
 
     Tensors between two regions of one candidate lie in the GPU channels.
     """
-    sets = dict.fromkeys(candidate.covers, IN_LEFT)
+    sets = dict.fromkeys(candidate.covers, GPU_CHANNELS)
     return sets | {candidate.covers[-1]: channel_set(candidate.output.layout)}
 
 
@@ -35,10 +35,10 @@ def channel_sets(candidates: Iterable[Candidate]) -> dict[str, str]:
 
     A plan without PIM has one set: nothing takes channels from the GPU.
     """
-    chosen = tuple(candidates)
-    if all(candidate.rewrite.mode == "GPU" for candidate in chosen):
+    plan_candidates = tuple(candidates)
+    if all(candidate.rewrite.mode == "GPU" for candidate in plan_candidates):
         return {}
-    found: dict[str, str] = {}
-    for candidate in chosen:
-        found |= lying(candidate)
-    return found if set(found.values()) - {IN_LEFT} else {}
+    sets: dict[str, str] = {}
+    for candidate in plan_candidates:
+        sets |= result_channel_sets(candidate)
+    return sets if set(sets.values()) - {GPU_CHANNELS} else {}

@@ -20,11 +20,11 @@ class Affine(NamedTuple):
     base: int
     coefficients: tuple[int, ...] = ()
 
-    def at(self, counters: tuple[int, ...]) -> int:
+    def value(self, counters: tuple[int, ...]) -> int:
         """Its value for these loop counters."""
         return self.base + sum(c * i for c, i in zip(self.coefficients, counters))
 
-    def last(self, extents: tuple[int, ...]) -> int:
+    def max_value(self, extents: tuple[int, ...]) -> int:
         """Its maximum in loops of these extents."""
         return self.base + sum(max(0, c * (extent - 1)) for c, extent in zip(self.coefficients, extents))
 
@@ -155,7 +155,7 @@ class Bursts(NamedTuple):
     readres: int
     lanes: int = 1
 
-    def of(self, node: CommandNode) -> int:
+    def burst_count(self, node: CommandNode) -> int:
         """Bursts that a command moves; 0 if it moves no data."""
         if isinstance(node, Gwrite):
             return -(-node.bursts // self.lanes)
@@ -171,20 +171,20 @@ def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> 
             for i in range(node.extent):
                 yield from expand(node.body, (*counters, i), bursts)
         elif isinstance(node, Gwrite):
-            yield Command("GWRITE", buffer=node.buffer, bursts=bursts.of(node))
+            yield Command("GWRITE", buffer=node.buffer, bursts=bursts.burst_count(node))
         elif isinstance(node, GAct):
-            yield Command("G_ACT", gang=node.gang, row=node.row.at(counters))
+            yield Command("G_ACT", gang=node.gang, row=node.row.value(counters))
         elif isinstance(node, Comp):
-            row, first = node.row.at(counters), node.column.at(counters)
-            for column in range(first, first + node.count):
+            row, first_column = node.row.value(counters), node.column.value(counters)
+            for column in range(first_column, first_column + node.count):
                 yield Command("COMP", buffer=node.buffer, row=row, column=column)
         elif isinstance(node, Write):
-            row, column = node.row.at(counters), node.column.at(counters)
-            yield Command("WRITE", gang=node.gang, row=row, column=column, bursts=bursts.of(node))
+            row, column = node.row.value(counters), node.column.value(counters)
+            yield Command("WRITE", gang=node.gang, row=row, column=column, bursts=bursts.burst_count(node))
         elif isinstance(node, Af):
-            yield Command("AF", buffer=node.buffer, row=node.row.at(counters))
+            yield Command("AF", buffer=node.buffer, row=node.row.value(counters))
         else:
-            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.of(node))
+            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.burst_count(node))
 
 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS", "AF")
@@ -195,87 +195,89 @@ _ROW_STEPS = 7  # first of the coefficients of the row; those of the column foll
 
 def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
     """What `expand` yields, [commands, 6]: index into `KINDS`, then `FIELDS`; -1 where there is none."""
-    runs = _runs(nodes, 0, bursts)
+    runs = _run_rows(nodes, 0, bursts)
     counts = runs[:, _COUNT]
     table = np.repeat(runs[:, :_COUNT], counts, axis=0)
     table[:, _COLUMN] += np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
     return table
 
 
-def _runs(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
+def _run_rows(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
     """A row for each command node and iteration of the loops from `depth` on; see `_run`."""
-    pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
+    pieces, command_rows = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
-            plain.append(_run(node, bursts))
+            command_rows.append(_run_row(node, bursts))
             continue
-        if plain:
-            pieces.append(np.array(plain, np.int64))
-            plain = []
-        body = _runs(node.body, depth + 1, bursts)
-        turn = np.repeat(np.arange(node.extent), len(body))
-        turns = np.tile(body, (node.extent, 1))
-        turns[:, _ROW] += turn * turns[:, _ROW_STEPS + depth]
-        turns[:, _COLUMN] += turn * turns[:, _ROW_STEPS + MAX_DEPTH + depth]
-        pieces.append(turns)
-    if plain:
-        pieces.append(np.array(plain, np.int64))
+        if command_rows:
+            pieces.append(np.array(command_rows, np.int64))
+            command_rows = []
+        body = _run_rows(node.body, depth + 1, bursts)
+        iteration = np.repeat(np.arange(node.extent), len(body))
+        body_rows = np.tile(body, (node.extent, 1))
+        body_rows[:, _ROW] += iteration * body_rows[:, _ROW_STEPS + depth]
+        body_rows[:, _COLUMN] += iteration * body_rows[:, _ROW_STEPS + MAX_DEPTH + depth]
+        pieces.append(body_rows)
+    if command_rows:
+        pieces.append(np.array(command_rows, np.int64))
     return np.concatenate(pieces)
 
 
-def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
+def _run_row(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
     """A command node as a row: kind, `FIELDS`, count, and coefficients of its row and column."""
-    nothing = Affine(-1)
+    missing = Affine(-1)
     gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
-    row, column = getattr(node, "row", nothing), getattr(node, "column", nothing)
-    steps = [each.coefficients + _ZEROS[len(each.coefficients)] for each in (row, column)]
+    row, column = getattr(node, "row", missing), getattr(node, "column", missing)
+    steps = [affine.coefficients + _ZEROS[len(affine.coefficients)] for affine in (row, column)]
     kind, count = _OPCODES[type(node)] - 1, node.count if isinstance(node, Comp) else 1
-    return (kind, gang, buffer, row.base, column.base, bursts.of(node), count, *steps[0], *steps[1])
+    return (kind, gang, buffer, row.base, column.base, bursts.burst_count(node), count, *steps[0], *steps[1])
 
 
-def leaves(nodes: Sequence[Node], extents: tuple[int, ...]) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
+def command_leaves(
+    nodes: Sequence[Node], extents: tuple[int, ...]
+) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
     """All command nodes with the extents of the loops around them; `ValueError` for an invalid loop."""
     for node in nodes:
         if isinstance(node, Loop):
             check_size("extent", node.extent, 1)
             if len(extents) == MAX_DEPTH:
                 raise ValueError(f"loops are nested deeper than {MAX_DEPTH}")
-            yield from leaves(node.body, (*extents, node.extent))
+            yield from command_leaves(node.body, (*extents, node.extent))
         else:
             yield node, extents
 
 
-def span(what: str, affine: Affine, extents: tuple[int, ...]) -> tuple[int, int]:
+def value_range(name: str, affine: Affine, extents: tuple[int, ...]) -> tuple[int, int]:
     """Minimum and maximum of `affine` in loops of `extents`; `ValueError` if it uses more loops."""
     if len(affine.coefficients) > len(extents):
-        raise ValueError(f"{what} uses more loops than enclose it")
-    low = high = affine.base
+        raise ValueError(f"{name} uses more loops than enclose it")
+    minimum = maximum = affine.base
     for coefficient, extent in zip(affine.coefficients, extents):
-        check_size(f"{what} coefficient", abs(coefficient), 0)
+        check_size(f"{name} coefficient", abs(coefficient), 0)
         reach = coefficient * (extent - 1)
-        low, high = low + min(0, reach), high + max(0, reach)
-    return low, high
+        minimum, maximum = minimum + min(0, reach), maximum + max(0, reach)
+    return minimum, maximum
 
 
 def residues(affine: Affine, extents: tuple[int, ...], modulus: int) -> int:
     """Values of `affine` modulo `modulus` in loops of `extents`, as a bit set: bit ``r`` for value ``r``."""
-    full = (1 << modulus) - 1
-    found = 1 << affine.base % modulus
+    all_bits = (1 << modulus) - 1
+    bits = 1 << affine.base % modulus
     for coefficient, extent in zip(affine.coefficients, extents):
         rounds, step = 1, coefficient % modulus
         extent = min(extent, modulus)
         while rounds < extent:
-            more = min(rounds, extent - rounds)
-            shift = step * more % modulus
-            found |= (found << shift | found >> (modulus - shift)) & full
-            rounds += more
-    return found
+            repeats = min(rounds, extent - rounds)
+            shift = step * repeats % modulus
+            bits |= (bits << shift | bits >> (modulus - shift)) & all_bits
+            rounds += repeats
+    return bits
 
 
-def check_size(name: str, value: object, least: int) -> None:
+def check_size(name: str, value: object, minimum: int) -> None:
     """Raise `ValueError` unless `value` is an integer of at least `least` that fits the C++ core."""
-    if type(value) is not int or not least <= value < _SIZE_LIMIT:
-        raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
+    if type(value) is not int or not minimum <= value < _SIZE_LIMIT:
+        raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{minimum}, {_SIZE_LIMIT})")
 
 
 _OPCODES: dict[type[Node], int] = {
@@ -325,21 +327,21 @@ def encode(node: Node, words: list[int]) -> None:
     words[start + 1] = len(words) - start
 
 
-def decoded(words: Sequence[int]) -> list[Node]:
+def decode(words: Sequence[int]) -> list[Node]:
     """The inverse of `encode`. Affines come back without coefficients after the last that is not 0."""
     nodes: list[Node] = []
     begin = 0
     while begin < len(words):
         cls: type[Any] = _CLASSES[words[begin]]
-        at, end = begin + 2, begin + words[begin + 1]
+        position, end = begin + 2, begin + words[begin + 1]
         if cls is Loop:
-            nodes.append(Loop(extent=words[at], body=tuple(decoded(words[at + 1 : end]))))
+            nodes.append(Loop(extent=words[position], body=tuple(decode(words[position + 1 : end]))))
         else:
             values: dict[str, Any] = {}
             for name, is_affine in _AFFINE[cls].items():
                 size = 1 + MAX_DEPTH if is_affine else 1
-                values[name] = _affine(words[at : at + size]) if is_affine else words[at]
-                at += size
+                values[name] = _affine(words[position : position + size]) if is_affine else words[position]
+                position += size
             nodes.append(cls(**values))
         begin = end
     return nodes
@@ -361,7 +363,7 @@ class CommandStream(Sequence[Node]):
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The decoded nodes."""
-        return tuple(decoded(self.words.tolist()))
+        return tuple(decode(self.words.tolist()))
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -378,10 +380,10 @@ class CommandStream(Sequence[Node]):
     def __getitem__(self, index: int | slice) -> Node | tuple[Node, ...]:
         return self.nodes[index]
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, CommandStream):
-            return np.array_equal(self.words, other.words)
-        return self.nodes == other
+    def __eq__(self, stream: object) -> bool:
+        if isinstance(stream, CommandStream):
+            return np.array_equal(self.words, stream.words)
+        return self.nodes == stream
 
     def __hash__(self) -> int:
         return hash(self.nodes)
@@ -413,22 +415,22 @@ def parse_nodes(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
     """The inverse of `print_nodes`, from parsed JSON; a `ValueError` names the wrong command."""
     if not isinstance(nodes, list):
         raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
-    return tuple(_parse(node, depth, where) for node in nodes)
+    return tuple(_parse_node(node, depth, where) for node in nodes)
 
 
-def _parse(node: object, depth: int, where: str) -> Node:
+def _parse_node(node: object, depth: int, where: str) -> Node:
     if not isinstance(node, list) or not node or not isinstance(node[0], str) or node[0] not in _NAMES:
         raise ValueError(f"{where}: {node!a:.60} is no command")
-    cls, given = _NAMES[node[0]], node[1:]
+    cls, arguments = _NAMES[node[0]], node[1:]
     if cls is Loop:
-        if depth == MAX_DEPTH or len(given) != 2 or type(given[0]) is not int or given[0] < 1:
+        if depth == MAX_DEPTH or len(arguments) != 2 or type(arguments[0]) is not int or arguments[0] < 1:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
-        return Loop(extent=given[0], body=parse_nodes(given[1], depth + 1, where))
+        return Loop(extent=arguments[0], body=parse_nodes(arguments[1], depth + 1, where))
     names = _AFFINE[cls]
-    if len(given) != len(names) and (cls is not Wrbias or len(given) != len(names) - 1):
+    if len(arguments) != len(names) and (cls is not Wrbias or len(arguments) != len(names) - 1):
         raise ValueError(f"{where}: {node[0]} takes {', '.join(names)}")
     values: dict[str, Any] = {}  # an `Affine` or an integer, as `_AFFINE` says of the field
-    for (name, affine), value in zip(names.items(), given):
+    for (name, affine), value in zip(names.items(), arguments):
         numbers = value if affine else [value]
         if type(numbers) is not list or set(map(type, numbers)) != {int}:
             raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")

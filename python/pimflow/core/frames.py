@@ -19,20 +19,20 @@ class Rows(list[Row]):
 
     def to_json(self) -> list[Json]:
         """The rows as JSON."""
-        return [row_form(row) for row in self]
+        return [row_json(row) for row in self]
 
     def to_pandas(self) -> DataFrame:
         """The rows as a data frame; raises `UsageError` where pandas is not installed."""
-        return frame(self)
+        return data_frame(self)
 
 
-def row_form(row: Any) -> Json:
+def row_json(row: Any) -> Json:
     """A result as JSON: what its `to_json` gives if it has one, else its fields."""
-    made: Json = row.to_json() if hasattr(row, "to_json") else json_form(row)
-    return made
+    json_row: Json = row.to_json() if hasattr(row, "to_json") else json_form(row)
+    return json_row
 
 
-def frame(rows: Iterable[Any]) -> DataFrame:
+def data_frame(rows: Iterable[Any]) -> DataFrame:
     """A data frame with a row for each of `rows`; see `row_form`.
 
     Raises
@@ -44,4 +44,4 @@ def frame(rows: Iterable[Any]) -> DataFrame:
         import pandas
     except ImportError:
         raise UsageError("tables need pandas; pip install pandas") from None
-    return pandas.DataFrame([row_form(row) for row in rows])
+    return pandas.DataFrame([row_json(row) for row in rows])

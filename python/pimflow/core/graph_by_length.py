@@ -29,7 +29,7 @@ class GraphByLength:
     longer: tuple[int, RegionGraph]
     shorter: tuple[int, RegionGraph]
 
-    def at(self, tokens: int) -> RegionGraph:
+    def graph_of_length(self, tokens: int) -> RegionGraph:
         """The regions of a step over `tokens` tokens.
 
         Raises
@@ -37,38 +37,40 @@ class GraphByLength:
         ValueError
             If sizes are not linear in the tokens.
         """
-        for known, graph in (self.longer, self.shorter):
-            if known == tokens:
+        for length, graph in (self.longer, self.shorter):
+            if length == tokens:
                 return graph
         if self.longer[0] == self.shorter[0]:
             raise ValueError("a graph of one length says nothing of others")
-        found = self._between(self.longer[1], self.shorter[1], tokens)
-        assert isinstance(found, RegionGraph)
-        return found
+        interpolated = self._interpolate(self.longer[1], self.shorter[1], tokens)
+        assert isinstance(interpolated, RegionGraph)
+        return interpolated
 
-    def _between(self, longer: Any, shorter: Any, tokens: int) -> Any:
+    def _interpolate(self, longer: Any, shorter: Any, tokens: int) -> Any:
         if type(longer) is not type(shorter):
             raise ValueError(f"a size is {longer} over more tokens, {shorter} over fewer")
         if isinstance(longer, Attention):
-            whole = self._fields(longer.of_all_places(), shorter.of_all_places(), tokens)
-            return replace(whole, read=tokens % self.places) if longer.keys == shorter.keys else whole
+            full_cache = self._interpolate_fields(longer.with_full_cache(), shorter.with_full_cache(), tokens)
+            return (
+                replace(full_cache, read=tokens % self.places) if longer.keys == shorter.keys else full_cache
+            )
         if dataclasses.is_dataclass(longer):
-            return self._fields(longer, shorter, tokens)
+            return self._interpolate_fields(longer, shorter, tokens)
         if isinstance(longer, tuple) and len(longer) == len(shorter):
-            return tuple(self._between(a, b, tokens) for a, b in zip(longer, shorter))
+            return tuple(self._interpolate(a, b, tokens) for a, b in zip(longer, shorter))
         if longer == shorter:
             return longer
         if type(longer) is int:
             rise, run = longer - shorter, self.longer[0] - self.shorter[0]
-            step, rest = divmod(rise * (tokens - self.shorter[0]), run)
-            if not rest:
+            step, remainder = divmod(rise * (tokens - self.shorter[0]), run)
+            if not remainder:
                 return shorter + step
         raise ValueError(f"a size is {longer} over more tokens, {shorter} over fewer: that is no line")
 
-    def _fields(self, longer: Any, shorter: Any, tokens: int) -> Any:
-        own = {
-            field.name: self._between(getattr(longer, field.name), getattr(shorter, field.name), tokens)
+    def _interpolate_fields(self, longer: Any, shorter: Any, tokens: int) -> Any:
+        values = {
+            field.name: self._interpolate(getattr(longer, field.name), getattr(shorter, field.name), tokens)
             for field in dataclasses.fields(longer)
             if field.init
         }
-        return replace(longer, **own)
+        return replace(longer, **values)

@@ -48,7 +48,7 @@ class Outcome:
         """Relative gap between the value and the bound."""
         return max(0.0, (self.value - self.bound) / max(abs(self.value), 1e-12))
 
-    def chosen(self, column: Column) -> bool:
+    def is_chosen(self, column: Column) -> bool:
         """Whether a binary column is 1 in the solution."""
         return self.values is not None and bool(self.values[column] > 0.5)
 
@@ -66,11 +66,11 @@ class IntegerProgram:
         self._integral: list[bool] = []
         self._rows: list[Row] = []
 
-    def column(self, cost: float = 0.0, *, upper: float = math.inf) -> Column:
+    def add_column(self, cost: float = 0.0, *, upper: float = math.inf) -> Column:
         """Add a continuous column from 0 to `upper`."""
         return self._add(cost, upper, False)
 
-    def binary(self, cost: float = 0.0) -> Column:
+    def add_binary(self, cost: float = 0.0) -> Column:
         """Add a column that is 0 or 1."""
         return self._add(cost, 1.0, True)
 
@@ -80,18 +80,18 @@ class IntegerProgram:
         self._integral.append(integral)
         return len(self._costs) - 1
 
-    def charge(self, entries: Iterable[tuple[Column, float]]) -> None:
+    def add_costs(self, entries: Iterable[tuple[Column, float]]) -> None:
         """Increase costs of columns."""
         for column, cost in entries:
             self._costs[column] += cost
 
-    def row(self, entries: Entries, *, low: float = -math.inf, high: float = math.inf) -> None:
+    def add_row(self, entries: Entries, *, low: float = -math.inf, high: float = math.inf) -> None:
         """Add ``low <= sum of factor * column <= high``."""
         self._rows.append((entries, low, high))
 
-    def cover(self, columns: Iterable[Column]) -> None:
+    def add_exactly_one(self, columns: Iterable[Column]) -> None:
         """Require that exactly one of some binary columns is 1."""
-        self.row([(column, 1.0) for column in columns], low=1.0, high=1.0)
+        self.add_row([(column, 1.0) for column in columns], low=1.0, high=1.0)
 
     def solve(self) -> Outcome:
         """Minimise the cost; stops after `TIME_LIMIT_S` with the best solution so far."""
@@ -106,7 +106,7 @@ class IntegerProgram:
         bounds = ([low for _, low, _ in self._rows], [high for _, _, high in self._rows])
         costs = np.array(self._costs)
         scale = LARGEST_COST / max(float(np.abs(costs).max(initial=0.0)), 1e-300)
-        with _without_remarks():
+        with _silence_stdout():
             result = optimize.milp(
                 costs * scale,
                 integrality=np.array(self._integral),
@@ -121,15 +121,15 @@ class IntegerProgram:
 
 
 @contextlib.contextmanager
-def _without_remarks() -> Iterator[None]:
+def _silence_stdout() -> Iterator[None]:
     """Drop what C code prints to stdout: HiGHS prints even where its options forbid it."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
         yield
     finally:
         ctypes.CDLL(None).fflush(None)  # C keeps lines for a pipe back until the process ends
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)

@@ -32,9 +32,9 @@ def json_form(value: object) -> Json:
     if isinstance(value, Enum):
         return json_form(value.value)
     if isinstance(value, Mapping):
-        return {str(key): json_form(each) for key, each in value.items()}
+        return {str(key): json_form(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_form(each) for each in value]
+        return [json_form(item) for item in value]
     if hasattr(value, "to_table"):  # defines its own form in files
         return json_form(value.to_table())
     if dataclasses.is_dataclass(value):
@@ -44,10 +44,12 @@ def json_form(value: object) -> Json:
     raise TypeError(f"JSON has nothing for {type(value).__name__} {value!r}")
 
 
-def report_of(kind: type[Report], source: object, **others: object) -> Report:
+def report_from(kind: type[Report], source: object, **values: object) -> Report:
     """A dataclass of `kind`: fields in `others`, and all further ones from attributes of `source`."""
-    same = {f.name: getattr(source, f.name) for f in dataclasses.fields(kind) if f.name not in others}
-    return kind(**same, **others)
+    copied_fields = {
+        f.name: getattr(source, f.name) for f in dataclasses.fields(kind) if f.name not in values
+    }
+    return kind(**copied_fields, **values)
 
 
 class JsonTree:

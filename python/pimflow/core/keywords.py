@@ -15,10 +15,10 @@ from pimflow.errors import UnknownNameError, UsageError
 T = TypeVar("T")
 
 
-def bound(
+def bind_arguments(
     name: str,
     signature: inspect.Signature,
-    known: Collection[str],
+    keywords: Collection[str],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> inspect.BoundArguments:
@@ -37,23 +37,27 @@ def bound(
         For a missing argument, or one too many.
     """
     for keyword in kwargs:
-        if keyword not in known:
-            raise UnknownNameError("keyword", keyword, known)
+        if keyword not in keywords:
+            raise UnknownNameError("keyword", keyword, keywords)
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
-        own = [each.name for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        raise UsageError(f"{name}: {error}; it takes {', '.join(own)}") from None
+        parameter_names = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        raise UsageError(f"{name}: {error}; it takes {', '.join(parameter_names)}") from None
 
 
-def keywords_checked(cls: type[T]) -> type[T]:
+def check_keywords(cls: type[T]) -> type[T]:
     """Decorate a dataclass of the public API: its constructor raises the errors of `bound`."""
-    signature, made = inspect.signature(cls), cls.__init__
+    signature, original_init = inspect.signature(cls), cls.__init__
 
-    @functools.wraps(made)
+    @functools.wraps(original_init)
     def __init__(self: T, *args: Any, **kwargs: Any) -> None:
-        bound(cls.__name__, signature, signature.parameters, args, kwargs)
-        made(self, *args, **kwargs)
+        bind_arguments(cls.__name__, signature, signature.parameters, args, kwargs)
+        original_init(self, *args, **kwargs)
 
     setattr(cls, "__init__", __init__)  # noqa: B010  (mypy lets nobody assign it)
     return cls

@@ -34,7 +34,7 @@ def parse_layer(text: str) -> ConvGeometry:
     if kind not in _FORMS:
         raise UnknownNameError("kind of layer", kind, _FORMS)
     try:
-        geometry = (_conv if kind == "conv" else _fc)(rest.split(","))
+        geometry = (_parse_conv if kind == "conv" else _parse_fc)(rest.split(","))
         for name in ("oh", "ow"):
             if getattr(geometry, name) < 1:
                 raise ValueError("the window does not fit the padded input")
@@ -45,22 +45,22 @@ def parse_layer(text: str) -> ConvGeometry:
     return geometry
 
 
-def _conv(parts: list[str]) -> ConvGeometry:
+def _parse_conv(parts: list[str]) -> ConvGeometry:
     if len(parts) < 3:
         raise ValueError(f"{len(parts)} parts of at least 3 (input, output channels, kernel)")
-    n, c, h, w = _sizes("input", parts[0], (4,))
-    (oc,) = _sizes("output channels", parts[1], (1,))
-    kh, kw = _sizes("kernel", parts[2], (2,))
-    found: dict[str, tuple[int, int]] = {}
+    n, c, h, w = _parse_sizes("input", parts[0], (4,))
+    (oc,) = _parse_sizes("output channels", parts[1], (1,))
+    kh, kw = _parse_sizes("kernel", parts[2], (2,))
+    options: dict[str, tuple[int, int]] = {}
     for part in parts[3:]:
         if part[:1] not in _OPTIONS:
             raise ValueError(f"part '{part}' starts with none of {', '.join(_OPTIONS)}")
-        name, least = _OPTIONS[part[0]]
-        if name in found:
+        name, minimum = _OPTIONS[part[0]]
+        if name in options:
             raise ValueError(f"{name} is given twice")
-        sizes = _sizes(name, part[1:], (1, 2), least)
-        found[name] = (sizes[0], sizes[-1])
-    vertical, horizontal = found.get("padding", (0, 0))
+        sizes = _parse_sizes(name, part[1:], (1, 2), minimum)
+        options[name] = (sizes[0], sizes[-1])
+    vertical, horizontal = options.get("padding", (0, 0))
     return ConvGeometry(
         n=n,
         h=h,
@@ -69,31 +69,31 @@ def _conv(parts: list[str]) -> ConvGeometry:
         oc=oc,
         kh=kh,
         kw=kw,
-        stride=found.get("stride", (1, 1)),
-        dilation=found.get("dilation", (1, 1)),
+        stride=options.get("stride", (1, 1)),
+        dilation=options.get("dilation", (1, 1)),
         padding=(vertical, horizontal, vertical, horizontal),
     )
 
 
-def _fc(parts: list[str]) -> ConvGeometry:
+def _parse_fc(parts: list[str]) -> ConvGeometry:
     if len(parts) != 2:
         raise ValueError(f"{len(parts)} parts of 2 (inputs, outputs)")
-    *batch, c = _sizes("inputs", parts[0], (1, 2))
-    (oc,) = _sizes("outputs", parts[1], (1,))
+    *batch, c = _parse_sizes("inputs", parts[0], (1, 2))
+    (oc,) = _parse_sizes("outputs", parts[1], (1,))
     return ConvGeometry(n=batch[0] if batch else 1, h=1, w=1, c=c, oc=oc)
 
 
-def _sizes(what: str, text: str, counts: tuple[int, ...], least: int = 1) -> list[int]:
+def _parse_sizes(name: str, text: str, counts: tuple[int, ...], minimum: int = 1) -> list[int]:
     """The numbers of a text such as ``1x24x56x56``."""
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text, re.ASCII):
-        raise ValueError(f"{what} '{text}' is no number or NxN")
+        raise ValueError(f"{name} '{text}' is no number or NxN")
     numbers = text.split("x")
     if len(numbers) not in counts:
-        wanted = " or ".join(map(str, counts))
-        raise ValueError(f"{what} '{text}' has {len(numbers)} numbers, not {wanted}")
+        required = " or ".join(map(str, counts))
+        raise ValueError(f"{name} '{text}' has {len(numbers)} numbers, not {required}")
     if any(len(number) > 10 for number in numbers):
-        raise ValueError(f"{what} '{text:.40}' is too large")
+        raise ValueError(f"{name} '{text:.40}' is too large")
     sizes = [int(number) for number in numbers]
     for size in sizes:
-        check_size(what, size, least)
+        check_size(name, size, minimum)
     return sizes

@@ -13,7 +13,7 @@ ALIGNMENT_BYTES = 64
 MEMORY = "gpu"
 
 
-def aligned(size_bytes: int) -> int:
+def align_up(size_bytes: int) -> int:
     """`size_bytes` rounded up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -93,7 +93,7 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class LiveBytes:
     """Bytes that are live during a range of steps of one candidate, each alias class once.
 
     Attributes
@@ -109,11 +109,11 @@ class Span:
     written_bytes: int
 
     @property
-    def all_bytes(self) -> int:
+    def total_bytes(self) -> int:
         """All live bytes."""
         return self.across_bytes + self.read_bytes + self.written_bytes
 
-    def at(self, moment: Moment) -> int:
+    def moment_bytes(self, moment: Moment) -> int:
         """Live bytes at a moment of the run."""
         reads = self.read_bytes if moment.reads else 0
         return self.across_bytes + reads + (self.written_bytes if moment.writes else 0) + moment.own_bytes
@@ -127,7 +127,7 @@ class Liveness:
     lifetimes: tuple[Lifetime, ...]
 
     @classmethod
-    def of(
+    def from_steps(
         cls,
         steps: Sequence[tuple[Iterable[str], Iterable[str]]],
         size_bytes: dict[str, int],
@@ -176,19 +176,19 @@ class Liveness:
         return replace(self, lifetimes=lifetimes)
 
     @functools.cached_property
-    def _alive(self) -> list[list[Lifetime]]:
+    def _live_by_step(self) -> list[list[Lifetime]]:
         """By step, the buffers that are live in it."""
-        alive: list[list[Lifetime]] = [[] for _ in range(self.steps)]
+        live_by_step: list[list[Lifetime]] = [[] for _ in range(self.steps)]
         for life in self.lifetimes:
             for step in range(life.begin, min(life.end, self.steps)):
-                alive[step].append(life)
-        return alive
+                live_by_step[step].append(life)
+        return live_by_step
 
     def live_bytes(self, step: int) -> int:
         """Live bytes during `step`, each alias class once."""
-        return self.span(step, step + 1).all_bytes
+        return self.live_range_bytes(step, step + 1).total_bytes
 
-    def span(self, begin: int, end: int, inside: Collection[str] = ()) -> Span:
+    def live_range_bytes(self, begin: int, end: int, internal: Collection[str] = ()) -> LiveBytes:
         """Live bytes while one candidate does the steps ``[begin, end)``.
 
         Parameters
@@ -198,23 +198,25 @@ class Liveness:
             them too, or they share bytes with a buffer that it reads.
         """
         sizes: dict[str, int] = {}
-        made: set[str] = set()
-        before: set[str] = set()
-        behind: set[str] = set()
+        stored: set[str] = set()
+        live_before: set[str] = set()
+        live_after: set[str] = set()
         for step in range(begin, min(end, self.steps)):
-            for life in self._alive[step]:
+            for life in self._live_by_step[step]:
                 if begin < step != life.begin:
                     continue  # counted in the step before
                 key = life.alias or life.name
                 sizes[key] = max(sizes.get(key, 0), life.within_bytes + life.size_bytes)
-                alone = life.name in inside and begin <= life.begin and life.end <= end and not life.pinned
-                made |= set() if alone else {key}
-                before |= {key} if life.begin < begin else set()
-                behind |= {key} if life.end > end or life.pinned else set()
-        read = sum(sizes[key] for key in made & before - behind)
-        written = sum(sizes[key] for key in made - before)
-        across = sum(sizes[key] for key in made & before & behind)
-        return Span(across_bytes=across, read_bytes=read, written_bytes=written)
+                is_internal = (
+                    life.name in internal and begin <= life.begin and life.end <= end and not life.pinned
+                )
+                stored |= set() if is_internal else {key}
+                live_before |= {key} if life.begin < begin else set()
+                live_after |= {key} if life.end > end or life.pinned else set()
+        read = sum(sizes[key] for key in stored & live_before - live_after)
+        written = sum(sizes[key] for key in stored - live_before)
+        across = sum(sizes[key] for key in stored & live_before & live_after)
+        return LiveBytes(across_bytes=across, read_bytes=read, written_bytes=written)
 
     @property
     def peak_bytes(self) -> int:

@@ -55,7 +55,7 @@ class OutputCheck:
         """The error as a multiple of the bound."""
         return self.relative_error / self.bound
 
-    def require(self, what: str) -> None:
+    def require_match(self, subject: str) -> None:
         """Raise `VerificationError` unless it matches.
 
         Parameters
@@ -67,29 +67,29 @@ class OutputCheck:
             return
         if not np.isfinite(self.relative_error):
             raise VerificationError(
-                f"{what} differ from the reference by inf: they have NaN, infinity or another shape, which "
+                f"{subject} differ from the reference by inf: they have NaN, infinity or another shape, which "
                 "no rounding explains; if values leave the storage type, try --dtype fp32, else it is our bug"
             )
-        said = f"{what} differ from the reference by {self.relative_error:.2e} of the largest value"
+        difference = f"{subject} differ from the reference by {self.relative_error:.2e} of the largest value"
         deviation = self.reference_deviation
         if deviation is None and self.relative_error > LARGEST_BOUND:
-            why = f"{self.bound:.0e}, and no rounding explains so much: a layer outside PIM is wrong"
+            explanation = f"{self.bound:.0e}, and no rounding explains so much: a layer outside PIM is wrong"
         elif deviation is None:
-            why = f"{self.bound:.0e}; if the network amplifies rounding, allow it with --tolerance"
+            explanation = f"{self.bound:.0e}; if the network amplifies rounding, allow it with --tolerance"
         elif DEVIATION_MULTIPLE * deviation > LARGEST_BOUND:
-            why = (
+            explanation = (
                 f"{self.bound:.0e}; the network amplifies rounding so much that roundings alone move the "
                 f"reference by {deviation:.1e}: try --dtype fp32, or allow it with --tolerance"
             )
         else:
-            why = (
+            explanation = (
                 f"{self.bound:.1e}; roundings alone move the reference by {deviation:.1e}, which does not "
                 "explain it: a layer outside PIM is wrong, which is a bug of ours"
             )
-        raise VerificationError(f"{said}; the bound is {why}")
+        raise VerificationError(f"{difference}; the bound is {explanation}")
 
 
-def worst(checks: Sequence[OutputCheck]) -> OutputCheck:
+def max_error_check(checks: Sequence[OutputCheck]) -> OutputCheck:
     """The check with the largest error relative to its bound."""
     return max(checks, key=lambda check: check.error_over_bound)
 

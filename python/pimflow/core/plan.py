@@ -24,11 +24,13 @@ _OPTIONAL = (*_LISTS, "primitive", "channels", "joins")
 # that serve the GPU while PIM works; ``all``; ``pim``, those with PIM. A kernel over all channels reads from
 # one set and writes to one: ``left-all``. ``left-from12`` writes rows from 12 on over all channels, and the
 # rows before to the GPU channels. A PIM input over all channels is ``staged``. The default is ``left``.
-PLACES = ("left", "all", "pim")
+CHANNEL_SETS = ("left", "all", "pim")
 STAGED = "staged"
 # PIM's part of a result may be ``kept`` in the L2 until the next kernel is launched.
-_AT = f"({'|'.join(PLACES)})-({'|'.join(PLACES)}|from[0-9]+)"
-CHANNELS = re.compile(rf"|({_AT}, )?behind kept|{_AT}|({STAGED}, )?result kept|{STAGED}")
+_CHANNEL_PAIR = f"({'|'.join(CHANNEL_SETS)})-({'|'.join(CHANNEL_SETS)}|from[0-9]+)"
+CHANNELS_PATTERN = re.compile(
+    rf"|({_CHANNEL_PAIR}, )?behind kept|{_CHANNEL_PAIR}|({STAGED}, )?result kept|{STAGED}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +139,10 @@ class Plan:
                 return choice
         raise UnknownNameError("region", region, [name for c in self.choices for name in c.regions])
 
-    def carried_to(
+    def to_graph(
         self,
         graph: RegionGraph,
-        computes: Callable[[str, Region], bool],
+        can_compute: Callable[[str, Region], bool],
         views: bool = True,
         caches: bool = True,
     ) -> Plan:
@@ -160,22 +162,22 @@ class Plan:
         caches : bool
             Whether PIM can write to caches there; if not, attention over caches is on the GPU.
         """
-        own = self if graph.digest == self.model else self.in_channels_left()
-        kept = [choice for choice in own.choices if _carries_over(choice, graph, views, caches)]
-        known = {choice.region: choice for choice in kept}
-        inside = {name for choice in kept for name in choice.regions[1:]}
+        plan = self if graph.digest == self.model else self.with_gpu_channels()
+        valid_choices = [choice for choice in plan.choices if _is_transferable(choice, graph, views, caches)]
+        choice_by_region = {choice.region: choice for choice in valid_choices}
+        later_regions = {name for choice in valid_choices for name in choice.regions[1:]}
         choices = tuple(
-            _fitting(
-                known.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)),
+            _with_supported_primitive(
+                choice_by_region.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)),
                 region,
-                computes,
+                can_compute,
             )
             for region in graph.regions
-            if region.name not in inside
+            if region.name not in later_regions
         )
         return replace(self, model=graph.digest, choices=choices)
 
-    def in_channels_left(self) -> Plan:
+    def with_gpu_channels(self) -> Plan:
         """The same plan with all tensors in the GPU channels."""
         return replace(self, choices=tuple(replace(choice, channels="") for choice in self.choices))
 
@@ -207,11 +209,11 @@ class Plan:
         rows = table.pop("choices", None)
         if not isinstance(rows, list):
             raise PlanError(f"{where}: field 'choices' is not a list")
-        choices = tuple(_choice(row, index, where) for index, row in enumerate(rows))
+        choices = tuple(_parse_choice(row, index, where) for index, row in enumerate(rows))
         options = table.pop("options", [])
         if not isinstance(options, list) or not set(map(str, options)) <= set(NETWORK_OPTIONS):
-            known = ", ".join(NETWORK_OPTIONS)
-            raise PlanError(f"{where}: field 'options' {options!r} is not a list of some of {known}")
+            option_names = ", ".join(NETWORK_OPTIONS)
+            raise PlanError(f"{where}: field 'options' {options!r} is not a list of some of {option_names}")
         table |= {"choices": choices, "options": tuple(options)}
         _require_fields(cls, table, where)
         plan = cls(**table)
@@ -229,23 +231,25 @@ class Plan:
         return cls.from_json(read_text(path, PlanError), str(path))
 
 
-def _fitting(choice: Choice, region: Region, computes: Callable[[str, Region], bool]) -> Choice:
-    lost = choice.primitive and not computes(choice.primitive, region)
-    return replace(choice, primitive="") if lost else choice
+def _with_supported_primitive(
+    choice: Choice, region: Region, can_compute: Callable[[str, Region], bool]
+) -> Choice:
+    is_unsupported = choice.primitive and not can_compute(choice.primitive, region)
+    return replace(choice, primitive="") if is_unsupported else choice
 
 
-def _carries_over(choice: Choice, graph: RegionGraph, views: bool, caches: bool) -> bool:
+def _is_transferable(choice: Choice, graph: RegionGraph, views: bool, caches: bool) -> bool:
     if choice.mode == "PIPELINE":
         return views
     names = [region.name for region in graph.regions]
     covers = choice.regions
     if len(covers) == 1 or covers in graph.runs:
         return True
-    beside = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
-    return beside and (caches if choice.mode == "PIM" else set(covers) <= set(graph.fusible))
+    are_adjacent = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
+    return are_adjacent and (caches if choice.mode == "PIM" else set(covers) <= set(graph.fusible))
 
 
-def _choice(row: object, index: int, where: str) -> Choice:
+def _parse_choice(row: object, index: int, where: str) -> Choice:
     if not isinstance(row, dict) or not isinstance(row.get("region"), str):
         raise PlanError(f"{where}: choice {index} has no 'region'")
     place = f"{where}: region '{row['region']}'"
@@ -253,8 +257,8 @@ def _choice(row: object, index: int, where: str) -> Choice:
     for name, kind in _LISTS.items():
         values = row.get(name, [])
         if not isinstance(values, list) or not all(type(value) is kind for value in values):
-            of = {"covers": "regions", "stages": "rows"}.get(name, "texts")
-            raise PlanError(f"{place}: {name} {values!r} is not a list of {of}")
+            item_names = {"covers": "regions", "stages": "rows"}.get(name, "texts")
+            raise PlanError(f"{place}: {name} {values!r} is not a list of {item_names}")
         lists[name] = tuple(values)
     covers = lists["covers"]
     if covers and covers[0] != row["region"]:
@@ -264,9 +268,9 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
     _check_types(choice, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
-    if not (isinstance(choice.channels, str) and CHANNELS.fullmatch(choice.channels)):
+    if not (isinstance(choice.channels, str) and CHANNELS_PATTERN.fullmatch(choice.channels)):
         raise PlanError(
-            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of {', '.join(PLACES)} "
+            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of {', '.join(CHANNEL_SETS)} "
             "such as 'left-all'"
         )
     if not isinstance(choice.joins, bool):
@@ -282,12 +286,16 @@ def _choice(row: object, index: int, where: str) -> Choice:
 
 
 def _require_fields(kind: type[Plan | Choice], table: dict[str, object], place: str) -> None:
-    known = [each.name for each in fields(kind)]
-    if unknown := [name for name in table if name not in known]:
-        raise PlanError(f"{place}: unknown field '{unknown[0]}'; {hint(unknown[0], known)}")
-    for each in fields(kind):
-        if each.name not in table and each.default is MISSING and each.default_factory is MISSING:
-            raise PlanError(f"{place}: field '{each.name}' is missing")
+    field_names = [attribute.name for attribute in fields(kind)]
+    if unknown := [name for name in table if name not in field_names]:
+        raise PlanError(f"{place}: unknown field '{unknown[0]}'; {hint(unknown[0], field_names)}")
+    for attribute in fields(kind):
+        if (
+            attribute.name not in table
+            and attribute.default is MISSING
+            and attribute.default_factory is MISSING
+        ):
+            raise PlanError(f"{place}: field '{attribute.name}' is missing")
 
 
 def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[str, ...], place: str) -> None:

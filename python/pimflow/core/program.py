@@ -31,14 +31,14 @@ from pimflow.core.commands import (
     Wrbias,
     Write,
     check_size,
+    command_leaves,
     encode,
     expand,
     expand_table,
-    leaves,
     parse_nodes,
     print_nodes,
     residues,
-    span,
+    value_range,
 )
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
@@ -46,7 +46,7 @@ from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
 # Fields that a file omits if they have these values.
-_LEFT_OUT = (
+_OMITTED_DEFAULTS = (
     ("pim_digest", ""),
     ("accumulators", 1),
     ("initial", ""),
@@ -165,7 +165,7 @@ class PimProgram:
         return f"PimProgram({self.region}: {self.schedule}, {len(self.channels)} channels of {self.pim})"
 
     @functools.cached_property
-    def vectors(self) -> ConvGeometry:
+    def vector_geometry(self) -> ConvGeometry:
         """The dense convolution whose pixels, elements and output channels the commands name.
 
         That is the layer or, of a grouped one, `ConvGeometry.dense`: pixel ``m * pixels + p`` is pixel ``p``
@@ -187,8 +187,8 @@ class PimProgram:
     @functools.cached_property
     def resumes(self) -> bool:
         """Whether partial sums are read, and resumed later by a WRBIAS."""
-        every = (node for nodes in self.channels for node, _ in leaves(nodes, ()))
-        return any(isinstance(node, Wrbias) and node.resumed for node in every)
+        command_nodes = (node for nodes in self.channels for node, _ in command_leaves(nodes, ()))
+        return any(isinstance(node, Wrbias) and node.resumed for node in command_nodes)
 
     @property
     def sets_latches(self) -> bool:
@@ -223,17 +223,17 @@ class PimProgram:
         """The channel's commands as an array; see `expand_table`."""
         return expand_table(self.channels[channel], self.bursts)
 
-    def encoded(self, channel: int) -> np.ndarray:
+    def channel_words(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.
 
         Each node is ``opcode, size in words, operands…``; an affine is its base and `MAX_DEPTH`
         coefficients. ``simulators/src/program.h`` documents the operands. The array is cached: do not write
         into it.
         """
-        return self._encoded[channel]
+        return self._channel_words[channel]
 
     @functools.cached_property
-    def _encoded(self) -> tuple[np.ndarray, ...]:
+    def _channel_words(self) -> tuple[np.ndarray, ...]:
         """`encoded` of every channel, cached: timing, checking and execution use the same words."""
         streams: dict[int, np.ndarray] = {}  # channels may have the very same nodes
         for nodes in self.channels:
@@ -248,18 +248,18 @@ class PimProgram:
 
     def __getstate__(self) -> dict[str, object]:
         """The fields without cached words, to keep pickles between processes small."""
-        return {name: value for name, value in vars(self).items() if name != "_encoded"}
+        return {name: value for name, value in vars(self).items() if name != "_channel_words"}
 
-    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+    def program_words(self) -> tuple[np.ndarray, np.ndarray]:
         """The `encoded` words of all channels in one array, and their offsets, [channels + 1]."""
-        streams = [self.encoded(channel) for channel in range(len(self.channels))]
+        streams = [self.channel_words(channel) for channel in range(len(self.channels))]
         offsets = np.cumsum([0] + [len(stream) for stream in streams], dtype=np.int64)
         return np.concatenate(streams), offsets
 
-    def header(self) -> np.ndarray:
+    def header_words(self) -> np.ndarray:
         """The int64 words of ``Header`` in ``simulators/src/functional.cc``."""
-        g, one = self.geometry, self.vectors
-        sizes = (g.n, g.h, g.w, one.c, one.oc, g.kh, g.kw)
+        g, vectors = self.geometry, self.vector_geometry
+        sizes = (g.n, g.h, g.w, vectors.c, vectors.oc, g.kh, g.kw)
         return np.asarray(
             [
                 *(*sizes, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
@@ -279,7 +279,7 @@ class PimProgram:
     @functools.cached_property
     def _text(self) -> str:
         text = self._print()
-        _PRINTED[text] = self
+        _PROGRAM_BY_TEXT[text] = self
         return text
 
     def _print(self) -> str:
@@ -288,7 +288,8 @@ class PimProgram:
             **{
                 name: getattr(self, name)
                 for name in self.__dataclass_fields__
-                if name not in ("geometry", "channels") and (name, getattr(self, name)) not in _LEFT_OUT
+                if name not in ("geometry", "channels")
+                and (name, getattr(self, name)) not in _OMITTED_DEFAULTS
             },
             "geometry": _fields(self.geometry),
         }
@@ -301,7 +302,7 @@ class PimProgram:
         return "\n".join(lines) + "\n"
 
     @classmethod
-    def printed(cls, text: str) -> PimProgram | None:
+    def from_printed_text(cls, text: str) -> PimProgram | None:
         """The living program whose `to_json` is `text`, validated; None if there is none.
 
         Modules contain programs as text. To parse text that this process has just printed would take as long
@@ -312,7 +313,7 @@ class PimProgram:
         TraceError
             As from `from_json`.
         """
-        program = _PRINTED.get(text)
+        program = _PROGRAM_BY_TEXT.get(text)
         if program is not None:
             try:
                 program.validate()
@@ -327,8 +328,8 @@ class PimProgram:
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise TraceError(f"{where}:1: not a {FORMAT} file")
         try:
-            _check_names("field", table, cls)
-            _check_names("field of 'geometry',", table["geometry"], ConvGeometry)
+            _require_names("field", table, cls)
+            _require_names("field of 'geometry',", table["geometry"], ConvGeometry)
             if not isinstance(table["channels"], list):
                 raise ValueError("field 'channels' is not a list")
             geometry: dict[str, Any] = {  # `validate` looks at the values
@@ -363,7 +364,7 @@ class PimProgram:
             raise ValueError(f"{len(self.channels)} channels; a program has 1 to {MAX_CHANNELS}")
         for index, nodes in enumerate(self.channels):
             try:
-                for node, extents in leaves(nodes, ()):
+                for node, extents in command_leaves(nodes, ()):
                     self._validate_node(node, extents)
             except ValueError as error:
                 raise ValueError(f"channel {index}: {error}") from None
@@ -377,16 +378,23 @@ class PimProgram:
         if self.initial not in INITIAL:
             raise ValueError(f"field 'initial' is {self.initial!a:.60}, not one of 'bias' and 'add'")
         if self.activation not in ACTIVATIONS:
-            known = " and ".join(f"'{each}'" for each in ACTIVATIONS[1:])
-            raise ValueError(f"field 'activation' is {self.activation!a:.60}, not one of {known}")
+            choices = " and ".join(f"'{activation}'" for activation in ACTIVATIONS[1:])
+            raise ValueError(f"field 'activation' is {self.activation!a:.60}, not one of {choices}")
         if self.activation and self.row_begin <= self.table_row:
             table = f"row {self.table_row} has the table of '{self.activation}'"
             raise ValueError(f"field 'row_begin' is {self.row_begin}: {table}")
-        positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
-        for name in (*positive, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
+        positive_fields = (
+            "banks",
+            "gangs",
+            "columns_per_row",
+            "elements_per_column",
+            "buffers",
+            "buffer_columns",
+        )
+        for name in (*positive_fields, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
             check_size(name, getattr(self, name), 1)
-        per_buffer = self.buffer_columns * self.elements_per_column
-        check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
+        buffer_elements = self.buffer_columns * self.elements_per_column
+        check_size("buffers * buffer_columns * elements_per_column", self.buffers * buffer_elements, 1)
         check_size("buffers * accumulators * banks", self.latches * self.banks, 1)
         for name in ("pixel_begin", "pixel_end", "row_begin", "rows", "tile_gangs", "added_channels"):
             check_size(name, getattr(self, name), 0)
@@ -397,94 +405,96 @@ class PimProgram:
         if self.tile_gangs > self.gangs:
             raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
         for name, value in _fields(self.geometry).items():
-            least = 0 if name == "padding" else 1
+            minimum = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
-                check_size(f"geometry.{name}", value, least)
+                check_size(f"geometry.{name}", value, minimum)
             elif not isinstance(value, tuple) or len(value) != length:
                 raise ValueError(f"field 'geometry.{name}' is not a list of {length}")
             else:
                 for item in value:
-                    check_size(f"geometry.{name}", item, least)
+                    check_size(f"geometry.{name}", item, minimum)
         g = self.geometry
         if g.groups > 1 and (g.c % g.groups or g.oc % g.groups or g.groups % self.matrices):
             raise ValueError(
                 f"{g.c} channels, {g.oc} output channels and {self.matrices} matrices do not go together "
                 f"with {g.groups} groups"
             )
-        if self.added_channels and (not g.pointwise or g.c <= g.oc or self.added_channels != g.oc):
+        if self.added_channels and (not g.is_pointwise or g.c <= g.oc or self.added_channels != g.oc):
             raise ValueError(
                 f"field 'added_channels' is {self.added_channels}: of a product with one tap and more than "
                 f"{g.oc} channels, as many as output channels may be added"
             )
 
     def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:
-        layer, one = self.geometry, self.vectors
+        layer, vectors = self.geometry, self.vector_geometry
 
-        def within(what: str, affine: Affine, begin: int, end: int) -> None:
+        def require_range(name: str, affine: Affine, begin: int, end: int) -> None:
             """Raise `ValueError` unless `affine` stays in ``[begin, end)``."""
-            low = high = affine.base
+            minimum = maximum = affine.base
             if affine.coefficients:
-                low, high = span(f"{what} of {type(node).__name__}", affine, extents)
-            if low < begin or high >= end:
-                raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
+                minimum, maximum = value_range(f"{name} of {type(node).__name__}", affine, extents)
+            if minimum < begin or maximum >= end:
+                raise ValueError(
+                    f"{name} {minimum}..{maximum} of {type(node).__name__} is not in [{begin}, {end})"
+                )
 
-        def pixel(affine: Affine, pixels: int = 1) -> None:
+        def require_pixel(affine: Affine, pixels: int = 1) -> None:
             """Raise `ValueError` unless all `pixels` from `affine` on are pixels of the program."""
-            what = "pixel"
+            name = "pixel"
             if layer.groups > 1:
                 matrix, affine = _matrix_and_pixel(affine, layer.pixels)
-                within("matrix", matrix, 0, self.matrices)
-                what = "pixel of its matrix"
-            within(what, affine, self.pixel_begin, self.pixel_end - pixels + 1)
+                require_range("matrix", matrix, 0, self.matrices)
+                name = "pixel of its matrix"
+            require_range(name, affine, self.pixel_begin, self.pixel_end - pixels + 1)
 
         if isinstance(node, GAct):
-            within("gang", Affine(node.gang), 0, self.computing_gangs)
+            require_range("gang", Affine(node.gang), 0, self.computing_gangs)
             if self.activation and node.row.base == self.table_row and not any(node.row.coefficients):
                 return
-            within("row", node.row, self.row_begin, self.row_begin + self.rows)
+            require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
         if isinstance(node, Write):
-            self._validate_write(node, within)
+            self._validate_write(node, require_range)
             return
         latches = self.buffers if isinstance(node, Gwrite) else self.latches
-        within("buffer", Affine(node.buffer), 0, latches)
+        require_range("buffer", Affine(node.buffer), 0, latches)
         if isinstance(node, Af):
             if not self.activation:
                 raise ValueError("an AF, but field 'activation' does not say what it applies")
-            within("row", node.row, self.table_row, self.table_row + 1)
+            require_range("row", node.row, self.table_row, self.table_row + 1)
             return
         if isinstance(node, Gwrite):
             check_size("pixels", node.pixels, 1)
             check_size("columns", node.columns, 1)
-            within("column", Affine(node.bursts - 1), 0, self.buffer_columns)
-            pixel(node.pixel, node.pixels)
-            within("element", node.k, 0, one.reduction)
+            require_range("column", Affine(node.bursts - 1), 0, self.buffer_columns)
+            require_pixel(node.pixel, node.pixels)
+            require_range("element", node.k, 0, vectors.reduction)
         elif isinstance(node, Comp):
             check_size("count", node.count, 1)
-            within("row", node.row, self.row_begin, self.row_begin + self.rows)
-            within("column", node.column, 0, self.columns_per_row - node.count + 1)
+            require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
+            require_range("column", node.column, 0, self.columns_per_row - node.count + 1)
             if self.buffer_columns < self.columns_per_row:
                 self._validate_run(node, extents)
         else:
             if isinstance(node, Wrbias):
-                within("resumed", Affine(node.resumed), 0, 2)
+                require_range("resumed", Affine(node.resumed), 0, 2)
                 if not (node.resumed or self.initial):
                     raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
-            pixel(node.pixel)
-            within("output channel", node.channel, 0, one.oc)
+            require_pixel(node.pixel)
+            require_range("output channel", node.channel, 0, vectors.oc)
 
-    def _validate_write(self, node: Write, within: Callable[[str, Affine, int, int], None]) -> None:
+    def _validate_write(self, node: Write, require_range: Callable[[str, Affine, int, int], None]) -> None:
         for name in ("banks", "count", "elements"):
             check_size(name, getattr(node, name), 1)
         banks_per_gang = self.banks // self.gangs
-        within("gang", Affine(node.gang), 0, self.gangs)
-        within("bank", Affine(node.bank), 0, banks_per_gang - node.banks + 1)
-        within("row", node.row, self.row_begin, self.row_begin + self.rows)
-        within("column", node.column, 0, self.columns_per_row - node.count + 1)
-        within("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
-        within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
-        within("element", node.k, 0, self.vectors.reduction)
+        require_range("gang", Affine(node.gang), 0, self.gangs)
+        require_range("bank", Affine(node.bank), 0, banks_per_gang - node.banks + 1)
+        require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
+        require_range("column", node.column, 0, self.columns_per_row - node.count + 1)
+        require_range("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
+        require_range("pixel", node.pixel, self.pixel_begin, self.pixel_end)
+        require_range("element", node.k, 0, self.vector_geometry.reduction)
         lane = node.bank % self.lanes
         if (lane or node.banks % self.lanes) and lane + node.banks > self.lanes:
             raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are of parts of banks")
@@ -497,10 +507,10 @@ class PimProgram:
                 f"{MAX_BUFFER_COLUMNS} columns"
             )
         begins = residues(comp.column, extents, self.buffer_columns)
-        last = begins.bit_length() - 1
-        if last + comp.count > self.buffer_columns:
+        last_begin = begins.bit_length() - 1
+        if last_begin + comp.count > self.buffer_columns:
             raise ValueError(
-                f"{comp.count} columns of Comp from {last} of the buffer on leave its {self.buffer_columns}"
+                f"{comp.count} columns of Comp from {last_begin} of the buffer on leave its {self.buffer_columns}"
             )
 
 
@@ -509,7 +519,7 @@ def table_row(activation: str) -> int:
     return ACTIVATIONS.index(activation) - 1
 
 
-_PRINTED: weakref.WeakValueDictionary[str, PimProgram] = weakref.WeakValueDictionary()
+_PROGRAM_BY_TEXT: weakref.WeakValueDictionary[str, PimProgram] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -536,7 +546,7 @@ class MemoryImage:
         return _PAGE_DTYPES.get(self.pages.dtype.name, "")
 
     @property
-    def lanes(self) -> np.ndarray:
+    def lane_bits(self) -> np.ndarray:
         """Bits of the pages in the executor's layout, [pages, elements_per_row, banks].
 
         Shares memory with `pages` if they have this layout, as from ``memory_image``.
@@ -545,7 +555,7 @@ class MemoryImage:
         return np.ascontiguousarray(self.pages.swapaxes(1, 2)).view(bits)
 
     @property
-    def placed_bytes(self) -> int:
+    def weight_bytes(self) -> int:
         """Bytes written into the banks of all channels."""
         return int((self.table >= 0).sum()) * self.pages[0].nbytes if len(self.pages) else 0
 
@@ -561,12 +571,12 @@ def _fields(geometry: ConvGeometry) -> dict[str, object]:
     return {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
 
 
-def _check_names(what: str, table: object, cls: type) -> None:
+def _require_names(name_kind: str, table: object, cls: type) -> None:
     if not isinstance(table, dict):
-        raise ValueError(f"{what} {table!a:.60} is not a table")
+        raise ValueError(f"{name_kind} {table!a:.60} is not a table")
     fields = dataclasses.fields(cls)
     for f in fields:
         if f.name not in table and f.default is dataclasses.MISSING:
-            raise ValueError(f"{what} '{f.name}' is missing")
+            raise ValueError(f"{name_kind} '{f.name}' is missing")
     for name in sorted(table.keys() - {f.name for f in fields}):
-        raise ValueError(f"{what} '{name}' is unknown")
+        raise ValueError(f"{name_kind} '{name}' is unknown")

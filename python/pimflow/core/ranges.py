@@ -60,7 +60,7 @@ class RangeMap:
         return cls(extent=extent, pad_before=before, pad_after=after)
 
     @classmethod
-    def part_of(cls, extent: int, begin: int, total: int) -> RangeMap:
+    def concat_operand(cls, extent: int, begin: int, total: int) -> RangeMap:
         """The operand of a concatenation that begins at output `begin` of `total`."""
         return cls.pad(extent, begin, total - begin - extent)
 
@@ -96,12 +96,12 @@ class RangeMap:
         first = begin // self.repeat * self.stride - self.pad_before
         last = (end - 1) // self.repeat * self.stride - self.pad_before
         last += (self.window - 1) * self.dilation + 1
-        lo, hi = min(max(first, 0), self.extent), max(min(last, self.extent), 0)
-        hi = max(lo, hi)
+        clipped_begin, clipped_end = min(max(first, 0), self.extent), max(min(last, self.extent), 0)
+        clipped_end = max(clipped_begin, clipped_end)
         reach = last - first
         return Range(
-            begin=lo,
-            end=hi,
+            begin=clipped_begin,
+            end=clipped_end,
             pad_before=min(max(0, -first), reach),
             pad_after=min(max(0, last - self.extent), reach),
         )
@@ -116,7 +116,7 @@ class RangeMap:
         hi = np.maximum(np.minimum(last, self.extent), lo)
         return lo, np.where(ends > begins, hi, lo)
 
-    def restricted(self, begin: int, end: int) -> RangeMap:
+    def output_part(self, begin: int, end: int) -> RangeMap:
         """The map of only the outputs ``[begin, end)``, over only the inputs that they read.
 
         Raises
@@ -137,12 +137,12 @@ class RangeMap:
             repeat=self.repeat,
         )
 
-    def split_obstacle(self, at: int) -> str:
+    def split_obstacle(self, boundary: int) -> str:
         """Why outputs cannot be computed in two parts, ``[0, at)`` and ``[at, end)``; empty if they can."""
         total = self.output_extent
-        if not 0 < at < total:
-            return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {at}"
-        for begin, end in ((0, at), (at, total)):
+        if not 0 < boundary < total:
+            return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {boundary}"
+        for begin, end in ((0, boundary), (boundary, total)):
             if not len(self.inputs(begin, end)):
                 return f"output rows {begin}..{end - 1} read only padding"
         return ""

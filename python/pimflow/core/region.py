@@ -12,7 +12,7 @@ from typing import Any
 from pimflow.core.attention import Attention
 from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
-from pimflow.core.typed_values import from_fields, of_type
+from pimflow.core.typed_values import from_fields, has_type
 from pimflow.errors import UnknownNameError
 
 # Bytes of one stored element.
@@ -120,28 +120,28 @@ class ConvGeometry:
         """Multiply-accumulates."""
         return self.pixels * self.oc * self.reduction
 
-    def dense(self, together: int = 1) -> ConvGeometry:
+    def dense(self, groups_per_matrix: int = 1) -> ConvGeometry:
         """The grouped convolution as a dense one over more images; each weight matrix has `together` groups.
 
         Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and its own filters. Weights
         between channels of different groups are zero.
         """
-        matrices = self.groups // together
+        matrices = self.groups // groups_per_matrix
         return replace(self, n=self.n * matrices, c=self.c // matrices, oc=self.oc // matrices, groups=1)
 
     @property
-    def depthwise(self) -> bool:
+    def is_depthwise(self) -> bool:
         """Whether each channel is a group."""
         return self.groups == self.c > 1
 
     @property
-    def pointwise(self) -> bool:
+    def is_pointwise(self) -> bool:
         """Whether it is one matrix product that reads its input as it is stored, without im2col."""
         window = (self.kh, self.kw, self.stride, self.groups)
         return window == (1, 1, (1, 1), 1) and not any(self.padding)
 
     @property
-    def joined(self) -> ConvGeometry:
+    def with_added_channels(self) -> ConvGeometry:
         """The product that also adds a residual of the result's shape, as additional input channels.
 
         ``W x + r = [W I] [x; r]``: the weights of these channels are the identity. Only for `pointwise`
@@ -155,9 +155,9 @@ class ConvGeometry:
 
     def row_range(self, begin: int, end: int) -> ConvGeometry:
         """The convolution of only the output rows ``[begin, end)``, over the input rows that they read."""
-        part = self.rows.restricted(begin, end)
-        _, left, _, right = self.padding
-        return replace(self, h=part.extent, padding=(part.pad_before, left, part.pad_after, right))
+        part = self.rows.output_part(begin, end)
+        _, pad_left, _, pad_right = self.padding
+        return replace(self, h=part.extent, padding=(part.pad_before, pad_left, part.pad_after, pad_right))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class Product:
         return self.many * self.n * self.k
 
     @property
-    def depthwise(self) -> bool:
+    def is_depthwise(self) -> bool:
         """Whether each channel is a group."""
         return self.many > 1 and self.k == self.window and (self.window > 1 or self.n == 1)
 
@@ -307,16 +307,16 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
         Further bytes, which its epilogue reads.
     """
     element, taps = ELEMENT_BYTES[dtype], geometry.kh * geometry.kw
-    stride, depthwise = max(geometry.stride), geometry.depthwise
+    stride, is_depthwise = max(geometry.stride), geometry.is_depthwise
     pixels = geometry.n * geometry.h * geometry.w
     if stride > max(geometry.kh, geometry.kw):
         pixels = geometry.pixels * taps
     return Kernel(
-        kind="depthwise" if depthwise else "gemm",
-        m=0 if depthwise else geometry.pixels,
-        n=0 if depthwise else geometry.oc // geometry.groups,
-        k=0 if depthwise else geometry.reduction,
-        groups=1 if depthwise else geometry.groups,
+        kind="depthwise" if is_depthwise else "gemm",
+        m=0 if is_depthwise else geometry.pixels,
+        n=0 if is_depthwise else geometry.oc // geometry.groups,
+        k=0 if is_depthwise else geometry.reduction,
+        groups=1 if is_depthwise else geometry.groups,
         window=taps,
         stride=stride,
         macs=geometry.macs,
@@ -438,7 +438,7 @@ class Region:
         return products.macs if products else 0
 
     @property
-    def attends(self) -> Attention:
+    def attention_layer(self) -> Attention:
         """`attention` of a region that must be attention."""
         assert self.attention is not None, f"'{self.name}' is no attention"
         return self.attention
@@ -464,22 +464,22 @@ class Region:
         return tuple(math.prod(shape) for shape in self.input_shapes)
 
     @functools.cached_property
-    def results_read(self) -> tuple[str, ...]:
+    def result_inputs(self) -> tuple[str, ...]:
         """Those of `inputs` that are results of regions, or graph inputs."""
         return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)
 
     @property
-    def made_before(self) -> bool:
+    def has_prologue_kernels(self) -> bool:
         """Whether GPU kernels do its prologue where PIM does the anchor."""
         return bool(self.prologue and self.prologue_kernels)
 
     @property
-    def made_behind(self) -> tuple[str, ...]:
+    def epilogue_operators(self) -> tuple[str, ...]:
         """The operators of the epilogue that compute: without reshapes."""
         return tuple(kind for kind in self.epilogue if kind != RESHAPE)
 
     @property
-    def first_result(self) -> str:
+    def first_result_input(self) -> str:
         """The first of `inputs`; empty if that is not a result, but a second tensor of a region."""
         return "" if 0 in self.kept_inputs else self.inputs[0]
 
@@ -514,63 +514,67 @@ class RegionGraph:
     def from_table(cls, plain: Mapping[str, Any]) -> RegionGraph:
         """The graph in the form of `dataclasses.asdict`; raises `TypeError` or `ValueError` if it is none."""
         graph = from_fields(cls, plain)
-        if not of_type(graph, cls):
+        if not has_type(graph, cls):
             raise TypeError("not of the types of a graph of regions")
         graph.require_order()
         return graph
 
     def require_order(self) -> None:
         """Raise `ValueError` unless every region reads only earlier regions and inputs of the graph."""
-        before: set[str] = set()
+        earlier: set[str] = set()
         for region in self.regions:
             read = {name for name in region.inputs if not name.startswith("%")}
-            if not read <= before or region.name in before or len(region.inputs) != len(region.input_shapes):
+            if (
+                not read <= earlier
+                or region.name in earlier
+                or len(region.inputs) != len(region.input_shapes)
+            ):
                 raise ValueError(f"region '{region.name}' reads what is not there")
-            before.add(region.name)
+            earlier.add(region.name)
         runs = {name for run in self.runs for name in run}
-        if not {*self.outputs, *self.kept_outputs, *self.fusible} | runs <= before:
+        if not {*self.outputs, *self.kept_outputs, *self.fusible} | runs <= earlier:
             raise ValueError("names of regions that are not there")
 
     def region(self, name: str) -> Region:
         """The region of that name; raises `UnknownNameError` if there is none."""
-        if name not in self._by_name:
-            raise UnknownNameError("region", name, self._by_name)
-        return self._by_name[name]
+        if name not in self._region_by_name:
+            raise UnknownNameError("region", name, self._region_by_name)
+        return self._region_by_name[name]
 
     @functools.cached_property
-    def _by_name(self) -> dict[str, Region]:
+    def _region_by_name(self) -> dict[str, Region]:
         return {region.name: region for region in self.regions}
 
     @functools.cached_property
     def consumers(self) -> dict[str, tuple[str, ...]]:
         """By region, the regions that read its result."""
-        return self._reading({region.name: region.results_read for region in self.regions})
+        return self._readers_by_region({region.name: region.result_inputs for region in self.regions})
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """By region, the regions that read its result or its second tensor, once for each read."""
-        return self._reading({region.name: region.inputs for region in self.regions})
+        return self._readers_by_region({region.name: region.inputs for region in self.regions})
 
     @functools.cached_property
     def last_readers(self) -> dict[str, str]:
         """By region that is read, the last region that reads it."""
         return {name: readers[-1] for name, readers in self.readers.items() if readers}
 
-    def returns(self, name: str) -> bool:
+    def returns_result(self, name: str) -> bool:
         """Whether the network returns the result of a region, not only its second tensor."""
         return name in self.outputs and name not in self.kept_outputs
 
-    def shares(self, name: str) -> bool:
+    def is_shared(self, name: str) -> bool:
         """Whether the result of a region is needed more than once: by regions, or as an output."""
-        return len(self.consumers[name]) + self.returns(name) > 1
+        return len(self.consumers[name]) + self.returns_result(name) > 1
 
-    def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    def _readers_by_region(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
         for reader, names in reads.items():
             for name in names:
                 if name in readers:
                     readers[name].append(reader)
-        return {name: tuple(of_region) for name, of_region in readers.items()}
+        return {name: tuple(region_readers) for name, region_readers in readers.items()}
 
     def tensor_bytes(self, dtype: str) -> dict[str, int]:
         """Bytes of the graph's inputs, and of the regions' results together with their second tensors."""
@@ -582,44 +586,46 @@ class RegionGraph:
                     sizes[name] = elements * element
         return sizes
 
-    def buffers(self, dtype: str) -> BufferUses:
+    def buffer_uses(self, dtype: str) -> BufferUses:
         """Uses of the regions' results and the graph's inputs; each region is one step.
 
         Views take no bytes: a region that reads a view reads the tensor that the view lies inside, or all
         parts of a concatenation, which share the bytes of the whole.
         """
-        own = self.tensor_bytes(dtype)
-        inputs = [name for name in own if name.startswith("%")]
-        size_bytes, aliases = dict(own), dict[str, str]()
+        tensor_bytes = self.tensor_bytes(dtype)
+        inputs = [name for name in tensor_bytes if name.startswith("%")]
+        size_bytes, aliases = dict(tensor_bytes), dict[str, str]()
         steps: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-        held: dict[str, tuple[str, ...]] = {name: (name,) for name in inputs}
+        storage: dict[str, tuple[str, ...]] = {name: (name,) for name in inputs}
         for region in self.regions:
             name = region.name
-            reads = tuple(dict.fromkeys(buffer for each in region.inputs for buffer in held[each]))
+            reads = tuple(
+                dict.fromkeys(buffer for input_name in region.inputs for buffer in storage[input_name])
+            )
             steps.append((reads, (name,)))
-            held[name] = (*reads, name) if region.view else (name,)
+            storage[name] = (*reads, name) if region.view else (name,)
             if region.operator == APPEND:
-                held[name] = held[region.inputs[0]]
+                storage[name] = storage[region.inputs[0]]
             if region.view or region.operator == APPEND:
                 size_bytes[name] = 0
             if region.view and region.operator == "concat":
                 parts = [buffer for buffer in reads if size_bytes[buffer]]
                 aliases |= dict.fromkeys(parts, name)
-                size_bytes |= dict.fromkeys(parts, sum(own[part] for part in region.inputs))
-        outputs = tuple(dict.fromkeys(buffer for name in self.outputs for buffer in held[name]))
+                size_bytes |= dict.fromkeys(parts, sum(tensor_bytes[part] for part in region.inputs))
+        outputs = tuple(dict.fromkeys(buffer for name in self.outputs for buffer in storage[name]))
         return BufferUses(
             steps=steps, size_bytes=size_bytes, inputs=tuple(inputs), outputs=outputs, aliases=aliases
         )
 
     def liveness(self, dtype: str) -> Liveness:
         """Lifetimes of `buffers`."""
-        uses = self.buffers(dtype)
-        live = Liveness.of(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
-        return live.with_aliases(uses.aliases)
+        uses = self.buffer_uses(dtype)
+        lifetimes = Liveness.from_steps(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
+        return lifetimes.with_aliases(uses.aliases)
 
     @property
     def digest(self) -> str:
         """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
         attention = [region.attention for region in self.regions if region.attention is not None]
-        known = (self.regions, self.outputs, self.kept_outputs, *attention)
-        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+        identity = (self.regions, self.outputs, self.kept_outputs, *attention)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

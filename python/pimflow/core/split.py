@@ -32,7 +32,7 @@ class Split:
     gpu: int = 0
 
     @classmethod
-    def of(cls, geometry: ConvGeometry, axis: str, gpu_share: float) -> Split:
+    def from_gpu_share(cls, geometry: ConvGeometry, axis: str, gpu_share: float) -> Split:
         """The split with the GPU's share of the axis, rounded to a whole extent."""
         return cls(axis, round(gpu_share * cls(axis).extent(geometry)))
 
@@ -71,17 +71,17 @@ class Split:
         images = {"rows": 1, "batch": geometry.oh}.get(self.axis, 0)
         return self.gpu * images * geometry.ow
 
-    def pim_results(self, geometry: ConvGeometry) -> int:
+    def pim_output_elements(self, geometry: ConvGeometry) -> int:
         """Output elements that PIM computes."""
         part = self.pim_part(geometry)
         return (part.pixels - self.pixel_begin(geometry)) * part.oc
 
-    def pim_operands(self, geometry: ConvGeometry) -> int:
+    def pim_input_elements(self, geometry: ConvGeometry) -> int:
         """Elements of the input that PIM reads."""
         g = geometry
         if self.axis == "rows":
-            read = g.rows.inputs(self.gpu, g.oh)
-            return g.n * (read.end - read.begin) * g.w * g.c
+            input_rows = g.rows.inputs(self.gpu, g.oh)
+            return g.n * (input_rows.end - input_rows.begin) * g.w * g.c
         images = g.n - self.gpu if self.axis == "batch" else g.n
         return images * g.h * g.w * (g.c - self.gpu if self.axis == "reduction" else g.c)
 
@@ -93,7 +93,7 @@ class Split:
             return filters.reshape(len(filters), taps, -1)[..., self.gpu :].reshape(len(filters), -1)
         return filters
 
-    def pending(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
+    def deferred_epilogue(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
         """Deferred epilogue: the operators that join the two results; `views` is `System.views`."""
         if not self.gpu:
             return ()

@@ -21,12 +21,12 @@ def part_name(name: str, part: str) -> str:
     return f"{name}__{part}"
 
 
-def whole_name(name: str, known: Container[str]) -> str:
+def whole_name(name: str, names: Container[str]) -> str:
     """The region or variable that `name` names, or of which it names a stage or part.
 
     A name in `known` is returned unchanged, since a layer's own name may end like that of a part.
     """
-    if name in known:
+    if name in names:
         return name
     return re.sub(r"__(stage\d+|(scores|values|new_keys|new_values)\d*(_g\d+)?)$", "", name)
 
@@ -61,9 +61,9 @@ class Pipeline:
 def _steps(modes: tuple[str, ...], stages: int) -> tuple[tuple[int, int], ...]:
     positions = range(len(modes))
     changes = [a != b for a, b in itertools.pairwise(modes)]
-    behind = [sum(changes[:i]) for i in positions]
+    delays = [sum(changes[:i]) for i in positions]
     return tuple(
-        sorted(((i, s) for i in positions for s in range(stages)), key=lambda at: behind[at[0]] + at[1])
+        sorted(((i, s) for i in positions for s in range(stages)), key=lambda step: delays[step[0]] + step[1])
     )
 
 
@@ -94,16 +94,16 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
 # Cached: other modes and other searches need the same layers.
 @functools.lru_cache(maxsize=1 << 14)
 def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
-    for before, after in itertools.pairwise(maps):
-        if before.output_extent != after.extent:
-            raise ValueError(f"{before.output_extent} rows are computed, {after.extent} are read")
+    for producer, consumer in itertools.pairwise(maps):
+        if producer.output_extent != consumer.extent:
+            raise ValueError(f"{producer.output_extent} rows are computed, {consumer.extent} are read")
     ends = [*cuts, maps[-1].output_extent]
     if len(ends) < 2 or any(a >= b for a, b in zip([0, *ends], ends)):
         raise ValueError(f"stages end at ascending rows of 1 to {ends[-1] - 1}, not at {list(cuts)}")
     by_region: list[tuple[tuple[int, int], ...]] = []
     for position in reversed(range(len(maps))):
         rows = tuple(zip([0, *ends], ends))
-        empty = next((at for at, (begin, end) in enumerate(rows) if begin >= end), None)
+        empty = next((stage for stage, (begin, end) in enumerate(rows) if begin >= end), None)
         if empty is not None:
             raise ValueError(f"stage {empty} computes no rows of region {position}")
         for begin, end in rows:

@@ -64,7 +64,10 @@ def parse_json(text: str, where: str, error: type[PimflowError]) -> Any:
     """
     try:
         value = json.loads(
-            text, object_pairs_hook=_object, parse_float=_finite_number, parse_constant=_refuse_constant
+            text,
+            object_pairs_hook=_object_without_duplicates,
+            parse_float=_finite_number,
+            parse_constant=_reject_constant,
         )
         if "\\ud" in text or "\\uD" in text:  # pairs are characters, halves cannot be printed or stored
             json.dumps(value, ensure_ascii=False).encode()
@@ -91,12 +94,12 @@ def read_toml(path: str | os.PathLike[str], error: type[PimflowError]) -> dict[s
         raise error(f"{path}: not a TOML file: {reason}") from None
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key '{twice[:80]}' is there twice")
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key '{duplicate[:80]}' is there twice")
     return table
 
 
@@ -107,5 +110,5 @@ def _finite_number(digits: str) -> float:
     return number
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")

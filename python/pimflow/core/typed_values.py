@@ -11,11 +11,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 
-Made = typing.TypeVar("Made")
+Instance = typing.TypeVar("Instance")
 Reader = Callable[[typing.Any], typing.Any]
 
 
-def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
+def from_fields(kind: type[Instance], plain: Mapping[str, typing.Any]) -> Instance:
     """The inverse of `dataclasses.asdict` and `json_form`, also after a round trip through JSON.
 
     Types are not checked: see `of_type`.
@@ -25,13 +25,13 @@ def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
     TypeError
         If fields without a default are missing, or others are there.
     """
-    readers, least, known = _form(typing.cast(typing.Hashable, kind))
-    if not (isinstance(plain, Mapping) and least <= plain.keys() <= known):
+    readers, required, field_names = _field_readers(typing.cast(typing.Hashable, kind))
+    if not (isinstance(plain, Mapping) and required <= plain.keys() <= field_names):
         raise TypeError(f"not the fields of {kind.__name__}")
     return kind(**{**plain, **{name: read(plain[name]) for name, read in readers.items() if name in plain}})
 
 
-def read_fields(kind: type[Made], plain: Mapping[str, typing.Any], *, signed: bool = False) -> Made:
+def read_fields(kind: type[Instance], plain: Mapping[str, typing.Any], *, signed: bool = False) -> Instance:
     """Like `from_fields`, but checks all types, for untrusted data.
 
     Parameters
@@ -47,7 +47,7 @@ def read_fields(kind: type[Made], plain: Mapping[str, typing.Any], *, signed: bo
         If a number is not finite, or is below zero and may not be.
     """
     value = from_fields(kind, plain)
-    if not of_type(value, kind):
+    if not has_type(value, kind):
         raise TypeError(f"not of the types of {kind.__name__}")
     for number in _numbers(value):
         if not math.isfinite(number) or (number < 0 and not signed):
@@ -71,12 +71,12 @@ def _numbers(value: object) -> typing.Iterator[float]:
 
 
 @functools.cache
-def _form(kind: typing.Any) -> tuple[dict[str, Reader], set[str], set[str]]:
+def _field_readers(kind: typing.Any) -> tuple[dict[str, Reader], set[str], set[str]]:
     """Converters of the fields whose JSON form differs; required fields; all fields."""
     fields, unset = dataclasses.fields(kind), dataclasses.MISSING
-    readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
-    least = {each.name for each in fields if each.default is unset and each.default_factory is unset}
-    return {name: read for name, read in readers.items() if read is not _same}, least, set(readers)
+    readers = {name: _value_reader(hint) for name, hint in _hints(kind).items()}
+    required = {field.name for field in fields if field.default is unset and field.default_factory is unset}
+    return {name: read for name, read in readers.items() if read is not _identity}, required, set(readers)
 
 
 @functools.cache
@@ -86,33 +86,33 @@ def _hints(kind: typing.Any) -> dict[str, typing.Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _reader(kind: typing.Any) -> Reader:
+def _value_reader(kind: typing.Any) -> Reader:
     """The converter to an annotation: lists to tuples, values to enumerations, mappings to dataclasses."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        found = [read for read in map(_reader, args) if read is not _same]
-        return (lambda plain: None if plain is None else found[0](plain)) if found else _same
+        conversions = [read for read in map(_value_reader, args) if read is not _identity]
+        return (lambda plain: None if plain is None else conversions[0](plain)) if conversions else _identity
     if origin is tuple:
-        reads, alike = tuple(map(_reader, args)), args[1:] == (Ellipsis,)
+        reads, is_homogeneous = tuple(map(_value_reader, args)), args[1:] == (Ellipsis,)
 
-        def elements(plain: object) -> object:
+        def read_elements(plain: object) -> object:
             """Convert the elements of a list to a tuple."""
             if not isinstance(plain, list | tuple):
                 return plain
-            each = reads[:1] * len(plain) if alike else reads
-            return tuple(read(value) for read, value in zip(each, plain, strict=True))
+            element_reads = reads[:1] * len(plain) if is_homogeneous else reads
+            return tuple(read(value) for read, value in zip(element_reads, plain, strict=True))
 
-        return elements
+        return read_elements
     if dataclasses.is_dataclass(kind):
         return functools.partial(from_fields, typing.cast(type, kind))
-    return kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else _same
+    return kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else _identity
 
 
-def _same(plain: object) -> object:
+def _identity(plain: object) -> object:
     return plain
 
 
-def of_type(value: object, kind: object) -> bool:
+def has_type(value: object, kind: object) -> bool:
     """Whether `value` has the type of an annotation: a class, dataclass, tuple, dict or union.
 
     Dataclasses are checked field by field. A bool is no int here; an int is a float if it is in a float's
@@ -120,17 +120,17 @@ def of_type(value: object, kind: object) -> bool:
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(of_type(value, each) for each in args)
+        return any(has_type(value, member) for member in args)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         kinds = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
-        return len(kinds) == len(value) and all(map(of_type, value, kinds))
+        return len(kinds) == len(value) and all(map(has_type, value, kinds))
     if origin is dict:
         key, entry = args
         if not isinstance(value, dict):
             return False
-        return all(of_type(k, key) and of_type(v, entry) for k, v in value.items())
+        return all(has_type(k, key) and has_type(v, entry) for k, v in value.items())
     if not isinstance(kind, type):
         raise TypeError(f"no rule for {kind}")
     if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -141,4 +141,4 @@ def of_type(value: object, kind: object) -> bool:
         return False
     if not dataclasses.is_dataclass(kind):
         return True
-    return all(of_type(getattr(value, name), hint) for name, hint in _hints(kind).items())
+    return all(has_type(getattr(value, name), hint) for name, hint in _hints(kind).items())

@@ -21,21 +21,21 @@ def require_decomposed(fuse_activations: bool, decompose: object, network: Netwo
         raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
 
 
-def with_phases_apart(network: Network) -> Network:
+def with_separate_phases(network: Network) -> Network:
     """`network` with each run over transposed convolutions split into a run a phase (`SeparatePhases`)."""
     return replace(network, module=SeparatePhases()(network.module))
 
 
-def with_runs_apart(network: Network, system: System) -> Network:
+def with_contiguous_runs(network: Network, system: System) -> Network:
     """`with_phases_apart`, and the regions of each run ordered one directly after the other."""
-    return layer_order.with_runs_together(with_phases_apart(network), system)
+    return layer_order.with_runs_together(with_separate_phases(network), system)
 
 
-def fused_module(module: tvm.IRModule) -> tvm.IRModule:
+def fuse_runs(module: tvm.IRModule) -> tvm.IRModule:
     """`module` with every run fused to one kernel; without runs, only its phases are separated."""
-    apart = SeparatePhases()(module)
-    runs = activation_chains(apart)
-    return FuseGroups(runs)(apart) if runs else apart
+    separated = SeparatePhases()(module)
+    runs = activation_chains(separated)
+    return FuseGroups(runs)(separated) if runs else separated
 
 
 def require_chains(network: Network) -> list[list[str]]:

@@ -52,14 +52,14 @@ class Calibration:
         CalibrationError
             If it cannot be read, or does not match the network.
         """
-        given = isinstance(data, Mapping)
-        where = "calibration" if given else os.fspath(data)
-        arrays = dict(data) if given else _arrays(where)
-        classes, pixels = _output(where, network)
-        known = [*network.inputs, LABELS]
+        is_mapping = isinstance(data, Mapping)
+        where = "calibration" if is_mapping else os.fspath(data)
+        arrays = dict(data) if is_mapping else _read_arrays(where)
+        classes, pixels = _output_classes(where, network)
+        known_names = [*network.inputs, LABELS]
         for name in arrays:
-            if name not in known:
-                raise CalibrationError(f"{where}: no input '{name}'; {hint(name, known)}")
+            if name not in known_names:
+                raise CalibrationError(f"{where}: no input '{name}'; {hint(name, known_names)}")
         inputs = {name: _samples(where, network, name, arrays) for name in network.inputs}
         counts = {name: len(array) for name, array in inputs.items()}
         first, samples = next(iter(counts.items()))
@@ -88,28 +88,36 @@ class Calibration:
             yield {name: array[part] for name, array in self.inputs.items()}, labels
 
 
-def agreement(data: Calibration, change: DecomposedNetwork) -> ClassAgreement | MapAgreement:
+def agreement(data: Calibration, decomposed_network: DecomposedNetwork) -> ClassAgreement | MapAgreement:
     """Compare the decomposed network with the original on `data`, for a report.
 
     Both are run by their references, in fp32. Compiled code is verified against the decomposed network's.
     """
-    original, decomposed = change.original.reference.prepared(), change.network.reference.prepared()
-    tally = _Maps(data.classes) if data.maps else _Classes()
-    most = [0.0, 0.0]  # of differences, and of the original's outputs
+    original, decomposed = (
+        decomposed_network.original.reference.prepared(),
+        decomposed_network.network.reference.prepared(),
+    )
+    tally = _MapTally(data.classes) if data.maps else _ClassTally()
+    max_values = [0.0, 0.0]  # of differences, and of the original's outputs
     for inputs, labels in data.batches():
         shape = (data.batch, data.classes, *([-1] if data.maps else []))
-        first, second = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
-        pair = (np.abs(second.astype(np.float64) - first).max(), np.abs(first).max())
-        most = [max(known, float(now)) for known, now in zip(most, pair)]
-        tally.add(first, second, None if labels is None else labels.reshape(data.batch, -1))
+        original_scores, decomposed_scores = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
+        batch_values = (
+            np.abs(decomposed_scores.astype(np.float64) - original_scores).max(),
+            np.abs(original_scores).max(),
+        )
+        max_values = [max(previous, float(value)) for previous, value in zip(max_values, batch_values)]
+        tally.add(
+            original_scores, decomposed_scores, None if labels is None else labels.reshape(data.batch, -1)
+        )
     shares = tally.summary(data.labels is not None)
-    difference = most[0] / (most[1] or 1.0)
+    difference = max_values[0] / (max_values[1] or 1.0)
     return (MapAgreement if data.maps else ClassAgreement)(
         samples=data.samples, max_relative_difference=difference, **shares
     )
 
 
-def _arrays(path: str) -> dict[str, np.ndarray]:
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         file = np.load(path, allow_pickle=False)
         arrays = None if isinstance(file, np.ndarray) else {name: file[name] for name in file.files}
@@ -122,15 +130,17 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _output(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
+def _output_classes(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
     """Number of classes, and height and width if the output is a map."""
     shapes = relax_module.output_shapes(network.module)
     shape = shapes[0] if len(shapes) == 1 else ()
     batches = {dims[:1] for dims, _ in network.inputs.values()}
     if len(shape) not in (2, 4) or batches != {shape[:1]}:
-        what = f"{len(shapes)} outputs" if len(shapes) > 1 else f"an output of shape {list(shapes[0])}"
+        found_outputs = (
+            f"{len(shapes)} outputs" if len(shapes) > 1 else f"an output of shape {list(shapes[0])}"
+        )
         raise CalibrationError(
-            f"{where}: '{network.name}' has {what}: calibration takes one, [N, classes] or "
+            f"{where}: '{network.name}' has {found_outputs}: calibration takes one, [N, classes] or "
             "[N, classes, height, width], with N first in all inputs"
         )
     pixels = tuple(shape[2:])
@@ -140,12 +150,12 @@ def _output(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
 def _samples(where: str, network: Network, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     (_, *dims), dtype = network.inputs[name]
     if name not in arrays:
-        raise CalibrationError(f"{where}: input '{name}' is missing; {_wanted(name, dims, dtype)}")
+        raise CalibrationError(f"{where}: input '{name}' is missing; {_input_advice(name, dims, dtype)}")
     array = np.asarray(arrays[name])
     if array.dtype.kind not in "biuf" or list(array.shape[1:]) != dims or not array.ndim:
         raise CalibrationError(
             f"{where}: '{name}' has shape {list(array.shape)} and dtype {array.dtype}; "
-            f"{_wanted(name, dims, dtype)}"
+            f"{_input_advice(name, dims, dtype)}"
         )
     if not np.isfinite(array).all():
         raise CalibrationError(f"{where}: '{name}' has values that are no finite numbers")
@@ -155,7 +165,7 @@ def _samples(where: str, network: Network, name: str, arrays: Mapping[str, np.nd
     return array.astype(dtype)
 
 
-def _wanted(name: str, dims: list[int], dtype: str) -> str:
+def _input_advice(name: str, dims: list[int], dtype: str) -> str:
     return f"give '{name}' as {dtype} of shape [samples, {', '.join(map(str, dims))}]"
 
 
@@ -173,7 +183,7 @@ def _labels(where: str, labels: np.ndarray, shape: tuple[int, ...], classes: int
     return labels.astype(np.int64)
 
 
-class _Classes:
+class _ClassTally:
     """Counts agreement and accuracy over samples [n, classes]."""
 
     def __init__(self) -> None:
@@ -190,8 +200,8 @@ class _Classes:
             self._count("accuracy", decomposed, labels[:, 0])
             self._count("accuracy_original", original, labels[:, 0])
 
-    def _count(self, name: str, scores: np.ndarray, wanted: np.ndarray) -> None:
-        hits = _order(scores) == wanted[:, None]
+    def _count(self, name: str, scores: np.ndarray, expected: np.ndarray) -> None:
+        hits = _order(scores) == expected[:, None]
         self.hits[name] = self.hits[name] + [hits[:, :top].sum() for top in TOPS]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
@@ -208,7 +218,7 @@ def _order(scores: np.ndarray) -> np.ndarray:
     return np.argsort(-scores, axis=1, kind="stable")
 
 
-class _Maps:
+class _MapTally:
     """Counts agreement over pixels of maps [n, classes, pixels].
 
     With one channel, a pixel is foreground if its score is above 1/2, where all scores of the original are in
@@ -216,40 +226,44 @@ class _Maps:
     """
 
     def __init__(self, classes: int) -> None:
-        self.levels = (0.5, 0.0) if classes == 1 else (None,)
-        self.classes, self.in_unit = max(classes, 2), True
+        self.thresholds = (0.5, 0.0) if classes == 1 else (None,)
+        self.classes, self.in_unit_range = max(classes, 2), True
         pairs = ("dice", "dice_to_labels", "dice_to_labels_original")
-        self.counts = {(name, at): np.zeros((2, self.classes)) for name in pairs for at in self.levels}
+        self.counts = {
+            (name, threshold): np.zeros((2, self.classes)) for name in pairs for threshold in self.thresholds
+        }
 
     def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
         """Count the scores of a batch, [n, classes, pixels]; labels are [n, pixels]."""
-        self.in_unit = self.in_unit and bool(original.min() >= 0 and original.max() <= 1)
-        for at in self.levels:
-            given, made = (_classes_of(scores, at) for scores in (original, decomposed))
-            self._count("dice", at, made, given)
+        self.in_unit_range = self.in_unit_range and bool(original.min() >= 0 and original.max() <= 1)
+        for threshold in self.thresholds:
+            original_classes, decomposed_classes = (
+                _pixel_classes(scores, threshold) for scores in (original, decomposed)
+            )
+            self._count("dice", threshold, decomposed_classes, original_classes)
             if labels is not None:
-                self._count("dice_to_labels", at, made, labels)
-                self._count("dice_to_labels_original", at, given, labels)
+                self._count("dice_to_labels", threshold, decomposed_classes, labels)
+                self._count("dice_to_labels_original", threshold, original_classes, labels)
 
-    def _count(self, name: str, at: float | None, a: np.ndarray, b: np.ndarray) -> None:
+    def _count(self, name: str, threshold: float | None, a: np.ndarray, b: np.ndarray) -> None:
         sizes = [np.bincount(x.ravel(), minlength=self.classes) for x in (a[a == b], a, b)]
-        self.counts[name, at] += np.stack([2 * sizes[0], sizes[1] + sizes[2]])
+        self.counts[name, threshold] += np.stack([2 * sizes[0], sizes[1] + sizes[2]])
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
         """Dice coefficients, by field of `MapAgreement`; those to labels are None without labels."""
-        at = self.levels[0 if self.in_unit else -1]
-        first = 0 if at is None else 1  # with one channel, the background does not count
+        threshold = self.thresholds[0 if self.in_unit_range else -1]
+        first = 0 if threshold is None else 1  # with one channel, the background does not count
         return {
             name: _dice(*counts[:, first:]) if labelled or name == "dice" else None
-            for (name, level), counts in self.counts.items()
-            if level == at
+            for (name, map_threshold), counts in self.counts.items()
+            if map_threshold == threshold
         }
 
 
-def _classes_of(scores: np.ndarray, at: float | None) -> np.ndarray:
-    return scores.argmax(axis=1) if at is None else (scores[:, 0] > at).astype(np.int64)
+def _pixel_classes(scores: np.ndarray, threshold: float | None) -> np.ndarray:
+    return scores.argmax(axis=1) if threshold is None else (scores[:, 0] > threshold).astype(np.int64)
 
 
-def _dice(both: np.ndarray, sizes: np.ndarray) -> float:
+def _dice(overlaps: np.ndarray, sizes: np.ndarray) -> float:
     present = sizes > 0
-    return float(np.mean(both[present] / sizes[present])) if present.any() else 1.0
+    return float(np.mean(overlaps[present] / sizes[present])) if present.any() else 1.0

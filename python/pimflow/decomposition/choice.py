@@ -10,19 +10,19 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations
 from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.layer_errors import layer_errors
-from pimflow.decomposition.network import DecomposedNetwork, mixed
+from pimflow.decomposition.network import DecomposedNetwork, combine_alternatives
 from pimflow.errors import PlanError
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.placement import Costs, Evaluation, Goal
 from pimflow.placement.form_choice import choose
-from pimflow.placement.forms import Forms
+from pimflow.placement.forms import DecompositionAlternatives
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 
-def settled(
-    change: DecomposedNetwork | None,
+def choose_layers(
+    decomposed_network: DecomposedNetwork | None,
     system: System,
     costs: Costs,
     goal: Goal,
@@ -54,47 +54,53 @@ def settled(
     InfeasibleError
         If no plan is within the bounds of `goal`, or the layers of `plan` are not.
     """
-    if change is None or (change.request.where == "all" and goal.max_error is None):
-        return change
-    changes, texts = change.alternatives(progress), [rule.text for rule in change.request.rules]
+    if decomposed_network is None or (decomposed_network.request.where == "all" and goal.max_error is None):
+        return decomposed_network
+    decomposed_networks, texts = (
+        decomposed_network.alternatives(progress),
+        [rule.text for rule in decomposed_network.request.rules],
+    )
     samples = samples if goal.max_error is not None else None
-    counted = goal.max_error is not None or len(changes) > 1
-    errors = layer_errors(changes, samples, progress) if counted else {}
+    needs_errors = goal.max_error is not None or len(decomposed_networks) > 1
+    errors = layer_errors(decomposed_networks, samples, progress) if needs_errors else {}
     alone_ns: Mapping[str, tuple[float, float]] = {}
     on_gpu: Evaluation | None = None
-    if change.request.where == "all":
-        layers = dict.fromkeys(change.chains, 0)
+    if decomposed_network.request.where == "all":
+        layers = dict.fromkeys(decomposed_network.chains, 0)
     elif plan is not None:
-        named = {name for choice in plan.choices for name in choice.regions}
+        planned_regions = {name for choice in plan.choices for name in choice.regions}
         layers = {
-            layer: _rule(plan, layer, texts)
-            for layer, chain in change.chains.items()
-            if named.intersection(chain)
+            layer: _rule_number(plan, layer, texts)
+            for layer, chain in decomposed_network.chains.items()
+            if planned_regions.intersection(chain)
         }
     else:
         progress("choosing layers to decompose")
-        forms = Forms(
-            given=_regions(change.original, system, fuse_activations, fuse),
-            decomposed=tuple(_regions(each.network, system, fuse_activations, fuse) for each in changes),
-            chains=change.chains,
+        layer_alternatives = DecompositionAlternatives(
+            original=_regions(decomposed_network.original, system, fuse_activations, fuse),
+            decomposed=tuple(
+                _regions(alternative.network, system, fuse_activations, fuse)
+                for alternative in decomposed_networks
+            ),
+            chains=decomposed_network.chains,
             rules=tuple(texts) or ("",),
             errors=errors,
         )
-        chosen = choose(forms, system, costs, goal)
-        layers, alone_ns = chosen.layers, chosen.alone_ns
-        on_gpu = None if chosen.on_gpu is None else chosen.on_gpu.evaluation
-    own = {layer: errors[layer][rule] for layer, rule in layers.items()} if counted else {}
-    goal.require_error(change.original.name, sum(own.values()))
+        layer_choice = choose(layer_alternatives, system, costs, goal)
+        layers, alone_ns = layer_choice.layers, layer_choice.standalone_ns
+        on_gpu = None if layer_choice.on_gpu is None else layer_choice.on_gpu.evaluation
+    chosen_errors = {layer: errors[layer][rule] for layer, rule in layers.items()} if needs_errors else {}
+    goal.require_error(decomposed_network.original.name, sum(chosen_errors.values()))
     return replace(
-        mixed(changes, layers),
+        combine_alternatives(decomposed_networks, layers),
         alone_ns=alone_ns,
         on_gpu=on_gpu,
-        errors=own,
+        errors=chosen_errors,
         errors_measured=samples is not None,
     )
 
 
-def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:
+def _rule_number(plan: Plan, layer: str, texts: Sequence[str]) -> int:
     """Index in `texts` of the rule by which `plan` decomposes `layer`."""
     if len(texts) < 2:
         return 0
@@ -106,16 +112,18 @@ def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:
     return texts.index(plan.ranks[layer])
 
 
-def left(
-    change: DecomposedNetwork | None, optimize_skips: str | None, fuse_activations: bool
+def remaining_options(
+    decomposed_network: DecomposedNetwork | None, optimize_skips: str | None, fuse_activations: bool
 ) -> tuple[str | None, bool]:
     """The options for chains that still apply after a search has chosen which layers become chains."""
-    if change is None or change.request.where == "all":
+    if decomposed_network is None or decomposed_network.request.where == "all":
         return optimize_skips, fuse_activations
-    chains = fuse_activations and activation_chains(change.network.module)
-    return optimize_skips if change.layers else None, bool(chains)
+    chains = fuse_activations and activation_chains(decomposed_network.network.module)
+    return optimize_skips if decomposed_network.layers else None, bool(chains)
 
 
 def _regions(network: Network, system: System, fuse_activations: bool, fuse: bool) -> RegionGraph:
-    module = activations.with_phases_apart(network).module if fuse_activations else network.module
-    return regions_of(module, network.name, views=system.views, fuse=fuse, fuse_activations=fuse_activations)
+    module = activations.with_separate_phases(network).module if fuse_activations else network.module
+    return regions_of(
+        module, network.name, views=system.uses_views, fuse=fuse, fuse_activations=fuse_activations
+    )

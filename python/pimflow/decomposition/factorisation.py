@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pimflow.core.chains import Decomposed, Link, Upsampling
+from pimflow.core.chains import LayerChain, Link, Upsampling
 from pimflow.core.region import ConvGeometry
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import Chain
@@ -21,7 +21,7 @@ def decompose(
     method: str,
     rule: RankRule,
     upsampling: Upsampling | None = None,
-) -> Decomposed:
+) -> LayerChain:
     """Decompose a convolution into a chain; a fully connected layer is the 1x1 case.
 
     Each group is decomposed by itself, all to the same ranks.
@@ -41,14 +41,14 @@ def decompose(
     DecompositionError
         If the layer cannot have the ranks of `rule`.
     """
-    check(layer, method, geometry, rule, upsampling)
+    check_ranks(layer, method, geometry, rule, upsampling)
     scale = upsampling.scale if upsampling else (1, 1)
-    groups = [joined(each.astype(np.float64), scale) for each in np.split(filters, geometry.groups)]
+    groups = [merge_phases(group.astype(np.float64), scale) for group in np.split(filters, geometry.groups)]
     ranks = factors.ranks(method, groups, rule)
-    chains = [factors.factorise(method, each, ranks) for each in groups]
-    missing = sum(_distance(each, chain) for each, chain in zip(groups, chains))
-    norm = sum(float(np.vdot(each, each)) for each in groups)
-    return Decomposed(
+    chains = [factors.factorise(method, group, ranks) for group in groups]
+    missing = sum(_distance(group, chain) for group, chain in zip(groups, chains))
+    norm = sum(float(np.vdot(group, group)) for group in groups)
+    return LayerChain(
         layer=layer,
         method=method if len(chains[0].cores) else "svd",
         ranks=ranks,
@@ -60,14 +60,14 @@ def decompose(
     )
 
 
-def joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+def merge_phases(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
     """Merge the phases of a group's filter: [(row, column, OC), KH, KW, C] to [OC, KH*s, KW*s, C]."""
     (sh, sw), (oc, kh, kw, c) = scale, filters.shape
     phases = filters.reshape(sh, sw, oc // (sh * sw), kh, kw, c)
     return phases.transpose(2, 0, 3, 1, 4, 5).reshape(oc // (sh * sw), sh * kh, sw * kw, c)
 
 
-def _phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
+def _split_phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
     """The inverse of `joined`."""
     (sh, sw), (oc, kh, kw, c) = scale, core.shape
     phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
@@ -81,36 +81,38 @@ def _distance(filters: np.ndarray, chain: Chain) -> float:
     return float(np.vdot(difference, difference))
 
 
-def check(
+def check_ranks(
     layer: str, method: str, geometry: ConvGeometry, rule: RankRule, upsampling: Upsampling | None = None
 ) -> None:
     """Raise `DecompositionError` if the layer cannot have the ranks that `rule` gives."""
     g, ranks = geometry, rule.ranks
     sh, sw = upsampling.scale if upsampling else (1, 1)
     shape = (g.oc // (g.groups * sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups)
-    most = factors.limits(method, shape)
-    if ranks and len(ranks) != len(most):
-        raise DecompositionError(f"layer '{layer}' takes {len(most)} ranks, not {len(ranks)}")
-    for rank, bound in zip(ranks, most):
+    rank_limits = factors.max_ranks(method, shape)
+    if ranks and len(ranks) != len(rank_limits):
+        raise DecompositionError(f"layer '{layer}' takes {len(rank_limits)} ranks, not {len(ranks)}")
+    for rank, bound in zip(ranks, rank_limits):
         if not 1 <= rank <= bound:
             raise DecompositionError(f"rank {rank} of layer '{layer}': its ranks are 1 to {bound}")
     if ranks and method == "tt" and len(ranks) > 1:
-        size_of = (shape[3], *(k for k in shape[1:3] if k > 1), shape[0])
-        reached = factors.consistent(ranks, size_of)
-        if reached != tuple(ranks):
+        mode_sizes = (shape[3], *(k for k in shape[1:3] if k > 1), shape[0])
+        reachable = factors.consistent_ranks(ranks, mode_sizes)
+        if reachable != tuple(ranks):
             raise DecompositionError(
-                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reached)} only"
+                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reachable)} only"
             )
 
 
-def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None = None) -> tuple[Link, ...]:
+def _links(
+    chains: list[Chain], geometry: ConvGeometry, upsampling: Upsampling | None = None
+) -> tuple[Link, ...]:
     """The convolutions of a chain; each has the filters of all groups, concatenated."""
     plain = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
     count = len(chains[0].cores)
     first = np.concatenate([chain.first for chain in chains])[:, None, None, :]
-    now = replace(g, oc=len(first), **({} if count == 0 else plain))
-    links = [Link(name="fconv", role="fconv", filters=first.astype(np.float32), geometry=now)]
-    h, w, channels = now.oh, now.ow, now.oc
+    link_geometry = replace(geometry, oc=len(first), **({} if count == 0 else plain))
+    links = [Link(name="fconv", role="fconv", filters=first.astype(np.float32), geometry=link_geometry)]
+    h, w, channels = link_geometry.oh, link_geometry.ow, link_geometry.oc
     for position in range(count):
         vertical, horizontal = position == 0, position == count - 1
         sh, sw = upsampling.scale if upsampling else (1, 1)
@@ -119,38 +121,44 @@ def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None =
         depthwise = arrays[0].ndim == 3
         if depthwise:  # each channel is a group, with its own phases
             arrays = [filters[None, ..., None] for array in arrays for filters in array]
-        core = np.concatenate([_phases(array, scale) for array in arrays])
-        now = replace(
-            g,
+        core = np.concatenate([_split_phases(array, scale) for array in arrays])
+        link_geometry = replace(
+            geometry,
             h=h,
             w=w,
             c=channels,
             oc=len(core),
-            groups=channels if depthwise else g.groups,
+            groups=channels if depthwise else geometry.groups,
             kh=core.shape[1],
             kw=core.shape[2],
-            **_directions(g, vertical=vertical, horizontal=horizontal),
+            **_core_window(geometry, vertical=vertical, horizontal=horizontal),
         )
         name = "core" if count == 1 else f"core_{position + 1}"
-        links.append(Link(name=name, role="core", filters=core.astype(np.float32), geometry=now, scale=scale))
-        h, w, channels = now.oh * scale[0], now.ow * scale[1], now.oc // (scale[0] * scale[1])
+        links.append(
+            Link(name=name, role="core", filters=core.astype(np.float32), geometry=link_geometry, scale=scale)
+        )
+        h, w, channels = (
+            link_geometry.oh * scale[0],
+            link_geometry.ow * scale[1],
+            link_geometry.oc // (scale[0] * scale[1]),
+        )
     last = np.concatenate([chain.last for chain in chains])[:, None, None, :]
     h, w = upsampling.extent if upsampling else (h, w)
-    now = replace(g, h=h, w=w, c=channels, oc=len(last), **plain)
-    links.append(Link(name="lconv", role="lconv", filters=last.astype(np.float32), geometry=now))
+    link_geometry = replace(geometry, h=h, w=w, c=channels, oc=len(last), **plain)
+    links.append(Link(name="lconv", role="lconv", filters=last.astype(np.float32), geometry=link_geometry))
     return tuple(links)
 
 
-def _directions(g: ConvGeometry, *, vertical: bool, horizontal: bool) -> dict[str, tuple[int, ...]]:
+def _core_window(geometry: ConvGeometry, *, vertical: bool, horizontal: bool) -> dict[str, tuple[int, ...]]:
     """Stride, dilation and padding of `g` in the directions of a core. Of two cores, the first does rows."""
-    top, left, bottom, right = g.padding
+    pad_top, pad_left, pad_bottom, pad_right = geometry.padding
     return {
-        "stride": (g.stride[0] if vertical else 1, g.stride[1] if horizontal else 1),
-        "dilation": (g.dilation[0] if vertical else 1, g.dilation[1] if horizontal else 1),
+        "stride": (geometry.stride[0] if vertical else 1, geometry.stride[1] if horizontal else 1),
+        "dilation": (geometry.dilation[0] if vertical else 1, geometry.dilation[1] if horizontal else 1),
         "padding": (
-            top if vertical else 0,
-            left if horizontal else 0,
-            bottom if vertical else 0,
-            right if horizontal else 0,
+            pad_top if vertical else 0,
+            pad_left if horizontal else 0,
+            pad_bottom if vertical else 0,
+            pad_right if horizontal else 0,
         ),
     }

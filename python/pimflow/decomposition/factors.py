@@ -49,18 +49,18 @@ class Chain:
 
     def filters(self) -> np.ndarray:
         """The filter that the chain computes, [OC, KH, KW, C]."""
-        whole = self.first[:, None, None, :]
+        product = self.first[:, None, None, :]
         for core in self.cores:
             if core.ndim == 3:
-                both = np.einsum("ryx,rYXc->ryYxXc", core, whole)
+                spread_product = np.einsum("ryx,rYXc->ryYxXc", core, product)
             else:
-                both = np.tensordot(core, whole, axes=1).transpose(0, 1, 3, 2, 4, 5)
-            o, y0, y1, x0, x1, c = both.shape
-            whole = both.reshape(o, y0 * y1, x0 * x1, c)
-        return np.tensordot(self.last, whole, axes=1)
+                spread_product = np.tensordot(core, product, axes=1).transpose(0, 1, 3, 2, 4, 5)
+            o, y0, y1, x0, x1, c = spread_product.shape
+            product = spread_product.reshape(o, y0 * y1, x0 * x1, c)
+        return np.tensordot(self.last, product, axes=1)
 
 
-def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
+def leading_vectors(matrix: np.ndarray, rank: int) -> np.ndarray:
     """Orthonormal columns that span the `rank` leading left singular vectors of `matrix`.
 
     Parameters
@@ -78,7 +78,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
         return np.eye(n)
     if rank <= m < n:
         q, r = np.linalg.qr(matrix)
-        return q @ leading(r, rank)
+        return q @ leading_vectors(r, rank)
     from scipy.linalg import eigh  # slow to import, and needed only here
 
     vectors = eigh(matrix @ matrix.T, subset_by_index=[n - rank, n - 1])[1][:, ::-1]
@@ -86,12 +86,12 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     return vectors * signs
 
 
-def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
+def unfold(filters: np.ndarray, mode: int) -> np.ndarray:
     """Unfold a tensor along a mode: a row for each index of the mode."""
     return np.moveaxis(filters, mode, 0).reshape(filters.shape[mode], -1)
 
 
-def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
+def max_ranks(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
     """The largest ranks that a filter [OC, KH, KW, C] can have, in the order of `RankRule.ranks`.
 
     A 1x1 filter is a matrix and has one rank. Tucker: ranks of the input and the output channels. CP: the
@@ -116,30 +116,30 @@ def ranks(method: str, groups: list[np.ndarray], rule: RankRule) -> tuple[int, .
     """
     if rule.ranks:
         return rule.ranks
-    by_filters = [_ranks(method, filters, rule) for filters in groups]
-    return tuple(max(each) for each in zip(*by_filters))
+    ranks_by_group = [_filter_ranks(method, filters, rule) for filters in groups]
+    return tuple(max(group_ranks) for group_ranks in zip(*ranks_by_group))
 
 
-def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
+def _filter_ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
     oc, kh, kw, c = filters.shape
     if kh * kw == 1:
         matrix = filters.reshape(oc, c)
         return (rule.rank(matrix.shape, lambda: spectrum(matrix)),)
     if method == "tt":
-        cut = _cut(filters)
-        bonds = [math.prod(cut.shape[:i]) for i in range(1, cut.ndim)]
-        matrices = [cut.reshape(rows, -1) for rows in bonds]
+        tensor = _drop_unit_axes(filters)
+        row_counts = [math.prod(tensor.shape[:i]) for i in range(1, tensor.ndim)]
+        matrices = [tensor.reshape(rows, -1) for rows in row_counts]
         ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in matrices]
-        return consistent(ranks, cut.shape)
-    modes = [unfolded(filters, mode) for mode in (3, 0)]
+        return consistent_ranks(ranks, tensor.shape)
+    modes = [unfold(filters, mode) for mode in (3, 0)]
     if rule.kind == "ratio":  # of the channels, however few the rest of the filter has
         ranks = [rule.rank((len(m), len(m)), lambda m=m: spectrum(m)) for m in modes]
     else:
         ranks = [rule.rank(m.shape, lambda m=m: spectrum(m)) for m in modes]
-    return tuple(ranks) if method == "tucker" else (min(max(ranks), *limits("cp", filters.shape)),)
+    return tuple(ranks) if method == "tucker" else (min(max(ranks), *max_ranks("cp", filters.shape)),)
 
 
-def consistent(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def consistent_ranks(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of cuts, each reduced to what its neighbours and the modes between them allow."""
     ranks = [1, *ranks, 1]
     for i in range(1, len(ranks) - 1):
@@ -161,16 +161,16 @@ def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain
     filters = filters.astype(np.float64, copy=False)
     oc, kh, kw, c = filters.shape
     if kh * kw == 1:
-        return truncated_svd(filters.reshape(oc, c), ranks[0])
+        return low_rank_svd(filters.reshape(oc, c), ranks[0])
     return {"tucker": tucker2, "cp": cp, "tt": tensor_train}[method](filters, *ranks)
 
 
-def truncated_svd(matrix: np.ndarray, rank: int) -> Chain:
+def low_rank_svd(matrix: np.ndarray, rank: int) -> Chain:
     """The nearest matrix [OC, C] of `rank`, on a basis of its shorter side."""
     if matrix.shape[0] <= matrix.shape[1]:
-        basis = leading(matrix, rank)
+        basis = leading_vectors(matrix, rank)
         return Chain(first=basis.T @ matrix, cores=(), last=basis, ranks=(rank,))
-    basis = leading(matrix.T, rank)
+    basis = leading_vectors(matrix.T, rank)
     return Chain(first=basis.T, cores=(), last=matrix @ basis, ranks=(rank,))
 
 
@@ -184,14 +184,14 @@ def tucker2(filters: np.ndarray, inner: int, outer: int, sweeps: int = HOOI_SWEE
     sweeps : int
         Maximum number of sweeps; 0 gives the truncated higher-order SVD.
     """
-    v, u = leading(unfolded(filters, 3), inner), leading(unfolded(filters, 0), outer)
-    whole, kept = float((filters**2).sum()), 0.0
+    v, u = leading_vectors(unfold(filters, 3), inner), leading_vectors(unfold(filters, 0), outer)
+    total_energy, kept_energy = float((filters**2).sum()), 0.0
     for _ in range(sweeps):
-        u = leading(unfolded(filters @ v, 0), outer)
+        u = leading_vectors(unfold(filters @ v, 0), outer)
         reduced = np.tensordot(u.T, filters, axes=1)
-        v = leading(unfolded(reduced, 3), inner)
-        before, kept = kept, float(((reduced @ v) ** 2).sum())
-        if kept - before <= _HOOI_CHANGE * whole:
+        v = leading_vectors(unfold(reduced, 3), inner)
+        previous_energy, kept_energy = kept_energy, float(((reduced @ v) ** 2).sum())
+        if kept_energy - previous_energy <= _HOOI_CHANGE * total_energy:
             break
     core = np.tensordot(u.T, filters, axes=1) @ v
     return Chain(first=v.T, cores=(core,), last=u, ranks=(inner, outer))
@@ -201,25 +201,26 @@ def tensor_train(filters: np.ndarray, *ranks: int) -> Chain:
     """Tensor train from the input channels over the rows and columns of the window to the output channels,
     by successive truncated SVDs (Oseledets 2011, algorithm 1)."""
     _, kh, kw, _ = filters.shape
-    rest = _cut(filters)
+    rest = _drop_unit_axes(filters)
     sizes = rest.shape
-    carriages, before = [], 1
+    train_cores, left_rank = [], 1
     for size, rank in zip(sizes, ranks):
-        rest = rest.reshape(before * size, -1)
-        basis = leading(rest, rank)
-        carriages.append(basis.reshape(before, size, rank))
-        rest, before = basis.T @ rest, rank
+        rest = rest.reshape(left_rank * size, -1)
+        basis = leading_vectors(rest, rank)
+        train_cores.append(basis.reshape(left_rank, size, rank))
+        rest, left_rank = basis.T @ rest, rank
     axes = [axis for axis, extent in enumerate((kh, kw)) if extent > 1]
     cores = tuple(
-        np.expand_dims(each.transpose(2, 1, 0), 2 - axis) for axis, each in zip(axes, carriages[1:])
+        np.expand_dims(train_core.transpose(2, 1, 0), 2 - axis)
+        for axis, train_core in zip(axes, train_cores[1:])
     )
-    return Chain(first=carriages[0][0].T, cores=cores, last=rest.T, ranks=ranks)
+    return Chain(first=train_cores[0][0].T, cores=cores, last=rest.T, ranks=ranks)
 
 
-def _cut(filters: np.ndarray) -> np.ndarray:
+def _drop_unit_axes(filters: np.ndarray) -> np.ndarray:
     """Transpose to [C, KH, KW, OC] and drop axes of the window that have extent 1."""
-    turned = filters.transpose(3, 1, 2, 0)
-    return turned.reshape([s for i, s in enumerate(turned.shape) if s > 1 or i in (0, 3)])
+    transposed = filters.transpose(3, 1, 2, 0)
+    return transposed.reshape([s for i, s in enumerate(transposed.shape) if s > 1 or i in (0, 3)])
 
 
 def cp(filters: np.ndarray, rank: int, sweeps: int = ALS_SWEEPS) -> Chain:
@@ -229,22 +230,22 @@ def cp(filters: np.ndarray, rank: int, sweeps: int = ALS_SWEEPS) -> Chain:
     """
     _, kh, kw, _ = filters.shape
     tensor = filters.reshape([s for i, s in enumerate(filters.shape) if s > 1 or i in (0, 3)])
-    if rank >= limits("cp", filters.shape)[0]:
-        factors = _exact(tensor)
+    if rank >= max_ranks("cp", filters.shape)[0]:
+        factors = _exact_factors(tensor)
     else:
         factors = _als(tensor, rank, sweeps)
     axes = [axis for axis, extent in enumerate((kh, kw)) if extent > 1]
-    cores = tuple(np.expand_dims(each.T, 2 - axis) for axis, each in zip(axes, factors[1:-1]))
+    cores = tuple(np.expand_dims(factor.T, 2 - axis) for axis, factor in zip(axes, factors[1:-1]))
     return Chain(first=factors[-1].T, cores=cores, last=factors[0], ranks=(rank,))
 
 
-def _exact(tensor: np.ndarray) -> list[np.ndarray]:
+def _exact_factors(tensor: np.ndarray) -> list[np.ndarray]:
     """Exact factors: a component for every fibre of the longest mode."""
-    long = int(np.argmax(tensor.shape))
-    others = [s for mode, s in enumerate(tensor.shape) if mode != long]
-    places = np.array(list(itertools.product(*map(range, others)))).T
-    factors = [np.eye(size)[:, place] for size, place in zip(others, places)]
-    factors.insert(long, unfolded(tensor, long))
+    longest = int(np.argmax(tensor.shape))
+    other_sizes = [s for mode, s in enumerate(tensor.shape) if mode != longest]
+    indices = np.array(list(itertools.product(*map(range, other_sizes)))).T
+    factors = [np.eye(size)[:, index] for size, index in zip(other_sizes, indices)]
+    factors.insert(longest, unfold(tensor, longest))
     return factors
 
 
@@ -253,42 +254,45 @@ def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     factors = []
     for mode, size in enumerate(tensor.shape):
-        basis = leading(unfolded(tensor, mode), min(rank, size))
-        more = rng.standard_normal((size, rank - basis.shape[1])) / math.sqrt(size)
-        factors.append(np.hstack([basis, more]))
-    norm, kept = float((tensor**2).sum()), -math.inf
+        basis = leading_vectors(unfold(tensor, mode), min(rank, size))
+        random_columns = rng.standard_normal((size, rank - basis.shape[1])) / math.sqrt(size)
+        factors.append(np.hstack([basis, random_columns]))
+    total_energy, kept_energy = float((tensor**2).sum()), -math.inf
     for _ in range(sweeps):
         # The contraction over the last mode is shared by the updates of all other modes.
         last = tensor @ factors[-1]
         for mode in range(tensor.ndim - 1):
-            factors[mode] = _solved(_contracted(last, factors[:-1], mode), factors, mode)
+            factors[mode] = _solve_factor(_contract(last, factors[:-1], mode), factors, mode)
         # The last mode: contract over all other modes at once, as one product of matrices.
         products = factors[0]
-        for each in factors[1:-1]:
-            products = (products[:, None, :] * each[None]).reshape(-1, rank)
-        right = tensor.reshape(-1, tensor.shape[-1]).T @ products
-        factors[-1] = _solved(right, factors, tensor.ndim - 1)
+        for factor in factors[1:-1]:
+            products = (products[:, None, :] * factor[None]).reshape(-1, rank)
+        right_side = tensor.reshape(-1, tensor.shape[-1]).T @ products
+        factors[-1] = _solve_factor(right_side, factors, tensor.ndim - 1)
         gram = np.prod([f.T @ f for f in factors], axis=0)
-        before, kept = kept, 2 * float((right * factors[-1]).sum()) - float(gram.sum())
-        if kept - before <= _ALS_CHANGE * norm:
+        previous_energy, kept_energy = (
+            kept_energy,
+            2 * float((right_side * factors[-1]).sum()) - float(gram.sum()),
+        )
+        if kept_energy - previous_energy <= _ALS_CHANGE * total_energy:
             break
         _balance(factors)
     return factors
 
 
-def _contracted(products: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
+def _contract(products: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
     """Contract every mode of `products` [.., rank] but `mode` with its factor, component by component."""
-    for other in reversed(range(len(factors))):
-        if other != mode:
-            products = (np.moveaxis(products, other, -2) * factors[other]).sum(axis=-2)
+    for other_mode in reversed(range(len(factors))):
+        if other_mode != mode:
+            products = (np.moveaxis(products, other_mode, -2) * factors[other_mode]).sum(axis=-2)
     return products
 
 
-def _solved(right: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
+def _solve_factor(right_side: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
     """Solve for the factor of `mode` that fits best while the other factors stay fixed."""
-    gram = np.prod([f.T @ f for other, f in enumerate(factors) if other != mode], axis=0)
+    gram = np.prod([f.T @ f for other_mode, f in enumerate(factors) if other_mode != mode], axis=0)
     ridge = _RIDGE * np.trace(gram) / len(gram) + np.finfo(float).tiny  # a zero filter has no Gram matrix
-    return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
+    return np.linalg.solve(gram + ridge * np.eye(len(gram)), right_side.T).T
 
 
 def _balance(factors: list[np.ndarray]) -> None:

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pimflow.core.chains import Decomposed
+from pimflow.core.chains import LayerChain
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition import factorisation
 from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
-Decomposing = Request | str
+DecompositionLike = DecompositionRequest | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class DecomposedNetwork:
 
     network: Network
     original: Network
-    request: Request
-    layers: tuple[Decomposed, ...]
+    request: DecompositionRequest
+    layers: tuple[LayerChain, ...]
     weight_bytes: int
     weight_bytes_original: int
     kept: tuple[str, ...] = ()
@@ -117,42 +117,46 @@ class DecomposedNetwork:
             ),
             kept=self.kept,
             alone_ns={
-                name: AloneTimes(original=given, decomposed=chain)
-                for name, (given, chain) in self.alone_ns.items()
+                name: AloneTimes(original=original_ns, decomposed=chain_ns)
+                for name, (original_ns, chain_ns) in self.alone_ns.items()
             },
         )
 
 
-def requested(request: Decomposing | None) -> Request | None:
+def parse_request(request: DecompositionLike | None) -> DecompositionRequest | None:
     """Parse `request` into the type that `decompose` needs; early, so that errors come before the work."""
-    return Request.parse(request) if isinstance(request, str) else request
+    return DecompositionRequest.parse(request) if isinstance(request, str) else request
 
 
-def require_all(request: Request | None, what: str) -> None:
+def require_all(request: DecompositionRequest | None, command: str) -> None:
     """Raise `UsageError` if `request` lets a search choose the layers: the command `what` has no search."""
     if request is not None and request.where != "all":
         raise UsageError(
-            f"decomposition '{request.text}': where={request.where} is what a search chooses, which {what} "
+            f"decomposition '{request.text}': where={request.where} is what a search chooses, which {command} "
             "does without; leave it out, or give 'pimflow compile'"
         )
 
 
-def mixed(changes: Sequence[DecomposedNetwork], chosen: Mapping[str, int]) -> DecomposedNetwork:
+def combine_alternatives(
+    decomposed_networks: Sequence[DecomposedNetwork], rule_numbers: Mapping[str, int]
+) -> DecomposedNetwork:
     """The network in which each layer of `chosen` is decomposed as in `changes[chosen[layer]]`."""
-    for number, change in enumerate(changes):
-        if all(chosen.get(layer) == number for layer in change.chains):
-            return change
-    first = changes[0]
-    made = tuple(
-        changes[chosen[each.layer]].layers[at] for at, each in enumerate(first.layers) if each.layer in chosen
+    for number, decomposed_network in enumerate(decomposed_networks):
+        if all(rule_numbers.get(layer) == number for layer in decomposed_network.chains):
+            return decomposed_network
+    first = decomposed_networks[0]
+    layers = tuple(
+        decomposed_networks[rule_numbers[decomposed_layer.layer]].layers[position]
+        for position, decomposed_layer in enumerate(first.layers)
+        if decomposed_layer.layer in rule_numbers
     )
-    kept = tuple(name for name in first.chains if name not in chosen)
-    return replace(with_layers(first.original, first.request, made), kept=kept)
+    original_names = tuple(name for name in first.chains if name not in rule_numbers)
+    return replace(with_layers(first.original, first.request, layers), kept=original_names)
 
 
 def decompose(
     network: Network,
-    request: Request,
+    request: DecompositionRequest,
     progress: Callable[[str], None] = lambda _: None,
     rule: RankRule | None = None,
 ) -> DecomposedNetwork:
@@ -172,67 +176,75 @@ def decompose(
     DecompositionError
         If the file of `request` does not match the network.
     """
-    rules = _rules(network, request, rule)
-    chosen = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
-    progress(f"decomposing {len(chosen)} layers")
+    rules = _layer_rules(network, request, rule)
+    selected = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
+    progress(f"decomposing {len(selected)} layers")
     try:
-        for layer in chosen:
-            factorisation.check(
+        for layer in selected:
+            factorisation.check_ranks(
                 layer.name, request.method, layer.geometry, rules[layer.name], layer.upsampling
             )
     except DecompositionError as error:  # only ranks from a file can be wrong
         raise DecompositionError(f"{request.path}: {error}") from error
-    chains = _factorised(chosen, request.method, rules)
+    chains = _factorise_layers(selected, request.method, rules)
     return with_layers(network, request, chains)
 
 
-def with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
+def with_layers(
+    network: Network, request: DecompositionRequest, layers: tuple[LayerChain, ...]
+) -> DecomposedNetwork:
     """`network` with `layers`, as chains, in place of the original layers of these names."""
-    changed = network
+    new_network = network
     if layers:
-        module = Decompose({each.layer: each for each in layers})(network.module)
-        changed = replace(network, module=module, reference=relax_module.reference(module), perturbed=None)
+        module = Decompose({layer.layer: layer for layer in layers})(network.module)
+        new_network = replace(
+            network, module=module, reference=relax_module.reference(module), perturbed=None
+        )
     return DecomposedNetwork(
-        network=changed,
+        network=new_network,
         original=network,
         request=request,
         layers=layers,
-        weight_bytes=relax_module.weight_bytes(changed.module),
+        weight_bytes=relax_module.weight_bytes(new_network.module),
         weight_bytes_original=relax_module.weight_bytes(network.module),
     )
 
 
-def _rules(network: Network, request: Request, rule: RankRule | None) -> dict[str, RankRule]:
+def _layer_rules(
+    network: Network, request: DecompositionRequest, rule: RankRule | None
+) -> dict[str, RankRule]:
     """The rule of each layer to decompose, by name."""
     layers = decomposable_layers(network.module)
     if not request.rules:
-        request.require([layer.name for layer in layers])
+        request.require_layers([layer.name for layer in layers])
         return request.layers
     convolutions = [layer.name for layer in layers if not layer.fc]
-    chosen = convolutions if request.first else convolutions[1:]
-    chosen += [layer.name for layer in layers if layer.fc and request.fc]
-    if not chosen:
+    selected = convolutions if request.first else convolutions[1:]
+    selected += [layer.name for layer in layers if layer.fc and request.fc]
+    if not selected:
         products = sum(layer.fc for layer in layers)
         advice = f"; its {products} fully connected layers are with fc=decompose" if products else ""
-        left = " but the first" if convolutions else ""
-        raise UsageError(f"'{network.name}': nothing to decompose: it has no dense convolution{left}{advice}")
-    return dict.fromkeys(chosen, rule or request.rules[0])
+        except_first = " but the first" if convolutions else ""
+        raise UsageError(
+            f"'{network.name}': nothing to decompose: it has no dense convolution{except_first}{advice}"
+        )
+    return dict.fromkeys(selected, rule or request.rules[0])
 
 
-def _factorised(
+def _factorise_layers(
     layers: Sequence[DecomposableLayer], method: str, rules: Mapping[str, RankRule]
-) -> tuple[Decomposed, ...]:
+) -> tuple[LayerChain, ...]:
     """The chain of every layer, a thread a layer: matrices are too small for the threads of BLAS."""
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = [
+        futures = [
             pool.submit(
                 factorisation.decompose, x.name, x.filters, x.geometry, method, rules[x.name], x.upsampling
             )
             for x in largest_first
         ]
         try:
-            by_layer = {future.result().layer: future.result() for future in waiting}
+            by_layer = {future.result().layer: future.result() for future in futures}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return tuple(by_layer[layer.name] for layer in layers)

@@ -65,14 +65,14 @@ class RankRule:
         squares : callable
             Gives its squared singular values, as `spectrum` does; called only if the rule needs them.
         """
-        most = min(extents)
+        max_rank = min(extents)
         if self.kind == "ratio":
-            rank = math.floor(self.share * most + 0.5)
+            rank = math.floor(self.share * max_rank + 0.5)
         elif self.kind == "energy":
             rank = energy_rank(squares(), self.share)
         else:
             rank = vbmf_rank(squares(), extents)
-        return min(max(rank, 1), most)
+        return min(max(rank, 1), max_rank)
 
 
 def spectrum(matrix: np.ndarray) -> np.ndarray:
@@ -85,8 +85,10 @@ def spectrum(matrix: np.ndarray) -> np.ndarray:
 
 def energy_rank(squares: np.ndarray, share: float) -> int:
     """How many of the falling `squares` are needed to add up to `share` of their sum."""
-    kept = np.cumsum(squares)
-    return int(np.searchsorted(kept, share * kept[-1] * (1 - _SPECTRUM_FLOOR * len(kept)))) + 1
+    cumulative = np.cumsum(squares)
+    return (
+        int(np.searchsorted(cumulative, share * cumulative[-1] * (1 - _SPECTRUM_FLOOR * len(cumulative)))) + 1
+    )
 
 
 def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
@@ -137,5 +139,5 @@ def _free_energy(x: np.ndarray, alpha: float, threshold: float) -> float:
     signal, noise = x[x > threshold], x[x <= threshold]
     centred = signal - (1 + alpha)
     tau = (centred + np.sqrt(centred**2 - 4 * alpha)) / 2
-    kept = signal - tau + np.log((tau + 1) / signal) + alpha * np.log(tau / alpha + 1)
-    return float((noise - np.log(noise)).sum() + kept.sum())
+    signal_energy = signal - tau + np.log((tau + 1) / signal) + alpha * np.log(tau / alpha + 1)
+    return float((noise - np.log(noise)).sum() + signal_energy.sum())

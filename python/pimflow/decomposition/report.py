@@ -186,71 +186,77 @@ class SkipsReport:
     pool_bytes: int | None
 
 
-def decomposition_text(part: DecompositionReport) -> str:
+def decomposition_text(report: DecompositionReport) -> str:
     """Text: what was decomposed, and how far the result is from the original."""
-    by_rule = Counter(layer.rule for layer in part.layers)
+    by_rule = Counter(layer.rule for layer in report.layers)
     ranks = "; " + ", ".join(f"{n} at {rule}" for rule, n in by_rule.items()) if len(by_rule) > 1 else ""
-    text = f"{len(part.layers)} layers decomposed ({part.request}{ranks})"
-    if part.kept:
-        text += f", {len(part.kept)} kept as they came, which is cheaper"
-    if not part.layers:
+    text = f"{len(report.layers)} layers decomposed ({report.request}{ranks})"
+    if report.kept:
+        text += f", {len(report.kept)} kept as they came, which is cheaper"
+    if not report.layers:
         return text
-    errors = {layer.reconstruction_error: layer.name for layer in part.layers}
-    worst = max(errors)
+    errors = {layer.reconstruction_error: layer.name for layer in report.layers}
+    max_error = max(errors)
     text += (
-        f", weights {part.weight_bytes_original / 1e6:.3f} → {part.weight_bytes / 1e6:.3f} MB, "
-        f"reconstruction error up to {worst:.3f} of the filters' norm ('{errors[worst]}')"
+        f", weights {report.weight_bytes_original / 1e6:.3f} → {report.weight_bytes / 1e6:.3f} MB, "
+        f"reconstruction error up to {max_error:.3f} of the filters' norm ('{errors[max_error]}')"
     )
-    if part.max_relative_difference is not None:
-        share = part.max_relative_difference
+    if report.max_relative_difference is not None:
+        share = report.max_relative_difference
         text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
-    if part.error_sum is not None:
-        of = "outputs, each measured alone," if part.errors_measured else "filters"
-        text += f"; errors of {of} add up to {part.error_sum:.2e}"
-        if part.errors_measured and part.calibration is not None:
-            text += f", all at once {part.calibration.max_relative_difference:.2e}"
+    if report.error_sum is not None:
+        error_source = "outputs, each measured alone," if report.errors_measured else "filters"
+        text += f"; errors of {error_source} add up to {report.error_sum:.2e}"
+        if report.errors_measured and report.calibration is not None:
+            text += f", all at once {report.calibration.max_relative_difference:.2e}"
     return text
 
 
-def agreement_text(part: ClassAgreement | MapAgreement) -> str:
+def agreement_text(report: ClassAgreement | MapAgreement) -> str:
     """Text: how often a decomposed network gives the same result as the original."""
-    if isinstance(part, MapAgreement):
-        text = f"Dice {part.dice:.4f} to the original's maps"
-        if part.dice_to_labels is not None:
-            text += f"; to labels {part.dice_to_labels_original:.4f} → {part.dice_to_labels:.4f}"
+    if isinstance(report, MapAgreement):
+        text = f"Dice {report.dice:.4f} to the original's maps"
+        if report.dice_to_labels is not None:
+            text += f"; to labels {report.dice_to_labels_original:.4f} → {report.dice_to_labels:.4f}"
     else:
-        text = f"the original's class comes first for {part.top1_agreement:.1%}"
-        text += f", among five for {part.top5_agreement:.1%}"
-        if part.top1_accuracy is not None:
+        text = f"the original's class comes first for {report.top1_agreement:.1%}"
+        text += f", among five for {report.top5_agreement:.1%}"
+        if report.top1_accuracy is not None:
             text += (
-                f"; the label {part.top1_accuracy_original:.1%} → {part.top1_accuracy:.1%}, among five "
-                f"{part.top5_accuracy_original:.1%} → {part.top5_accuracy:.1%}"
+                f"; the label {report.top1_accuracy_original:.1%} → {report.top1_accuracy:.1%}, among five "
+                f"{report.top5_accuracy_original:.1%} → {report.top5_accuracy:.1%}"
             )
-    return f"{text} ({part.samples} samples)"
+    return f"{text} ({report.samples} samples)"
 
 
-def export_text(part: ExportReport) -> str:
+def export_text(report: ExportReport) -> str:
     """Text: what was exported, and how far its outputs are from those of what pimflow compiles."""
-    lines = [decomposition_text(part)]
-    if part.calibration:
-        lines.append(agreement_text(part.calibration))
+    lines = [decomposition_text(report)]
+    if report.calibration:
+        lines.append(agreement_text(report.calibration))
     lines.append(
-        f"{part.output}: {part.nodes} nodes, {part.bytes / 1e6:.3f} MB; outputs within "
-        f"{part.export_error:.1e} of the largest value of those of the network that pimflow compiles"
+        f"{report.output}: {report.nodes} nodes, {report.bytes / 1e6:.3f} MB; outputs within "
+        f"{report.export_error:.1e} of the largest value of those of the network that pimflow compiles"
     )
     return "\n".join(lines)
 
 
-def skips_text(part: SkipsReport) -> str:
+def skips_text(report: SkipsReport) -> str:
     """Text: how skip connections of a decomposed network were optimised."""
-    if not part.changed:
-        return f"kept: {part.kept_because}"
-    copies = sum(len(skip.uses) for skip in part.copies)
-    how = {"merge": "lconvs merged", "split": "fconvs split", "merge, split": "lconvs merged, fconvs split"}
-    text = f"{len(part.copies)} of {part.candidates} wait in their reduced form, {copies} copies of lconvs"
-    text += f"; {how[part.transformation]}" if part.transformation else ""
-    text += f"; {len(part.folded)} lconvs folded into fconvs" if part.folded else ""
-    assert part.pool_given_bytes is not None and part.pool_bytes is not None
-    pools = f"{part.pool_given_bytes / 1e6:.3f} → {part.pool_bytes / 1e6:.3f} MB"
-    work = f"{part.flops_given / 1e9:.3f} → {part.flops / 1e9:.3f} GFLOP"
+    if not report.changed:
+        return f"kept: {report.kept_because}"
+    copies = sum(len(skip.uses) for skip in report.copies)
+    transformation_texts = {
+        "merge": "lconvs merged",
+        "split": "fconvs split",
+        "merge, split": "lconvs merged, fconvs split",
+    }
+    text = (
+        f"{len(report.copies)} of {report.candidates} wait in their reduced form, {copies} copies of lconvs"
+    )
+    text += f"; {transformation_texts[report.transformation]}" if report.transformation else ""
+    text += f"; {len(report.folded)} lconvs folded into fconvs" if report.folded else ""
+    assert report.pool_given_bytes is not None and report.pool_bytes is not None
+    pools = f"{report.pool_given_bytes / 1e6:.3f} → {report.pool_bytes / 1e6:.3f} MB"
+    work = f"{report.flops_given / 1e9:.3f} → {report.flops / 1e9:.3f} GFLOP"
     return f"{text}; pool of the network on the GPU {pools}, {work}"

@@ -15,7 +15,7 @@ _OPTIONS = {"first": ("keep", "decompose"), "fc": ("keep", "decompose"), "where"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DecompositionRequest:
     """Which layers are decomposed, by which method, and to which ranks.
 
     Attributes
@@ -49,7 +49,7 @@ class Request:
     where: str = "all"
 
     @classmethod
-    def parse(cls, text: str) -> Request:
+    def parse(cls, text: str) -> DecompositionRequest:
         """Parse ``METHOD:RANK[:RANK...][,first=keep][,fc=decompose][,where=pays]``.
 
         RANK is a ratio in (0, 1], ``energy=SHARE``, ``vbmf``, or a ``.toml`` file with a line for each layer
@@ -69,25 +69,25 @@ class Request:
             raise UnknownNameError("decomposition", method, METHODS)
         if not colon or not rank:
             raise UsageError(f"decomposition '{text}': no rank; give for example {method}:0.1")
-        chosen: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for option in options:
             name, _, value = option.partition("=")
             if name not in _OPTIONS:
                 raise UsageError(f"decomposition '{text}': unknown option '{name}'; {hint(name, _OPTIONS)}")
-            if value not in _OPTIONS[name] or name in chosen:
+            if value not in _OPTIONS[name] or name in settings:
                 raise UsageError(
                     f"decomposition '{text}': give {name} once, as one of {', '.join(_OPTIONS[name])}"
                 )
-            chosen[name] = value
+            settings[name] = value
         from_file = rank.endswith(".toml")
-        if from_file and (named := [name for name in chosen if name != "where"]):
+        if from_file and (misplaced := [name for name in settings if name != "where"]):
             raise UsageError(
-                f"decomposition '{text}': the file names the layers; leave out {', '.join(named)}"
+                f"decomposition '{text}': the file names the layers; leave out {', '.join(misplaced)}"
             )
-        rules = () if from_file else tuple(RankRule.parse(each) for each in rank.split(":"))
-        if again := [each.text for each in rules if rules.count(each) > 1]:
-            raise UsageError(f"decomposition '{text}': rank {again[0]} stands there twice")
-        if len(rules) > 1 and chosen.get("where") != "pays":
+        rules = () if from_file else tuple(RankRule.parse(item) for item in rank.split(":"))
+        if duplicates := [item.text for item in rules if rules.count(item) > 1]:
+            raise UsageError(f"decomposition '{text}': rank {duplicates[0]} stands there twice")
+        if len(rules) > 1 and settings.get("where") != "pays":
             raise UsageError(
                 f"decomposition '{text}': of several ranks a search chooses one for each layer: give "
                 "where=pays too, or one rank"
@@ -96,32 +96,34 @@ class Request:
             text=text,
             method=method,
             rules=rules,
-            layers=_read(rank) if from_file else {},
+            layers=_read_rules(rank) if from_file else {},
             path=rank if from_file else "",
-            first=chosen.get("first") != "keep",
-            fc=chosen.get("fc") == "decompose",
-            where=chosen.get("where", "all"),
+            first=settings.get("first") != "keep",
+            fc=settings.get("fc") == "decompose",
+            where=settings.get("where", "all"),
         )
 
-    def require(self, known: Collection[str]) -> None:
+    def require_layers(self, layer_names: Collection[str]) -> None:
         """Raise `DecompositionError` if the file names a layer that is not in `known`."""
         for name in self.layers:
-            if name not in known:
-                raise DecompositionError(f"{self.path}: no layer '{name}' to decompose; {hint(name, known)}")
+            if name not in layer_names:
+                raise DecompositionError(
+                    f"{self.path}: no layer '{name}' to decompose; {hint(name, layer_names)}"
+                )
 
 
-def _read(path: str) -> dict[str, RankRule]:
+def _read_rules(path: str) -> dict[str, RankRule]:
     table = read_toml(path, DecompositionError)
     if not table:
         raise DecompositionError(f'{path}: names no layer; give lines such as "conv1" = [6, 6]')
-    return {name: _rule(f"{path}: layer '{name}'", value) for name, value in table.items()}
+    return {name: _parse_rule(f"{path}: layer '{name}'", value) for name, value in table.items()}
 
 
-def _rule(where: str, value: object) -> RankRule:
+def _parse_rule(where: str, value: object) -> RankRule:
     if isinstance(value, dict):
         raise DecompositionError(f"{where} is a table; put a name with dots in quotes")
     values = value if isinstance(value, list) else [value]
-    if values and all(type(each) is int for each in values):
+    if values and all(type(item) is int for item in values):
         if min(values) < 1:
             raise DecompositionError(f"{where}: rank {min(values)} is below 1")
         return RankRule(kind="ranks", ranks=tuple(values))

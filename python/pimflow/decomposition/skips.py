@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import tvm
 
 from pimflow import memory
-from pimflow.compiler.layer_order import Steps
-from pimflow.compiler.smaller_pool import Rewritten, thinned
-from pimflow.core.json_form import report_of
-from pimflow.decomposition.activations import with_runs_apart
+from pimflow.compiler.layer_order import LayerSteps
+from pimflow.compiler.smaller_pool import NetworkRewrite, drop_useless_parts
+from pimflow.core.json_form import report_from
+from pimflow.decomposition.activations import with_contiguous_runs
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
 from pimflow.errors import UnknownNameError, UsageError
@@ -20,7 +20,7 @@ from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
-from pimflow.relay_passes.decomposition.optimize_skips import Skip, copied, skips
+from pimflow.relay_passes.decomposition.optimize_skips import Skip, copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
@@ -33,7 +33,7 @@ TRANSFORMATIONS = {"": (), "merge": (_MERGE,), "split": (_SPLIT,), "merge, split
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipOptimisation(Rewritten):
+class SkipOptimisation(NetworkRewrite):
     """A decomposed network before and after; with the criterion ``paper`` the changes are not optional.
 
     Attributes
@@ -66,21 +66,21 @@ class SkipOptimisation(Rewritten):
     flops: int
     weight_bytes: int
 
-    def undone(self, why: str) -> SkipOptimisation:
+    def revert(self, reason: str) -> SkipOptimisation:
         return replace(
-            super().undone(why),
+            super().revert(reason),
             copies=(),
             transformation="",
             sites=(),
             folded=(),
             flops=self.flops_given,
-            weight_bytes=relax_module.weight_bytes(self.given.module),
+            weight_bytes=relax_module.weight_bytes(self.original.module),
         )
 
     def summary(self) -> SkipsReport:
         """The optimisation as reports show it."""
-        copies = tuple(report_of(ReducedSkip, skip, tensor=skip.name) for skip in self.copies)
-        return report_of(SkipsReport, self, copies=copies)
+        copies = tuple(report_from(ReducedSkip, skip, tensor=skip.name) for skip in self.copies)
+        return report_from(SkipsReport, self, copies=copies)
 
 
 def check_criterion(criterion: str | None) -> None:
@@ -89,9 +89,9 @@ def check_criterion(criterion: str | None) -> None:
         raise UnknownNameError("criterion", criterion, CRITERIA)
 
 
-def original_flops(change: DecomposedNetwork | None) -> dict[str, int]:
+def original_flops(decomposed_network: DecomposedNetwork | None) -> dict[str, int]:
     """By name of an lconv, the operations of the original layer whose chain it ends."""
-    layers = change.layers if change else ()
+    layers = decomposed_network.layers if decomposed_network else ()
     return {f"{layer.layer}.{layer.links[-1].name}": 2 * layer.geometry.macs for layer in layers}
 
 
@@ -129,37 +129,37 @@ def find(
             f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
             "add --decompose"
         )
-    every = skips(network.module, original_flops=originals)
+    all_skips = skips(network.module, original_flops=originals)
     fold = criterion == "pool"  # the paper does not fold
-    form = _Forms(network, system, fuse_activations, fold).best(every, criterion)
-    changed = bool(form.copies or form.transformation or form.folded)
+    best = _SkipAlternatives(network, system, fuse_activations, fold).best(all_skips, criterion)
+    changed = bool(best.copies or best.transformation or best.folded)
     return SkipOptimisation(
-        given=network,
-        network=replace(network, module=form.module) if changed else network,
+        original=network,
+        network=replace(network, module=best.module) if changed else network,
         demanded=criterion == "paper",
         criterion=criterion,
-        copies=form.copies,
-        transformation=form.transformation,
-        sites=form.sites,
-        folded=form.folded,
-        candidates=len(every),
+        copies=best.copies,
+        transformation=best.transformation,
+        sites=best.sites,
+        folded=best.folded,
+        candidates=len(all_skips),
         flops_given=flops(network.module),
-        flops=flops(form.module),
-        weight_bytes=relax_module.weight_bytes(form.module),
+        flops=flops(best.module),
+        weight_bytes=relax_module.weight_bytes(best.module),
         kept_because="" if changed else "no copy and no transformation makes the pool smaller",
     )
 
 
-def estimated_bytes(network: Network, system: System, fuse_activations: bool = False) -> int:
+def estimate_pool_bytes(network: Network, system: System, fuse_activations: bool = False) -> int:
     """Estimate the pool of `network` with a step a kernel: lowering would be too slow for the search."""
-    network = with_runs_apart(network, system) if fuse_activations else network
-    runs = region_runs(network.module, views=system.views) if fuse_activations else ()
-    steps = Steps.of(network, runs, system).graph(waits=False)
+    network = with_contiguous_runs(network, system) if fuse_activations else network
+    runs = region_runs(network.module, views=system.uses_views) if fuse_activations else ()
+    steps = LayerSteps.from_network(network, runs, system).graph(waits=False)
     return memory.plan(steps.lifetimes(), "best").pool_bytes
 
 
 @dataclass(frozen=True)
-class _Form:
+class _SkipAlternative:
     """An alternative form of a network, and its cost: memory first, operations second."""
 
     copies: tuple[Skip, ...]
@@ -170,63 +170,73 @@ class _Form:
     cost: tuple[int, int]
 
 
-class _Forms:
+class _SkipAlternatives:
     """Builds alternative forms of `network`, and searches for the best."""
 
     def __init__(self, network: Network, system: System, fuse_activations: bool, fold: bool):
         self.network, self.system, self.fuse, self.fold = network, system, fuse_activations, fold
-        self._copied: tuple[tuple[str, ...], tvm.IRModule] = ((), network.module)
-        self._forms: dict[tuple, _Form] = {}
+        self._last_copies: tuple[tuple[str, ...], tvm.IRModule] = ((), network.module)
+        self._alternatives: dict[tuple, _SkipAlternative] = {}
 
-    def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
+    def best(self, skips: Sequence[Skip], criterion: str) -> _SkipAlternative:
         """The best alternative by `criterion`; of equal ones, the one with fewer changes."""
-        plain, some = self._transformed([]), [skip for skip in skips if skip.worthwhile()]
+        unchanged, profitable = self._best_transformed([]), [skip for skip in skips if skip.is_profitable()]
         if criterion == "paper":
-            return self._transformed(some) if some else plain
-        best = min(plain, self._transformed(some) if some else plain, key=lambda form: form.cost)
-        if len(some) < len(skips):
-            whole = self._written(skips, best.transformation or "split")
-            best = min(best, whole, key=lambda form: form.cost)
+            return self._best_transformed(profitable) if profitable else unchanged
+        best = min(
+            unchanged,
+            self._best_transformed(profitable) if profitable else unchanged,
+            key=lambda alternative: alternative.cost,
+        )
+        if len(profitable) < len(skips):
+            all_copied = self._rewrite(skips, best.transformation or "split")
+            best = min(best, all_copied, key=lambda alternative: alternative.cost)
 
-        def with_sites(form: _Form, sites: Sequence[str]) -> _Form:
-            return self._written(form.copies, form.transformation if sites else "", sites)
+        def with_sites(alternative: _SkipAlternative, sites: Sequence[str]) -> _SkipAlternative:
+            return self._rewrite(alternative.copies, alternative.transformation if sites else "", sites)
 
-        def with_copies(form: _Form, copies: Sequence[Skip]) -> _Form:
-            return self._written(copies, form.transformation, form.sites)
+        def with_copies(alternative: _SkipAlternative, copies: Sequence[Skip]) -> _SkipAlternative:
+            return self._rewrite(copies, alternative.transformation, alternative.sites)
 
-        best = thinned(best, best.sites, with_sites)
-        return thinned(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
+        best = drop_useless_parts(best, best.sites, with_sites)
+        return drop_useless_parts(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
 
-    def _transformed(self, copies: Sequence[Skip]) -> _Form:
+    def _best_transformed(self, copies: Sequence[Skip]) -> _SkipAlternative:
         """The alternative with `copies` and the cheapest transformation."""
-        forms = [self._written(copies, name) for name in TRANSFORMATIONS]
-        return min(forms, key=lambda form: form.cost)
+        alternatives = [self._rewrite(copies, name) for name in TRANSFORMATIONS]
+        return min(alternatives, key=lambda alternative: alternative.cost)
 
-    def _base(self, copies: Sequence[Skip]) -> tvm.IRModule:
+    def _module_with_copies(self, copies: Sequence[Skip]) -> tvm.IRModule:
         """The module with `copies`; the last result is cached."""
         names = tuple(skip.name for skip in copies)
-        if self._copied[0] != names:
-            self._copied = names, copied(self.network.module, copies)
-        return self._copied[1]
+        if self._last_copies[0] != names:
+            self._last_copies = names, copy_skips(self.network.module, copies)
+        return self._last_copies[1]
 
-    def _written(
-        self, copies: Sequence[Skip], transformation: str, only: Collection[str] | None = None
-    ) -> _Form:
+    def _rewrite(
+        self, copies: Sequence[Skip], transformation: str, allowed_sites: Collection[str] | None = None
+    ) -> _SkipAlternative:
         """The alternative with `copies`, transformed at the sites `only`, or at all sites."""
-        module, done, names = self._base(copies), (), tuple(skip.name for skip in copies)
+        module, applied_sites, names = (
+            self._module_with_copies(copies),
+            (),
+            tuple(skip.name for skip in copies),
+        )
         steps = TRANSFORMATIONS[transformation]
         for step, sites in steps:
-            chosen = [site for site in sites(module) if only is None or site in only]
-            done += tuple(chosen)
-            if step is steps[-1][0] and (names, done) in self._forms:
-                return self._forms[names, done]
-            module = step(chosen)(module) if chosen else module
+            selected = [site for site in sites(module) if allowed_sites is None or site in allowed_sites]
+            applied_sites += tuple(selected)
+            if step is steps[-1][0] and (names, applied_sites) in self._alternatives:
+                return self._alternatives[names, applied_sites]
+            module = step(selected)(module) if selected else module
         # Folding always saves operations and memory.
         folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
-        pool_bytes = estimated_bytes(replace(self.network, module=module), self.system, self.fuse)
+        pool_bytes = estimate_pool_bytes(replace(self.network, module=module), self.system, self.fuse)
         cost = (pool_bytes, flops(module))
-        form = _Form(tuple(copies), transformation if done else "", done, folded, module, cost)
-        if only is None:  # without anything to merge, two transformations give the same module
-            self._forms[names, done] = form
-        return form
+        alternative = _SkipAlternative(
+            tuple(copies), transformation if applied_sites else "", applied_sites, folded, module, cost
+        )
+        if allowed_sites is None:  # without anything to merge, two transformations give the same module
+            self._alternatives[names, applied_sites] = alternative
+        return alternative

@@ -25,7 +25,7 @@ def anchor_of(result: relax.Var, builder: relax.BlockBuilder) -> relax.Var | Non
 
 
 def layer_names(
-    result: relax.Var, layer: str, builder: relax.BlockBuilder, taken: Container[relax.Var]
+    result: relax.Var, layer: str, builder: relax.BlockBuilder, named_variables: Container[relax.Var]
 ) -> dict[relax.Var, str]:
     """`layer` for the variable of its convolution or product, ``layer.out`` for its result if that differs.
 
@@ -39,7 +39,7 @@ def layer_names(
         Variables that have names already: a layer may add to the product of another layer.
     """
     anchor = anchor_of(result, builder)
-    if anchor is None or anchor is result or anchor in taken:
+    if anchor is None or anchor is result or anchor in named_variables:
         return {result: layer}
     return {anchor: layer, result: f"{layer}.out"}
 
@@ -66,15 +66,15 @@ def _identifiers(names: Mapping[str, str], reserved: set[str]) -> dict[str, str]
 
     They are not `reserved`, and not of the form that TVM generates.
     """
-    taken = set(reserved)
+    used = set(reserved)
     identifiers = {}
     for var, name in names.items():
-        plain = re.sub(r"\W", "_", name)
-        if re.fullmatch(r"(lv|gv)\d*", plain):
-            plain += "_"
-        identifiers[var], count = plain, 1
-        while identifiers[var] in taken:
+        base = re.sub(r"\W", "_", name)
+        if re.fullmatch(r"(lv|gv)\d*", base):
+            base += "_"
+        identifiers[var], count = base, 1
+        while identifiers[var] in used:
             count += 1
-            identifiers[var] = f"{plain}__{count}"
-        taken.add(identifiers[var])
+            identifiers[var] = f"{base}__{count}"
+        used.add(identifiers[var])
     return identifiers

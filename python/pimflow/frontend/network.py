@@ -18,7 +18,7 @@ from pimflow.core.state import State
 from pimflow.errors import InfeasibleError, UsageError, one_line
 from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
-from pimflow.frontend.states import POSITION, Kept, full_caches
+from pimflow.frontend.states import POSITION, StatefulDecoder, full_caches
 from pimflow.host import machine
 from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
@@ -69,7 +69,7 @@ class Network:
         """Number of outputs."""
         return relax_module.outputs(self.module)
 
-    def without_reference(self) -> Network:
+    def drop_reference(self) -> Network:
         """The same network without its reference, which takes half of the memory."""
         return replace(self, reference=Reference(_no_reference))
 
@@ -79,10 +79,12 @@ class Network:
         This is a lower bound on what the computation takes.
         """
         tensors = operator_liveness(self.module).peak_bytes
-        needed, there = relax_module.weight_bytes(self.module) + tensors, machine.memory_bytes()
-        if needed > there:
-            what = f"'{self.name}': its weights and its tensors at once, on this machine"
-            raise InfeasibleError(what, needed, there, "bytes", ["a smaller --batch", "smaller shapes"])
+        needed, available = relax_module.weight_bytes(self.module) + tensors, machine.memory_bytes()
+        if needed > available:
+            subject = f"'{self.name}': its weights and its tensors at once, on this machine"
+            raise InfeasibleError(
+                subject, needed, available, "bytes", ["a smaller --batch", "smaller shapes"]
+            )
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """Example values of all inputs, equal on every machine; see `zoo.example_inputs`.
@@ -93,10 +95,10 @@ class Network:
             See `require_memory`.
         """
         self.require_memory()
-        drawn = zoo.example_arrays(self.inputs, rows=self.table_rows)
+        arrays = zoo.example_arrays(self.inputs, rows=self.table_rows)
         if self.states:
-            full_caches(self.table_rows, drawn)
-        return drawn
+            full_caches(self.table_rows, arrays)
+        return arrays
 
 
 def _no_reference() -> Run:
@@ -161,21 +163,23 @@ def load(
             shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
         module = imported.canonical(shapes)
         network = Network(
-            name=_stem(model),
+            name=_default_name(model),
             module=module,
             inputs=relax_module.inputs(module),
             reference=imported.reference,
             output_names=imported.results,
             perturbed=functools.partial(
-                perturbed_torch.perturbed_reference, functools.partial(torch_program.opened, model)
+                perturbed_torch.reference_with_roundings, functools.partial(torch_program.open_program, model)
             ),
         )
-        return network if context is None else _keeping(network, pairs, places)
+        return network if context is None else _with_caches(network, pairs, places)
     # Random weights are drawn later, directly into their final memory.
-    kept = {} if context is None else {"context": context, "states": dict(states or {})}
-    read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)
+    state_options = {} if context is None else {"context": context, "states": dict(states or {})}
+    read = functools.partial(zoo.load_model, model, shapes, batch=batch, fill_weights=False, **state_options)
     proto = read()
-    name = one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
+    name = (
+        one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _default_name(model)
+    )
     network = Network(
         name=name,
         module=onnx_graph.from_onnx(proto),
@@ -183,35 +187,35 @@ def load(
         reference=onnx_runtime.reference(proto),
         table_rows=zoo.index_bounds(proto),
         output_names=tuple(output.name for output in proto.graph.output),
-        perturbed=functools.partial(onnx_runtime.perturbed_reference, read),
+        perturbed=functools.partial(onnx_runtime.reference_with_roundings, read),
     )
     if context is None:
         return network
     data = [value for value in proto.graph.input if value.name in network.inputs]
-    return _keeping(network, zoo.state_pairs(data, proto.graph.output, states), places)
+    return _with_caches(network, zoo.state_pairs(data, proto.graph.output, states), places)
 
 
-def _keeping(network: Network, pairs: Mapping[str, str], places: int | None) -> Network:
+def _with_caches(network: Network, pairs: Mapping[str, str], places: int | None) -> Network:
     """`network` with caches that are updated in place; `pairs` are from `zoo.state_pairs`."""
     names = list(network.output_names)
     results = {past: names.index(present) for past, present in pairs.items()}
-    kept = Kept.of(network.module, network.inputs, results, places)
+    decoder = StatefulDecoder.from_module(network.module, network.inputs, results, places)
     # The kernel that appends would write to the last place for any index above it.
-    free = {POSITION: kept.free_places} if POSITION in kept.inputs.keys() - network.inputs else {}
+    free = {POSITION: decoder.free_places} if POSITION in decoder.inputs.keys() - network.inputs else {}
     return replace(
         network,
-        module=kept.module,
-        inputs=kept.inputs,
+        module=decoder.module,
+        inputs=decoder.inputs,
         table_rows={**network.table_rows, **free},
-        reference=kept.reference(network.reference),
-        perturbed=network.perturbed and kept.perturbed(network.perturbed),
-        states=kept.states,
+        reference=decoder.reference(network.reference),
+        perturbed=network.perturbed and decoder.reference_with_roundings(network.perturbed),
+        states=decoder.states,
     )
 
 
-def _stem(model: object) -> str:
+def _default_name(model: object) -> str:
     """The default name of a network."""
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)
-    return text if text in zoo.every_name() else one_line(Path(text).stem)
+    return text if text in zoo.all_names() else one_line(Path(text).stem)

@@ -14,9 +14,9 @@ from onnx import helper
 
 from pimflow import zoo
 from pimflow.errors import ModelError, one_line
-from pimflow.frontend.onnx_runtime import own_errors
+from pimflow.frontend.onnx_runtime import convert_runtime_errors
 from pimflow.frontend.reference import Run
-from pimflow.zoo.precision import has_others, require_types, to_single
+from pimflow.zoo.precision import has_other_types, require_types, to_single
 
 Shape = tuple[int, ...]
 TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
@@ -80,11 +80,11 @@ class OnnxDecoder:
         options.log_severity_level = 4  # its warnings are not the user's
         model = self.model
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
-        with own_errors():
+        with convert_runtime_errors():
             session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
         def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            with own_errors():
+            with convert_runtime_errors():
                 return session.run(None, dict(values))
 
         return run
@@ -118,17 +118,17 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
             "heads and head_size; export it so"
         )
     kv_heads, length, head_size = past[1], past[2], past[3]
-    asked = dims[TOKENS]
-    (kept,) = (each for each in graph.output if each.name == zoo.present_name(0, "key"))
-    grows = length is None or (zoo.dims_of(kept) or ())[2:3] != (length,)
+    token_dims = dims[TOKENS]
+    (present_key,) = (output for output in graph.output if output.name == zoo.present_name(0, "key"))
+    grows = length is None or (zoo.dims_of(present_key) or ())[2:3] != (length,)
     counted = not grows or any(node.op_type == "GroupQueryAttention" for node in graph.node)
-    tokens = 1 if counted else asked[1] if asked is not None and len(asked) == 2 else None
+    tokens = 1 if counted else token_dims[1] if token_dims is not None and len(token_dims) == 2 else None
     if length is not None and tokens != 1:
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
     context = None if length is None else length + grows
-    cache = ((asked or (1,))[0] or 1, kv_heads, length or 1, head_size)
-    found = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), filled=False)
-    values = (*found.graph.value_info, *found.graph.output)
+    cache = ((token_dims or (1,))[0] or 1, kv_heads, length or 1, head_size)
+    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), fill_weights=False)
+    values = (*step_model.graph.value_info, *step_model.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]
     if logits is None or len(logits) != 3 or logits[2] is None:
@@ -140,7 +140,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         kv_heads=kv_heads,
         head_size=head_size,
         vocabulary=logits[2],
-        uses=_uses(found.graph, inferred, kv_heads),
+        uses=_query_heads_per_kv_head(step_model.graph, inferred, kv_heads),
         tokens=tokens,
         context=context,
         counted=counted,
@@ -153,7 +153,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """`model` with fp32 as its only floating-point type; raises the errors of `require_types`."""
     require_types(model, where)
-    if not has_others(model):
+    if not has_other_types(model):
         return model
     single = onnx.ModelProto()
     single.CopyFrom(model)
@@ -176,8 +176,10 @@ def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int
             f"{where}: has no cache: inputs past_key_values.N.key and .value are missing; export it with "
             "them (Optimum: --task text-generation-with-past)"
         )
-    if odd := sorted(dims.keys() - past - {TOKENS, MASK, PLACES}):
-        raise ModelError(f"{where}: input '{odd[0]}' is none of a decoder's; export the model without it")
+    if unexpected := sorted(dims.keys() - past - {TOKENS, MASK, PLACES}):
+        raise ModelError(
+            f"{where}: input '{unexpected[0]}' is none of a decoder's; export the model without it"
+        )
     for name in (LOGITS, *(zoo.present_name(*pair) for pair in pairs)):
         if name not in outputs:
             raise ModelError(
@@ -187,13 +189,17 @@ def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int
 
 
 def _shapes(names: dict[str, np.dtype], cache: Shape, context: int, tokens: int) -> dict[str, Shape]:
-    known = {TOKENS: (cache[0], tokens), MASK: (cache[0], context), PLACES: (cache[0], tokens)}
-    return {name: known.get(name, cache) for name in names}
+    shapes_by_name = {TOKENS: (cache[0], tokens), MASK: (cache[0], context), PLACES: (cache[0], tokens)}
+    return {name: shapes_by_name.get(name, cache) for name in names}
 
 
-def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
+def _query_heads_per_kv_head(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
     for node in graph.node:
-        heads = {each.name: each.i for each in node.attribute if each.name.endswith("num_heads")}
+        heads = {
+            attribute.name: attribute.i
+            for attribute in node.attribute
+            if attribute.name.endswith("num_heads")
+        }
         if "kv_num_heads" in heads:
             return max(heads.values()) // kv_heads
         shape = dims.get(node.output[0]) if node.op_type == "Softmax" else None
@@ -215,7 +221,7 @@ class OnnxReference:
 
     def __init__(self, decoder: OnnxDecoder, run: Run) -> None:
         self._decoder = decoder
-        self._seen: dict[str, list[np.ndarray]] = {}
+        self._cache: dict[str, list[np.ndarray]] = {}
         self._length = 0
         self.run = run
 
@@ -226,29 +232,29 @@ class OnnxReference:
         return np.concatenate([self._step(token) for token in tokens.reshape(-1, 1)])
 
     def _step(self, tokens: np.ndarray) -> np.ndarray:
-        d, new = self._decoder, len(tokens)
-        room = self._length if d.context is None else d.context - new
-        free = room - self._length
-        begin = 0 if d.counted else free
+        decoder, count = self._decoder, len(tokens)
+        past_length = self._length if decoder.context is None else decoder.context - count
+        free = past_length - self._length
+        begin = 0 if decoder.counted else free
         end = begin + self._length
-        places = np.arange(room + new)
-        own = {
+        places = np.arange(past_length + count)
+        token_inputs = {
             TOKENS: tokens[None],
-            MASK: ((places >= begin) & (places < end + new))[None],
-            PLACES: self._length + np.arange(new)[None],
+            MASK: ((places >= begin) & (places < end + count))[None],
+            PLACES: self._length + np.arange(count)[None],
         }
-        beyond = free - begin + (0 if d.grows else new)
-        before, behind = (np.zeros((1, d.kv_heads, n, d.head_size)) for n in (begin, beyond))
-        given = {
-            name: own[name]
-            if name in own
-            else np.concatenate([before, *self._seen.get(name, []), behind], axis=2)
-            for name in d.kinds
+        beyond = free - begin + (0 if decoder.grows else count)
+        before, behind = (np.zeros((1, decoder.kv_heads, n, decoder.head_size)) for n in (begin, beyond))
+        feeds = {
+            name: token_inputs[name]
+            if name in token_inputs
+            else np.concatenate([before, *self._cache.get(name, []), behind], axis=2)
+            for name in decoder.kinds
         }
-        found = self.run({name: each.astype(d.kinds[name]) for name, each in given.items()})
-        for name, value in zip(d.outputs, found, strict=True):
+        outputs = self.run({name: array.astype(decoder.kinds[name]) for name, array in feeds.items()})
+        for name, value in zip(decoder.outputs, outputs, strict=True):
             if name.startswith("present."):
                 past = "past_key_values." + name.removeprefix("present.")
-                self._seen.setdefault(past, []).append(value[:, :, end : end + new])
-        self._length += new
-        return np.asarray(found[d.outputs.index(LOGITS)][0], np.float32)
+                self._cache.setdefault(past, []).append(value[:, :, end : end + count])
+        self._length += count
+        return np.asarray(outputs[decoder.outputs.index(LOGITS)][0], np.float32)

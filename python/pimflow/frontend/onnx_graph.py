@@ -17,10 +17,10 @@ from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
     inference_graph,
-    is_known,
+    is_supported,
     opset_of,
-    plainer,
     refuse_training,
+    simplify,
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
@@ -36,11 +36,11 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         If two nodes have the same name, or TVM cannot import the network, even after ONNX Runtime has folded
         the operators that depend only on shapes.
     """
-    mod = _as_given_or_plainer(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
+    mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
     return with_stored_roles(mod, model)
 
 
-def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
+def import_onnx(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     """Import an ONNX network with fixed shapes into Relax, not canonical; raises the errors of `from_onnx`.
 
     Parameters
@@ -48,21 +48,21 @@ def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
     keep_params : bool
         Whether weights are further inputs of ``main``, with their values in its attribute ``params``.
     """
-    return _as_given_or_plainer(model, lambda *m: _import(*m, keep_params))
+    return _convert_or_simplify(model, lambda *m: _import(*m, keep_params))
 
 
-def _as_given_or_plainer(
+def _convert_or_simplify(
     model: onnx.ModelProto, convert: Callable[[onnx.ModelProto, onnx.GraphProto], tvm.IRModule]
 ) -> tvm.IRModule:
     """Convert a model, or, if that fails, its simplified form; `convert` gets the model and its weights."""
-    zoo.refuse_shared_names(model, f"model '{model.graph.name}'")
+    zoo.check_unique_names(model, f"model '{model.graph.name}'")
     refuse_training(model)
     light = inference_graph(model)
     try:
         return convert(light, model.graph)
     except (ModelError, UnsupportedOpError) as error:
-        light.graph.initializer.extend(zoo.filled(model).graph.initializer)
-        rewritten = plainer(light)
+        light.graph.initializer.extend(zoo.with_weights(model).graph.initializer)
+        rewritten = simplify(light)
         if rewritten is None:
             raise
         try:
@@ -78,13 +78,13 @@ def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool 
     _check_control_flow(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), stderr.hidden():
         warnings.simplefilter("ignore")
-        imported = _imported(model, weights, keep_params)
-    if isinstance(imported, PimflowError):
-        raise imported
-    return imported
+        module = _try_import(model, weights, keep_params)
+    if isinstance(module, PimflowError):
+        raise module
+    return module
 
 
-def _imported(
+def _try_import(
     model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool
 ) -> tvm.IRModule | PimflowError:
     """The module or an error, which is not raised here: it would keep a builder alive, which then warns."""
@@ -102,41 +102,41 @@ def _imported(
 
 def _check_operators(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError`, which names operator and node, if the importer has no rule for a node."""
-    odd = [node for node in model.graph.node if not is_known(node)]
-    if odd:
-        kinds = sorted({n.op_type for n in odd} - {odd[0].op_type})
+    unsupported = [node for node in model.graph.node if not is_supported(node)]
+    if unsupported:
+        kinds = sorted({n.op_type for n in unsupported} - {unsupported[0].op_type})
         others = f"; nor can {', '.join(kinds)}" if kinds else ""
         raise UnsupportedOpError(
-            f"model '{model.graph.name}': operator {odd[0].op_type} of node '{_called(odd[0])}' cannot be "
+            f"model '{model.graph.name}': operator {unsupported[0].op_type} of node '{_node_label(unsupported[0])}' cannot be "
             f"imported{others}; export the network without it, or cut the model there"
         )
 
 
-_DECIDED_BY = {"If": 1, "Loop": 2, "Scan": 0}  # number of operands that decide the control flow
+_CONTROL_OPERANDS = {"If": 1, "Loop": 2, "Scan": 0}  # number of operands that decide the control flow
 
 
 def _check_control_flow(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError` for control flow; it names the inputs that decide it at run time."""
-    node = next((n for n in model.graph.node if n.op_type in _DECIDED_BY), None)
+    node = next((n for n in model.graph.node if n.op_type in _CONTROL_OPERANDS), None)
     if node is None:
         return
-    makers = {output: maker for maker in model.graph.node for output in maker.output}
-    wanted, seen = list(node.input[: _DECIDED_BY[node.op_type]]), set()
-    while wanted:
-        name = wanted.pop()
-        if name not in seen and name in makers:
-            wanted += makers[name].input
+    producers = {output: producer for producer in model.graph.node for output in producer.output}
+    queue, seen = list(node.input[: _CONTROL_OPERANDS[node.op_type]]), set()
+    while queue:
+        name = queue.pop()
+        if name not in seen and name in producers:
+            queue += producers[name].input
         seen.add(name)
     inputs = ", ".join(f"'{value.name}'" for value in model.graph.input if value.name in seen)
-    what = f"model '{model.graph.name}': {node.op_type} of node '{_called(node)}'"
+    subject = f"model '{model.graph.name}': {node.op_type} of node '{_node_label(node)}'"
     if not inputs:
-        raise UnsupportedOpError(f"{what} is not supported; unroll it in the file")
+        raise UnsupportedOpError(f"{subject} is not supported; unroll it in the file")
     raise UnsupportedOpError(
-        f"{what} depends on the values of {inputs}; make them constants of the file, or export the network "
+        f"{subject} depends on the values of {inputs}; make them constants of the file, or export the network "
         f"without {node.op_type}"
     )
 
 
-def _called(node: onnx.NodeProto) -> str:
+def _node_label(node: onnx.NodeProto) -> str:
     """A node's name, or that of its result if it has none."""
     return node.name or next(iter(node.output), "")

@@ -18,7 +18,7 @@ from pimflow import zoo
 from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import layer_names
 from pimflow.frontend.onnx_attention import CONVERTERS
-from pimflow.frontend.onnx_node import Node
+from pimflow.frontend.onnx_node import OnnxNode
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass cannot handle.
@@ -58,45 +58,49 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
         counts = Counter(node.name for node in graph.node)
         counts[""] = 0  # nodes of inlined functions have no name
-        own = [node for node in graph.node if counts[node.name] == 1]
-        self.declared = {node.name: values.get(node.output[0]) for node in own}
-        self.caches = {node.name: values.get(node.output[1]) for node in own if len(node.output) > 1}
+        unique_nodes = [node for node in graph.node if counts[node.name] == 1]
+        self.declared = {node.name: values.get(node.output[0]) for node in unique_nodes}
+        self.caches = {node.name: values.get(node.output[1]) for node in unique_nodes if len(node.output) > 1}
         for node in graph.node:
             if node.domain not in ("", "ai.onnx"):
                 node.op_type = f"{node.domain}.{node.op_type}"  # TVM finds operators by name only
         self.returned = {value.name for value in graph.output}
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
-            self._nodes[value.name] = relax.const(_drawn(value))
+            self._nodes[value.name] = relax.const(_draw_weight(value))
         return super().from_onnx(graph, opset)
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
         try:
-            return self._converted(op_name, node_inputs, attrs, opset)
+            return self._convert_node(op_name, node_inputs, attrs, opset)
         except Exception as error:  # any error of a converter
             name = attrs.get("tvm_custom", {}).get("name")
             lacking = isinstance(error, tvm.error.OpNotImplemented | UnsupportedOpError)
             kind = UnsupportedOpError if lacking else ModelError
             raise kind(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
 
-    def _converted(self, op_name, node_inputs, attrs, opset):
+    def _convert_node(self, op_name, node_inputs, attrs, opset):
         name = attrs.get("tvm_custom", {}).get("name")
-        wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
+        result_count = attrs.get("tvm_custom", {}).get("num_outputs", 1)
         domain, _, kind = op_name.rpartition(".")
         if (domain, kind) in CONVERTERS:
-            return self._of_language_model(domain, kind, node_inputs, attrs)
+            return self._convert_language_operator(domain, kind, node_inputs, attrs)
         if op_name in _PAIRWISE:
             result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
             if op_name == "Mean" and len(node_inputs) > 1:
                 count = relax.const(len(node_inputs), str(result.ty.dtype))
                 result = self.bb.normalize(relax.op.divide(result, count))
         elif op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
-            base, exponent = (self.bb.normalize(relax.op.astype(each, "float64")) for each in node_inputs)
+            base, exponent = (
+                self.bb.normalize(relax.op.astype(operand, "float64")) for operand in node_inputs
+            )
             result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
             result = self.bb.normalize(result)
-        elif op_name == "Compress" and isinstance(taken := self._known(node_inputs[1]), np.ndarray):
+        elif op_name == "Compress" and isinstance(
+            selected := self._constant_value(node_inputs[1]), np.ndarray
+        ):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
-            places = relax.const(np.flatnonzero(taken))
+            places = relax.const(np.flatnonzero(selected))
             result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
         elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
             result = self._exponential(op_name, node_inputs[0], attrs)
@@ -105,34 +109,34 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             above = self.bb.normalize(relax.op.greater(x, bound))
             result = self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
         elif op_name == "LpNormalization":
-            result = self._of_length_one(node_inputs[0], attrs)
+            result = self._normalise_length(node_inputs[0], attrs)
         elif op_name == "ConvInteger":
-            result = super()._convert_operator("Conv", self._centred(*node_inputs), attrs, opset)
+            result = super()._convert_operator("Conv", self._subtract_zero_points(*node_inputs), attrs, opset)
         elif op_name == "Resize" and attrs.get("coordinate_transformation_mode") == _SYMMETRIC:
-            result = self._resized_about_centre(*self._over_all_axes(node_inputs, attrs), opset)
-        elif op_name == "Dropout" and wanted > 1:
-            result = self._kept(*node_inputs)
-        elif op_name == "Split" and wanted == 1:
+            result = self._resize_about_centre(*self._resize_operands(node_inputs, attrs), opset)
+        elif op_name == "Dropout" and result_count > 1:
+            result = self._identity_dropout(*node_inputs)
+        elif op_name == "Split" and result_count == 1:
             result = node_inputs[0]  # TVM returns a tuple only for several parts
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         elif op_name == "Gather" and _is_table(*node_inputs):
             result = relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
-        elif op_name == "Pad" and (padded := self._padded(node_inputs, attrs)) is not None:
+        elif op_name == "Pad" and (padded := self._constant_pad(node_inputs, attrs)) is not None:
             result = padded
         else:
             if op_name == "ConvTranspose" and "output_shape" in attrs:
-                attrs = _padded_to_shape(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
+                attrs = _explicit_padding(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
             elif op_name == "Resize":
-                node_inputs, attrs = self._over_all_axes(node_inputs, attrs)
+                node_inputs, attrs = self._resize_operands(node_inputs, attrs)
             elif op_name in ("Scatter", "ScatterElements"):
                 _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
             if operator(result) == "take":  # the importer's reads out of bounds
                 result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
-        result = self._as_declared(result, name)
-        if wanted > 1 and isinstance(result.ty, relax.TensorType):
-            raise ValueError(f"only the first of its {wanted} results can be computed")
+        result = self._cast_to_declared(result, name)
+        if result_count > 1 and isinstance(result.ty, relax.TensorType):
+            raise ValueError(f"only the first of its {result_count} results can be computed")
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
@@ -140,50 +144,52 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             self.names[result.fields[0]] = name  # bound already; the other results are placeholders
         return result
 
-    def _of_language_model(self, domain: str, kind: str, operands: Sequence[relax.Expr | None], attrs: dict):
+    def _convert_language_operator(
+        self, domain: str, kind: str, operands: Sequence[relax.Expr | None], attrs: dict
+    ):
         """Convert an operator of `onnx_attention`, and name its variables after the node."""
         name = attrs["tvm_custom"]["name"]
         cache = self.caches.get(name)
         dims = zoo.dims_of(cache) if cache is not None else None
-        node = Node(
+        node = OnnxNode(
             builder=self.bb,
             operands=list(operands),
             attrs=attrs,
             results=attrs["tvm_custom"]["num_outputs"],
-            value_of=self._known,
+            value_of=self._constant_value,
             present=dims[2] or 0 if dims is not None and len(dims) == 4 else 0,
             sight=self.sight,
         )
         result = CONVERTERS[domain, kind](node)
-        named = {var: f"{name}.{part}" if part else name for var, part in node.names.items()}
+        layer_by_var = {var: f"{name}.{part}" if part else name for var, part in node.names.items()}
         first = result.fields[0] if isinstance(result, relax.Tuple) else self.bb.emit(result)
-        if first not in named:
-            named[first] = f"{name}.out" if name in named.values() else name
-        self.names |= {var: layer for var, layer in named.items() if var not in self.names}
+        if first not in layer_by_var:
+            layer_by_var[first] = f"{name}.out" if name in layer_by_var.values() else name
+        self.names |= {var: layer for var, layer in layer_by_var.items() if var not in self.names}
         return result if isinstance(result, relax.Tuple) else first
 
     def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert Elu, Selu or Celu as the importer does, but keep NaN, which its ``relu`` turns into 0."""
-        given = (attrs.get(key, value) for key, value in zip(("alpha", "gamma"), _EXPONENTIAL[op_name]))
-        alpha, gamma = map(float, given)
+        parameters = (attrs.get(key, value) for key, value in zip(("alpha", "gamma"), _EXPONENTIAL[op_name]))
+        alpha, gamma = map(float, parameters)
         inner = relax.op.divide(x, relax.const(alpha)) if op_name == "Celu" and alpha != 1 else x
         curve = relax.op.nn.relu(relax.op.subtract(relax.const(1.0), relax.op.exp(inner)))
         line = relax.op.nn.leakyrelu(x, 0.0)
         result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
         return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
 
-    def _of_length_one(self, x: relax.Expr, attrs: dict) -> relax.Expr:
+    def _normalise_length(self, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert LpNormalization: `x` over its norm along an axis; vectors of norm 0 stay 0."""
         op, axis = relax.op, [int(attrs.get("axis", -1)) % len(shape(x))]
         if attrs.get("p", 2) == 1:
             length = self._normal(op.sum(self._normal(op.abs(x)), axis, keepdims=True))
         else:
             length = self._normal(op.sqrt(self._normal(op.sum(self._normal(op.multiply(x, x)), axis, True))))
-        zero, one = (relax.const(value, str(x.ty.dtype)) for value in (0.0, 1.0))
+        zero, unit = (relax.const(value, str(x.ty.dtype)) for value in (0.0, 1.0))
         nothing = self._normal(op.equal(length, zero))
-        return self._normal(op.divide(x, self._normal(op.where(nothing, one, length))))
+        return self._normal(op.divide(x, self._normal(op.where(nothing, unit, length))))
 
-    def _centred(
+    def _subtract_zero_points(
         self,
         x: relax.Expr,
         filters: relax.Expr,
@@ -202,15 +208,17 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             operands.append(wide)
         return operands
 
-    def _resized_about_centre(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
+    def _resize_about_centre(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
         """Convert a Resize about the centre of the map: as ``half_pixel`` if the scaled sizes are integers.
 
         Else interpolate axis by axis, with constant places and weights.
         """
         x, _, scales, sizes = (*operands, None, None, None)[:4]
-        factors, wanted = self._known(scales), self._known(sizes)
+        factors, target_sizes = self._constant_value(scales), self._constant_value(sizes)
         dims, plain = shape(x), attrs | {"coordinate_transformation_mode": b"half_pixel"}
-        if (isinstance(wanted, np.ndarray) and wanted.size) or not isinstance(factors, np.ndarray):
+        if (isinstance(target_sizes, np.ndarray) and target_sizes.size) or not isinstance(
+            factors, np.ndarray
+        ):
             return super()._convert_operator("Resize", operands, plain, opset)
         if all(float(size * factor).is_integer() for size, factor in zip(dims, factors.astype(np.float64))):
             return super()._convert_operator("Resize", operands, plain, opset)
@@ -221,44 +229,45 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             )
         for axis, (size, factor) in enumerate(zip(dims, factors.astype(np.float64))):
             if factor != 1:
-                x = self._interpolated(x, axis, _places(size, factor), mode == b"linear", nearest)
+                x = self._interpolate(x, axis, _places(size, factor), mode == b"linear", nearest)
         return x
 
-    def _interpolated(
+    def _interpolate(
         self, x: relax.Expr, axis: int, places: np.ndarray, linear: bool, nearest: bytes
     ) -> relax.Expr:
         """Interpolate `x` at `places` along an axis."""
         last = shape(x)[axis] - 1
 
-        def taken(indices: np.ndarray) -> relax.Expr:
+        def take(indices: np.ndarray) -> relax.Expr:
             inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
             return self._normal(relax.op.take(x, inside, axis, mode="clip"))
 
         if not linear:
-            return taken(_NEAREST[nearest](places))
+            return take(_NEAREST[nearest](places))
         below = np.floor(np.clip(places, 0, last))
         share = (np.clip(places, 0, last) - below).reshape(-1, *[1] * (len(shape(x)) - 1 - axis))
-        shares = [relax.const(each.astype(str(x.ty.dtype))) for each in (1 - share, share)]
+        shares = [relax.const(weight.astype(str(x.ty.dtype))) for weight in (1 - share, share)]
         parts = [
-            self._normal(relax.op.multiply(taken(at), part)) for at, part in zip((below, below + 1), shares)
+            self._normal(relax.op.multiply(take(neighbour), part))
+            for neighbour, part in zip((below, below + 1), shares)
         ]
         return self._normal(relax.op.add(*parts))
 
     def _normal(self, value: relax.Expr) -> relax.Expr:
         return self.bb.normalize(value)
 
-    def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
+    def _identity_dropout(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
         """Results of a Dropout at inference: its operand, and a mask of ones."""
-        kept = relax.op.full_like(x, relax.const(True, "bool"), "bool")
-        return relax.Tuple([x, self.bb.emit(kept)])
+        mask = relax.op.full_like(x, relax.const(True, "bool"), "bool")
+        return relax.Tuple([x, self.bb.emit(mask)])
 
-    def _over_all_axes(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
+    def _resize_operands(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
         """Extend operands and attributes of a Resize to all axes; raises for modes that TVM lacks."""
         x, roi, scales, sizes = (*operands, None, None, None)[:4]
-        dims, known = shape(x), [self._known(each) for each in (roi, scales, sizes)]
+        dims, constants = shape(x), [self._constant_value(operand) for operand in (roi, scales, sizes)]
         if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
             raise UnsupportedOpError("a Resize that keeps the aspect ratio is not supported")
-        roi, scales, sizes = (None if isinstance(each, relax.Expr) else each for each in known)
+        roi, scales, sizes = (None if isinstance(operand, relax.Expr) else operand for operand in constants)
         axes = [int(axis) % len(dims) for axis in attrs.get("axes", range(len(dims)))]
         factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
         if attrs.get("antialias") and (factors is None or (factors < 1).any()):
@@ -272,17 +281,21 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if roi is not None and roi.size:
             filled[0] = np.repeat([0.0, 1.0], len(dims)).astype(roi.dtype)
             filled[0][[*axes, *(len(dims) + axis for axis in axes)]] = roi
-        for place, (given, others) in enumerate(((scales, np.ones(len(dims))), (sizes, np.array(dims))), 1):
-            if given is not None and given.size:
-                filled[place] = others.astype(given.dtype)
-                filled[place][axes] = given
-        whole = [None if each is None else relax.const(each, str(each.dtype)) for each in filled]
+        for place, (partial, defaults) in enumerate(
+            ((scales, np.ones(len(dims))), (sizes, np.array(dims))), 1
+        ):
+            if partial is not None and partial.size:
+                filled[place] = defaults.astype(partial.dtype)
+                filled[place][axes] = partial
+        all_axes_operands = [
+            None if operand is None else relax.const(operand, str(operand.dtype)) for operand in filled
+        ]
         result = onnx_frontend.onnx_input()
-        for each in (x, *whole):
-            result.append(each)
+        for operand in (x, *all_axes_operands):
+            result.append(operand)
         return result, attrs
 
-    def _as_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
+    def _cast_to_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
         """Cast `result` to the declared type; raises `UnsupportedOpError` if its size differs."""
         value = self.declared.get(name)
         if value is None or not value.type.HasField("tensor_type"):
@@ -295,9 +308,14 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return relax.const(result.value.numpy(), dtype)
         if not isinstance(result, relax.Call) or not isinstance(result.ty, relax.TensorType):
             return result
-        given = result.ty.shape
-        if dims is not None and None not in dims and isinstance(given, relax.ShapeExpr) and _all_known(given):
-            sizes = [int(size) for size in given.values]
+        actual_shape = result.ty.shape
+        if (
+            dims is not None
+            and None not in dims
+            and isinstance(actual_shape, relax.ShapeExpr)
+            and _all_known(actual_shape)
+        ):
+            sizes = [int(size) for size in actual_shape.values]
             if math.prod(sizes) != math.prod(dims):
                 raise UnsupportedOpError(f"TVM computes {sizes} where the network has {list(dims)}")
         kind = value.type.tensor_type.elem_type
@@ -307,15 +325,19 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         dtype = str(helper.tensor_dtype_to_np_dtype(kind))
         return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
 
-    def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
+    def _constant_pad(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
         """Convert a Pad by constants to an operator (the importer emits a kernel); None for another Pad."""
-        x, *given = operands
-        given = [self._known(each) for each in given]
+        x, *arguments = operands
+        arguments = [self._constant_value(argument) for argument in arguments]
         mode, rank = attrs.get("mode", b"constant"), x.ty.ndim
-        given = [np.array(attrs["pads"])] if "pads" in attrs else given
-        if mode != b"constant" or not given or any(isinstance(each, relax.Expr) for each in given):
+        arguments = [np.array(attrs["pads"])] if "pads" in attrs else arguments
+        if (
+            mode != b"constant"
+            or not arguments
+            or any(isinstance(argument, relax.Expr) for argument in arguments)
+        ):
             return None
-        pads, value, axes = (*given, None, None)[:3]
+        pads, value, axes = (*arguments, None, None)[:3]
         if value is None:
             value = np.array(attrs.get("value", 0.0))
         axes = range(rank) if axes is None else [int(axis) % rank for axis in axes]
@@ -325,7 +347,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return None
         return self.bb.normalize(relax.op.nn.pad(x, widths.flatten().tolist(), "constant", value.item()))
 
-    def _known(self, expr: relax.Expr | None) -> np.ndarray | relax.Expr | None:
+    def _constant_value(self, expr: relax.Expr | None) -> np.ndarray | relax.Expr | None:
         """The value of a constant operand, also if it is an input of ``main``; else `expr`."""
         if expr is not None:
             expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
@@ -359,7 +381,7 @@ def _all_known(shape: relax.ShapeExpr) -> bool:
     return all(isinstance(size, tvm.tirx.IntImm) for size in shape.values)
 
 
-def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> dict:
+def _explicit_padding(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> dict:
     """Attributes of a ConvTranspose with padding in place of ``output_shape``.
 
     Parameters
@@ -367,27 +389,27 @@ def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> d
     x, filters : sequence of int
         Shapes of its operands.
     """
-    wanted = [int(size) for size in attrs["output_shape"]]
-    rank = len(wanted)
+    output_sizes = [int(size) for size in attrs["output_shape"]]
+    rank = len(output_sizes)
     strides, dilations, extra = (
-        [int(each) for each in attrs.get(key, [default] * rank)]
+        [int(number) for number in attrs.get(key, [default] * rank)]
         for key, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
     mode = attrs.get("auto_pad", b"NOTSET")
     before, after = [], []
-    for axis, size in enumerate(wanted):
+    for axis, size in enumerate(output_sizes):
         reach = (int(filters[2 + axis]) - 1) * dilations[axis] + 1
         total = strides[axis] * (int(x[2 + axis]) - 1) + extra[axis] + reach - size
         extra[axis] += max(0, -total)
         total = max(0, total)
-        less, more = total // 2, total - total // 2
-        before.append(less if mode == b"SAME_UPPER" else more)
-        after.append(more if mode == b"SAME_UPPER" else less)
-    left = {key: value for key, value in attrs.items() if key not in ("output_shape", "auto_pad")}
-    return left | {"pads": before + after, "output_padding": extra}
+        smaller, larger = total // 2, total - total // 2
+        before.append(smaller if mode == b"SAME_UPPER" else larger)
+        after.append(larger if mode == b"SAME_UPPER" else smaller)
+    remaining = {key: value for key, value in attrs.items() if key not in ("output_shape", "auto_pad")}
+    return remaining | {"pads": before + after, "output_padding": extra}
 
 
-def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
+def _draw_weight(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
     """Draw a weight of the zoo directly into its final memory."""
     tensor = tvm.runtime.empty(zoo.dims_of(value), "float32")
     flat, begin = np.from_dlpack(tensor).reshape(-1), 0
@@ -408,8 +430,8 @@ def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int)
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
     """Whether a Gather takes one element, at a constant index, of a computed tensor of known shape."""
     computed = not isinstance(data, tvm.ir.GenericConst) and isinstance(data.ty, relax.TensorType)
-    known = computed and isinstance(data.ty.shape, relax.ShapeExpr)
-    return known and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
+    has_known_shape = computed and isinstance(data.ty.shape, relax.ShapeExpr)
+    return has_known_shape and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
 
 
 def _is_table(data: relax.Expr, index: relax.Expr) -> bool:

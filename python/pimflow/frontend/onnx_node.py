@@ -11,14 +11,14 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.attention import NAME, attention_function, over_cache, spelled_out
+from pimflow.relay_passes.attention import NAME, attention_function, emit_attention, is_cached_attention
 from pimflow.relay_passes.flat import shape
 
 op = relax.op
 
 
 @dataclass(kw_only=True)
-class Node:
+class OnnxNode:
     """A node of an ONNX network that is being imported.
 
     Attributes
@@ -66,7 +66,7 @@ class Node:
         """A numeric attribute."""
         return self.attrs.get(name, default)
 
-    def refuse(self, *names: str, after: int = 10**9) -> None:
+    def refuse_unsupported(self, *names: str, after: int = 10**9) -> None:
         """Raise `UnsupportedOpError` for attributes that are set, and operands from `after` on."""
         for name in names:
             if self.attrs.get(name) not in (None, 0, 0.0, -1, b"", b"NONE"):
@@ -75,26 +75,26 @@ class Node:
             if index >= after and operand is not None:
                 raise UnsupportedOpError(f"operand {index} is not supported")
 
-    def heads_apart(self, x: relax.Expr, heads: int) -> relax.Expr:
+    def split_heads(self, x: relax.Expr, heads: int) -> relax.Expr:
         """[batch, tokens, heads * size] to [batch, heads, tokens, size]; tensors with four axes stay."""
         if len(shape(x)) == 4:
             return x
         batch, tokens, width = shape(x)
         if width % heads:
             raise UnsupportedOpError(f"{width} channels are no {heads} heads")
-        apart = self.emit(op.reshape(x, (batch, tokens, heads, width // heads)))
-        return self.emit(op.permute_dims(apart, [0, 2, 1, 3]))
+        by_head = self.emit(op.reshape(x, (batch, tokens, heads, width // heads)))
+        return self.emit(op.permute_dims(by_head, [0, 2, 1, 3]))
 
-    def heads_together(self, x: relax.Expr) -> relax.Expr:
+    def merge_heads(self, x: relax.Expr) -> relax.Expr:
         """[batch, heads, tokens, size] to [batch, tokens, heads * size]."""
         batch, heads, tokens, size = shape(x)
         return self.emit(
             op.reshape(self.emit(op.permute_dims(x, [0, 2, 1, 3])), (batch, tokens, heads * size))
         )
 
-    def attended(self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None):
+    def emit_attention(self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None):
         """Emit `attention`; with `parts`, emit its steps as operators and record them there by name."""
-        if over_cache(attention) and parts is None:
+        if is_cached_attention(attention) and parts is None:
             mask = operands[3] if attention.masked else None
             function = attention_function(attention, () if mask is None else shape(mask))
             return self.emit(relax.Call(self.builder.add_func(function, NAME), list(operands)), "")
@@ -105,4 +105,4 @@ class Node:
                 parts[part] = var
             return var
 
-        return spelled_out(attention, operands, emit)
+        return emit_attention(attention, operands, emit)

@@ -14,26 +14,26 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_attention import CONVERTERS
-from pimflow.frontend.recurrent import unrolled
+from pimflow.frontend.recurrent import unroll
 from pimflow.zoo.nodes import RECURRENT
 
 # Operators that only `NamingImporter` supports.
-OWN = ("ConvInteger", "LpNormalization")
+EXTRA_OPERATORS = ("ConvInteger", "LpNormalization")
 
 
-def known_operators() -> set[str]:
+def operator_names() -> set[str]:
     """Names of operators in ONNX's own domain that the importer supports."""
     ours = {kind for domain, kind in CONVERTERS if not domain}
-    return set(onnx_frontend._get_convert_map()) | {"Constant", "If", *OWN} | ours
+    return set(onnx_frontend._get_convert_map()) | {"Constant", "If", *EXTRA_OPERATORS} | ours
 
 
-def is_known(node: onnx.NodeProto) -> bool:
+def is_supported(node: onnx.NodeProto) -> bool:
     """Whether the importer supports an operator, in its domain."""
     domain = "" if node.domain == "ai.onnx" else node.domain
-    return (domain, node.op_type) in CONVERTERS or (not domain and node.op_type in known_operators())
+    return (domain, node.op_type) in CONVERTERS or (not domain and node.op_type in operator_names())
 
 
-def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """The network in a newer opset and simpler operators, with operators on shapes folded.
 
     Returns
@@ -46,11 +46,11 @@ def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
     UnsupportedOpError
         For a recurrent layer that cannot be unrolled.
     """
-    folded = _shapes_folded(_inlined(_upgraded(model)))
+    folded = _fold_shapes(_inline_unknown(_upgrade_opset(model)))
     if folded is None:
         return None
     folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
-    return unrolled(folded)
+    return unroll(folded)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -58,7 +58,7 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
-def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+def _upgrade_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The network in an opset that the importer supports; it misreads some older operators."""
     if opset_of(model) >= 13:
         return model
@@ -67,20 +67,20 @@ def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception:  # the converter has no adapter for an operator
         return model
     if opset_of(model) < 11:  # the converter does not keep the old defaults of Resize
-        before = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        old_defaults = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         for node in newer.graph.node:
             if node.op_type == "Resize":
-                node.attribute.extend(helper.make_attribute(*item) for item in before.items())
+                node.attribute.extend(helper.make_attribute(*item) for item in old_defaults.items())
     return newer
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators that the importer does not support by their definition in the standard."""
     used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-    unknown = used - known_operators()
+    unknown = used - operator_names()
     if not unknown:
         return model
-    wanted = [("", op) for op in sorted(unknown)]
+    functions = [("", op) for op in sorted(unknown)]
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
     for tensor in model.graph.initializer:  # the inliner does not read types of initializers
@@ -88,12 +88,12 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
     try:
-        return inliner.inline_selected_functions(typed, wanted, inline_schema_functions=True)
+        return inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
     except RuntimeError:  # the importer then names the unsupported operator
         return model
 
 
-def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def _fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """The network after ONNX Runtime's basic optimisations; None if they fail."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -111,21 +111,21 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
 _OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", *RECURRENT)
 
 
-def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without initializers and without weights to be drawn, which may fill the machine's memory."""
     light = onnx.ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
-            _put(light, field.name, value)
+            _set_field(light, field.name, value)
     for field, value in model.graph.ListFields():
         if field.name == "input":
-            light.graph.input.extend(each for each in value if not zoo.is_weight(each))
+            light.graph.input.extend(graph_input for graph_input in value if not zoo.is_weight(graph_input))
         elif field.name != "initializer":
-            _put(light.graph, field.name, value)
+            _set_field(light.graph, field.name, value)
     return light
 
 
-def _put(message: Message, field: str, value: object) -> None:
+def _set_field(message: Message, field: str, value: object) -> None:
     if isinstance(value, str | bytes | int):
         setattr(message, field, value)
     else:
@@ -157,41 +157,41 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of a
     Dropout, which TVM's layout pass cannot handle.
     """
-    copy = without_weights(model)
+    copy = strip_weights(model)
     graph = copy.graph
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     used.discard("")
     outputs = {value.name for value in graph.output}
-    same: dict[str, str] = {}
+    source_by_name: dict[str, str] = {}
     nodes = []
     for node in graph.node:
         for index, name in enumerate(node.input):
-            node.input[index] = same.get(name, name)
+            node.input[index] = source_by_name.get(name, name)
         while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
             node.output.pop()
         skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
             node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
         )
         if skipped and node.output[0] not in outputs:
-            same[node.output[0]] = node.input[0]
+            source_by_name[node.output[0]] = node.input[0]
         elif skipped:
             nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
         elif node.op_type == "Sum":
             nodes += _additions(node)
         else:
             nodes.append(node)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    new_nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(new_nodes)
     return copy
 
 
 def _additions(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    nodes, left = [], node.input[0]
-    for index, right in enumerate(node.input[1:], 1):
+    nodes, total = [], node.input[0]
+    for index, operand in enumerate(node.input[1:], 1):
         last = index == len(node.input) - 1
         out = node.output[0] if last else f"{node.output[0]}.{index}"
         name = node.name if last else f"{node.name}.{index}"
-        nodes.append(helper.make_node("Add", [left, right], [out], name=name))
-        left = out
+        nodes.append(helper.make_node("Add", [total, operand], [out], name=name))
+        total = out
     return nodes

@@ -14,15 +14,15 @@ from pimflow.relay_passes.flat import layer_name, main_bindings, roles, with_rol
 ROLES_KEY = "pimflow.roles"
 
 
-def stored_roles(model: onnx.ModelProto) -> dict[str, str]:
+def read_roles(model: onnx.ModelProto) -> dict[str, str]:
     """Read roles by node from the metadata of a model; raises `ModelError` for an unknown role."""
     metadata = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), "{}")
     where = f"model '{model.graph.name}': its metadata '{ROLES_KEY}'"
-    stored = parse_json(metadata, where, ModelError)
-    if not isinstance(stored, dict) or not all(role in ROLES for role in stored.values()):
-        known = ", ".join(ROLES[1:])
-        raise ModelError(f"{where} has no role of {known} for each node that it names; remove it")
-    return stored
+    node_roles = parse_json(metadata, where, ModelError)
+    if not isinstance(node_roles, dict) or not all(role in ROLES for role in node_roles.values()):
+        role_names = ", ".join(ROLES[1:])
+        raise ModelError(f"{where} has no role of {role_names} for each node that it names; remove it")
+    return node_roles
 
 
 def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule:
@@ -33,7 +33,7 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
     ModelError
         If the metadata is not of the form of `ROLES_KEY`.
     """
-    stored = stored_roles(model)
+    stored = read_roles(model)
     if not stored:
         return mod
     layers = {layer_name(mod, binding.var) for binding in main_bindings(mod)}

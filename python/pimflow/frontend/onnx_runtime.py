@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
-from pimflow.frontend.onnx_rewrites import without_weights
-from pimflow.frontend.perturbed_onnx import perturbed
-from pimflow.frontend.reference import Reference, Run, Stored
-from pimflow.host.garbage_collection import give_back
+from pimflow.frontend.onnx_rewrites import strip_weights
+from pimflow.frontend.perturbed_onnx import perturb
+from pimflow.frontend.reference import Fp16Storage, Reference, Run
+from pimflow.host.garbage_collection import release_memory
 
 WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # alignment of a mapping
@@ -28,30 +28,30 @@ PAGE_BYTES = 4096  # alignment of a mapping
 def reference(model: onnx.ModelProto) -> Reference:
     """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs."""
 
-    return Reference(lambda: session_of(model, without_weights(model)), model)
+    return Reference(lambda: open_session(model, strip_weights(model)), model)
 
 
-def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:
+def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
     """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturbed`."""
     model = read()
-    return session_of(model, perturbed(model, roundings))
+    return open_session(model, perturb(model, roundings))
 
 
-def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
+def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`."""
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
-    _readable(light.graph)
+    _widen_bf16_outputs(light.graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # warnings do not concern the user
     options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy all weights
     options.enable_cpu_mem_arena = False  # it keeps the memory of a run, in powers of two
-    with own_errors(), tempfile.TemporaryDirectory() as folder:
-        path = stored(model, Path(folder), light)  # the file is mapped, so its name may be deleted
-        give_back()
+    with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
+        path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted
+        release_memory()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        with own_errors():
+        with convert_runtime_errors():
             outputs = session.run(None, dict(values))
         return [
             y.astype(ml_dtypes.bfloat16) if kind == TensorProto.BFLOAT16 else y
@@ -61,7 +61,7 @@ def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     return run
 
 
-def _readable(graph: onnx.GraphProto) -> None:
+def _widen_bf16_outputs(graph: onnx.GraphProto) -> None:
     """Cast bf16 outputs to fp32, which is exact, since ONNX Runtime does not return bf16."""
     for value in graph.output:
         if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
@@ -71,7 +71,7 @@ def _readable(graph: onnx.GraphProto) -> None:
 
 
 @contextlib.contextmanager
-def own_errors() -> Iterator[None]:
+def convert_runtime_errors() -> Iterator[None]:
     """Context in which errors of ONNX Runtime become `ModelError`."""
     try:
         yield
@@ -80,7 +80,7 @@ def own_errors() -> Iterator[None]:
         raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
 
-def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path:
+def write_model(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path:
     """Write `light` to `folder`, and the weights of `model` to a file beside it, one at a time.
 
     `onnx.save` would change `model`. `light` is the same model without weights; small weights are added to
@@ -90,11 +90,11 @@ def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path
         for tensor in model.graph.initializer:
             values = tensor.raw_data  # a copy; another way to find its size would serialise the whole tensor
             large = len(values) >= PAGE_BYTES
-            described = (tensor.name, tensor.dims, tensor.data_type)
-            light.graph.initializer.append(_external(file, [values], *described) if large else tensor)
+            tensor_info = (tensor.name, tensor.dims, tensor.data_type)
+            light.graph.initializer.append(_external(file, [values], *tensor_info) if large else tensor)
         for value in filter(zoo.is_weight, model.graph.input):
-            described = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
-            light.graph.initializer.append(_external(file, zoo.weight_values(value), *described))
+            tensor_info = (value.name, zoo.dims_of(value), onnx.TensorProto.FLOAT)
+            light.graph.initializer.append(_external(file, zoo.weight_values(value), *tensor_info))
     path = folder / "model.onnx"
     path.write_bytes(light.SerializeToString())
     return path

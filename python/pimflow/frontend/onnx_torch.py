@@ -20,8 +20,8 @@ Operator = Callable[..., Any]
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Outputs of `model`; see `peak_bytes`."""
-    with installed().inference_mode():
-        return [each.numpy() for each in outputs(model.graph, weights_of(model), tensors(inputs))]
+    with import_torch().inference_mode():
+        return [output.numpy() for output in outputs(model.graph, weight_tensors(model), tensors(inputs))]
 
 
 def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
@@ -42,24 +42,24 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     UnsupportedOpError
         For an operator that is not implemented here.
     """
-    torch = installed()
+    torch = import_torch()
     from torch.profiler import ProfilerActivity, profile
 
-    weights, given = weights_of(model), tensors(inputs)
-    held = sum(each.nbytes for each in (*weights.values(), *given.values()))
+    weights, input_tensors = weight_tensors(model), tensors(inputs)
+    resident_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *input_tensors.values()))
     with torch.inference_mode():
-        outputs(model.graph, weights, given)  # warms up: PyTorch allocates some memory once
+        outputs(model.graph, weights, input_tensors)  # warms up: PyTorch allocates some memory once
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            outputs(model.graph, weights, given)
+            outputs(model.graph, weights, input_tensors)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    return held + peak
+    return resident_bytes + peak
 
 
-def installed() -> Any:
+def import_torch() -> Any:
     """Import PyTorch; raises `UsageError` if it is not installed."""
     try:
         import torch
@@ -70,13 +70,15 @@ def installed() -> Any:
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Copies of arrays as tensors of PyTorch."""
-    torch = installed()
+    torch = import_torch()
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
-def weights_of(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
+def weight_tensors(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
     """Weights of `model` as tensors of PyTorch, by name."""
-    return tensors({each.name: numpy_helper.to_array(each) for each in model.graph.initializer})
+    return tensors(
+        {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
+    )
 
 
 def outputs(
@@ -85,24 +87,24 @@ def outputs(
     """Run all nodes of `graph`, and free each tensor after its last reader."""
     operators = _operators()
     last = {name: index for index, node in enumerate(graph.node) for name in node.input}
-    kept = {each.name for each in graph.output}
+    output_names = {output.name for output in graph.output}
     values: dict[str, Any] = {"": None, **inputs}
     for index, node in enumerate(graph.node):
         if node.op_type not in operators:
-            known = ", ".join(sorted(operators))
-            raise UnsupportedOpError(f"{node.name}: {node.op_type} is none of {known}")
+            supported = ", ".join(sorted(operators))
+            raise UnsupportedOpError(f"{node.name}: {node.op_type} is none of {supported}")
         operands = [weights[name] if name in weights else values[name] for name in node.input]
         values[node.output[0]] = operators[node.op_type](*operands, **attributes(node))
         del operands
-        for name in set(node.input) - kept - {""}:
+        for name in set(node.input) - output_names - {""}:
             if last[name] == index:
                 values.pop(name, None)
-    return [values[each.name] for each in graph.output]
+    return [values[output.name] for output in graph.output]
 
 
 def _operators() -> dict[str, Operator]:
     """The operators of the zoo, by ONNX name, with the attributes that they take."""
-    torch = installed()
+    torch = import_torch()
     call = torch.nn.functional
     return {
         **_windows(torch),
@@ -141,7 +143,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
     """Convolutions and poolings, by ONNX name."""
     call = torch.nn.functional
 
-    def padded(x: Any, pads: list[int], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
+    def pad(x: Any, pads: list[int], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
         """Pad `x` if the two sides differ; also returns the padding that remains for both sides."""
         half = len(pads) // 2
         if pads[:half] == pads[half:]:
@@ -150,17 +152,17 @@ def _windows(torch: Any) -> dict[str, Operator]:
         return call.pad(x, ends, value=value), (0,) * half
 
     def conv(x, w, b=None, group=1, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), **_):
-        x, left = padded(x, list(pads))
-        return call.conv2d(x, w, b, tuple(strides), left, tuple(dilations), group)
+        x, padding = pad(x, list(pads))
+        return call.conv2d(x, w, b, tuple(strides), padding, tuple(dilations), group)
 
     def max_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, **_):
-        x, left = padded(x, list(pads), float("-inf"))
-        return call.max_pool2d(x, kernel_shape, tuple(strides), left, ceil_mode=bool(ceil_mode))
+        x, padding = pad(x, list(pads), float("-inf"))
+        return call.max_pool2d(x, kernel_shape, tuple(strides), padding, ceil_mode=bool(ceil_mode))
 
     def average_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, count_include_pad=0, **_):
-        x, left = padded(x, list(pads))
+        x, padding = pad(x, list(pads))
         return call.avg_pool2d(
-            x, kernel_shape, tuple(strides), left, bool(ceil_mode), bool(count_include_pad)
+            x, kernel_shape, tuple(strides), padding, bool(ceil_mode), bool(count_include_pad)
         )
 
     return {

@@ -14,8 +14,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from pimflow import zoo
-from pimflow.frontend.onnx_rewrites import without_weights
-from pimflow.frontend.reference import Stored
+from pimflow.frontend.onnx_rewrites import strip_weights
+from pimflow.frontend.reference import Fp16Storage
 from pimflow.zoo.nodes import (
     ACTIVATIONS,
     ARITHMETIC,
@@ -35,7 +35,7 @@ FP32_ROUNDOFF = 2.0**-24
 _ELEMENTWISE = (*ACTIVATIONS, *ARITHMETIC, "BatchNormalization", "Identity")
 
 
-def perturbed(model: onnx.ModelProto, stored: Stored) -> onnx.ModelProto:
+def perturb(model: onnx.ModelProto, stored: Fp16Storage) -> onnx.ModelProto:
     """`model` without its weights; each of its runs rounds in other random directions.
 
     Tensors that `stored` names are rounded to fp16, up or down at random: multiplied by a factor of 1 ±
@@ -48,36 +48,40 @@ def perturbed(model: onnx.ModelProto, stored: Stored) -> onnx.ModelProto:
     model : ModelProto
         A result of `zoo.load_model`, with inferred shapes and named nodes.
     """
-    return _Perturbing(model, stored).result()
+    return _RoundingInserter(model, stored).result()
 
 
-class _Perturbing:
-    def __init__(self, model: onnx.ModelProto, stored: Stored) -> None:
-        self.stored, self.light = stored, without_weights(model)
+class _RoundingInserter:
+    def __init__(self, model: onnx.ModelProto, stored: Fp16Storage) -> None:
+        self.stored, self.light = stored, strip_weights(model)
         graph = self.light.graph
-        drawn = [value for value in model.graph.input if zoo.is_weight(value)]
+        drawn_weights = [value for value in model.graph.input if zoo.is_weight(value)]
         weights = {t.name: tuple(t.dims) for t in model.graph.initializer}
-        weights |= {value.name: zoo.dims_of(value) for value in drawn}
+        weights |= {value.name: zoo.dims_of(value) for value in drawn_weights}
         types = {value.name: value.type.tensor_type for value in (*model.graph.input, *graph.value_info)}
         types |= {value.name: value.type.tensor_type for value in graph.output}
         self.shapes = {name: tuple(d.dim_value for d in t.shape.dim) for name, t in types.items()} | weights
-        self.floats = {name for name, each in types.items() if each.elem_type == TensorProto.FLOAT}
+        self.floats = {
+            name for name, tensor_type in types.items() if tensor_type.elem_type == TensorProto.FLOAT
+        }
         self.floats |= {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
-        self.computed = _computed(graph)
-        self.layers = named_nodes(graph.node, stored.layers)
+        self.input_dependent = _input_dependent_names(graph)
+        self.layers = nodes_of_layers(graph.node, stored.layers)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in graph.node:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
+        self.used_names = {name for node in graph.node for name in (*node.input, *node.output)}
         self.seeds = np.random.default_rng(0)
         self.nodes: list[onnx.NodeProto] = []
 
     def result(self) -> onnx.ModelProto:
         """The model with inserted roundings."""
-        given = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.light.graph.node]
-        for node in given:
-            self._put(node)
+        original_nodes = [
+            onnx.NodeProto.FromString(node.SerializeToString()) for node in self.light.graph.node
+        ]
+        for node in original_nodes:
+            self._add_node(node)
         del self.light.graph.node[:]
         self.light.graph.node.extend(self._weights_first())
         del self.light.graph.value_info[:]
@@ -99,7 +103,7 @@ class _Perturbing:
                 reached.update(node.output)
         return first + last
 
-    def _put(self, node: onnx.NodeProto) -> None:
+    def _add_node(self, node: onnx.NodeProto) -> None:
         narrow = node.name in self.layers
         product = node.op_type in PRODUCTS
         terms, rank = self._terms(node), len(self.shapes.get(next(iter(node.output), ""), ()))
@@ -109,15 +113,15 @@ class _Perturbing:
             bias = node.op_type in BIASED and index == 2
             weight = product and index > 0 and len(self.shapes.get(name, ())) > 1
             if not bias and (narrow or (self.stored.kernels and weight)):
-                node.input[index] = self._rounded(name)
-            elif index == 0 and terms > 1 and name in self.computed:
-                node.input[0] = self._scaled(name, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
+                node.input[index] = self._round(name)
+            elif index == 0 and terms > 1 and name in self.input_dependent:
+                node.input[0] = self._scale(name, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
         if narrow:
             self._narrow(node, rank)
         elif self.stored.kernels and self._ends_kernel(node):
-            self._after(node, self._rounded)
+            self._perturb_results(node, self._round)
         elif terms == 1 and node.op_type not in MOVES and not product:
-            self._after(node, lambda name: self._scaled(name, 2 * FP32_ROUNDOFF))
+            self._perturb_results(node, lambda name: self._scale(name, 2 * FP32_ROUNDOFF))
         else:
             self.nodes.append(node)
 
@@ -126,13 +130,13 @@ class _Perturbing:
         has_bias = node.op_type in BIASED and len(node.input) == 3 and rank >= 2
         bias = node.input.pop() if has_bias else ""
         if not bias:
-            self._after(node, self._rounded)
+            self._perturb_results(node, self._round)
             return
         final = node.output[0]
-        node.output[0] = self._named(f"{final}.product")
+        node.output[0] = self._fresh_name(f"{final}.product")
         self.floats.add(node.output[0])
         self.nodes.append(node)
-        product = self._rounded(node.output[0])
+        product = self._round(node.output[0])
         if node.op_type == "Gemm":
             factor = self._constant(f"{final}.beta", np.float32(attributes(node).get("beta", 1.0)))
             added = self._add("Mul", [bias, factor], f"{final}.bias")
@@ -141,20 +145,20 @@ class _Perturbing:
             added = self._add("Reshape", [bias, shape], f"{final}.bias")
         self.nodes.append(helper.make_node("Add", [product, added], [final]))
 
-    def _after(self, node: onnx.NodeProto, change) -> None:
+    def _perturb_results(self, node: onnx.NodeProto, change) -> None:
         """Add `node`, followed by nodes that perturb its floating-point results by `change`."""
         self.nodes.append(node)
         for index, final in enumerate(node.output):
-            if final in self.floats and final in self.computed:
-                before = node.output[index] = self._named(f"{final}.exact")
-                self.nodes.append(helper.make_node("Identity", [change(before)], [final]))
+            if final in self.floats and final in self.input_dependent:
+                exact_name = node.output[index] = self._fresh_name(f"{final}.exact")
+                self.nodes.append(helper.make_node("Identity", [change(exact_name)], [final]))
 
-    def _rounded(self, name: str) -> str:
-        near = self._scaled(name, FP16_ROUNDOFF)
+    def _round(self, name: str) -> str:
+        near = self._scale(name, FP16_ROUNDOFF)
         half = self._add("Cast", [near], f"{name}.half", to=TensorProto.FLOAT16)
         return self._add("Cast", [half], f"{name}.rounded", to=TensorProto.FLOAT)
 
-    def _scaled(self, name: str, roundoff: float) -> str:
+    def _scale(self, name: str, roundoff: float) -> str:
         """Multiply a tensor by random factors; adding noise would give NaN for the infinities of masks."""
         seed = float(self.seeds.integers(1, 1 << 24))
         span = {"low": 1.0 - roundoff, "high": 1.0 + roundoff, "seed": seed}
@@ -162,17 +166,17 @@ class _Perturbing:
         return self._add("Mul", [name, factors], f"{name}.scaled")
 
     def _add(self, kind: str, inputs: list[str], output: str, **attributes: object) -> str:
-        name = self._named(output)
+        name = self._fresh_name(output)
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
         return name
 
     def _constant(self, name: str, value: np.ndarray) -> str:
         return self._add("Constant", [], name, value=onnx.numpy_helper.from_array(np.asarray(value)))
 
-    def _named(self, name: str) -> str:
-        while name in self.taken:
+    def _fresh_name(self, name: str) -> str:
+        while name in self.used_names:
             name += "_"
-        self.taken.add(name)
+        self.used_names.add(name)
         return name
 
     def _ends_kernel(self, node: onnx.NodeProto) -> bool:
@@ -201,7 +205,7 @@ class _Perturbing:
         return 1
 
 
-def _computed(graph: onnx.GraphProto) -> set[str]:
+def _input_dependent_names(graph: onnx.GraphProto) -> set[str]:
     """Names of the tensors that depend on the values of inputs."""
     names = {value.name for value in graph.input}
     for node in graph.node:
@@ -210,7 +214,7 @@ def _computed(graph: onnx.GraphProto) -> set[str]:
     return names
 
 
-def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
+def nodes_of_layers(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
     """Names of the nodes that `layers` are imported from.
 
     A layer has the name of its node, or, if the node was rewritten, that name with a suffix after a dot.

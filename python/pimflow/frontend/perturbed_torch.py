@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
-from pimflow.frontend.reference import Run, Stored
+from pimflow.frontend.reference import Fp16Storage, Run
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand is a bias
 
 
-def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored: Stored) -> Run:
+def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], stored: Fp16Storage) -> Run:
     """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturbed`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
@@ -31,13 +31,13 @@ def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored
     narrow = _products_of(module.graph.nodes, stored.layers)
     draw = torch.Generator().manual_seed(0)
 
-    def scaled(x: torch.Tensor, roundoff: float) -> torch.Tensor:
+    def scale(x: torch.Tensor, roundoff: float) -> torch.Tensor:
         return x * (1 + roundoff * (2 * torch.rand(x.shape, generator=draw) - 1))
 
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        return scaled(x, FP16_ROUNDOFF).half().float()
+    def round_to_fp16(x: torch.Tensor) -> torch.Tensor:
+        return scale(x, FP16_ROUNDOFF).half().float()
 
-    class Perturbing(torch.fx.Interpreter):
+    class RoundingInterpreter(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
             operator = _operator(node)
             if not operator:
@@ -45,8 +45,13 @@ def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             if node in narrow:
                 x, weights, bias, *rest = (*args, *[None] * (3 - len(args)))
-                operands = (rounded(x), rounded(weights), *([None] if len(args) > 2 else []), *rest)
-                product = rounded(self.call_function(node.target, operands, kwargs))
+                operands = (
+                    round_to_fp16(x),
+                    round_to_fp16(weights),
+                    *([None] if len(args) > 2 else []),
+                    *rest,
+                )
+                product = round_to_fp16(self.call_function(node.target, operands, kwargs))
                 if bias is None:
                     return product
                 behind = product.dim() - 2 if operator in _CONVOLUTIONS else 0
@@ -54,18 +59,18 @@ def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored
             if operator in _PRODUCTS:
                 x, weights, *rest = args
                 terms = weights[0].numel() if operator in _CONVOLUTIONS else x.shape[-1]
-                x = scaled(x, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
-                args = (x, rounded(weights) if stored.kernels else weights, *rest)
+                x = scale(x, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
+                args = (x, round_to_fp16(weights) if stored.kernels else weights, *rest)
             result = self.call_function(node.target, args, kwargs)
             if not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
                 return result
             if stored.kernels:
-                return rounded(result)
-            return result if operator in _PRODUCTS else scaled(result, 2 * FP32_ROUNDOFF)
+                return round_to_fp16(result)
+            return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         with torch.no_grad():
-            result = Perturbing(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
+            result = RoundingInterpreter(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
         return [y.numpy() for y in _pytree.tree_leaves(result)]
 
     return run

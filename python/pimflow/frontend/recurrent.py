@@ -16,7 +16,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
-def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
+def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace every LSTM, GRU and RNN by one product of all inputs, and a product of the state in each step.
 
     PIM runs both well: each is a constant matrix times a vector.
@@ -41,7 +41,7 @@ def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type in GATES and node.domain in ("", "ai.onnx"):
-            layer = _Layer(node, weights, values)
+            layer = _UnrolledLayer(node, weights, values)
             nodes += layer.nodes
             graph.initializer.extend(layer.constants)
         else:
@@ -51,7 +51,7 @@ def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-class _Layer:
+class _UnrolledLayer:
     """The nodes that replace a recurrent node, and the constants that they read."""
 
     def __init__(
@@ -64,56 +64,63 @@ class _Layer:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.prefix = node.name or node.output[0]
-        told = attributes(node)
+        attrs = attributes(node)
         operands = [*node.input, *[""] * (8 - len(node.input))]
         x, w, r, b, lengths, h0, c0, peepholes = operands
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
-            told.get("direction", b"forward")
+            attrs.get("direction", b"forward")
         ]
-        kinds = [a.decode() for a in told.get("activations", ())] or [
+        kinds = [a.decode() for a in attrs.get("activations", ())] or [
             *_ACTIVATIONS[node.op_type] * len(directions)
         ]
-        for name, given in (
+        for name, value in (
             ("sequence_lens", lengths),
             ("P", peepholes),
-            ("clip", told.get("clip")),
-            ("input_forget", told.get("input_forget")),
-            ("layout", told.get("layout")),
+            ("clip", attrs.get("clip")),
+            ("input_forget", attrs.get("input_forget")),
+            ("layout", attrs.get("layout")),
             ("activations", not set(kinds) <= {"Sigmoid", "Tanh", "Relu"}),
         ):
-            if given:
-                raise self._refused(f"with '{name}' is not supported")
+            if value:
+                raise self._unsupported(f"with '{name}' is not supported")
         if not all(name in weights for name in (w, r, b) if name):
-            raise self._refused("with computed weights is not supported; make them initializers")
+            raise self._unsupported("with computed weights is not supported; make them initializers")
         dims = [d.dim_value for d in values[x].type.tensor_type.shape.dim] if x in values else []
         if len(dims) != 3 or 0 in dims:
-            raise self._refused(
+            raise self._unsupported(
                 "over a sequence of unknown length; fix the shapes of the inputs with --shape"
             )
         self.steps, self.batch, width = dims
         if self.steps > LIMIT:
-            raise self._refused(f"over {self.steps} steps: {LIMIT} are supported; use shorter inputs")
-        self.linear_before_reset = bool(told.get("linear_before_reset"))
+            raise self._unsupported(f"over {self.steps} steps: {LIMIT} are supported; use shorter inputs")
+        self.linear_before_reset = bool(attrs.get("linear_before_reset"))
         matrices = [numpy_helper.to_array(weights[name]) for name in (w, r)]
         self.hidden, gates = matrices[1].shape[2], GATES[node.op_type]
         biases = np.zeros((len(directions), 2 * gates * self.hidden), matrices[0].dtype)
         if b:
             biases = numpy_helper.to_array(weights[b])
         rows = self._emit("Reshape", [x, self._constant(np.array([self.steps * self.batch, width]))])
-        each = len(kinds) // len(directions)
+        kinds_per_direction = len(kinds) // len(directions)
         finals = []
         for d, direction in enumerate(directions):
             halves = np.split(biases[d], 2)
             state = [self._initial(name, d, biases.dtype) for name in (h0, c0)]
             finals.append(
-                self._unroll(rows, [m[d].T for m in matrices], halves, state, direction, kinds[d * each :])
+                self._unroll(
+                    rows,
+                    [m[d].T for m in matrices],
+                    halves,
+                    state,
+                    direction,
+                    kinds[d * kinds_per_direction :],
+                )
             )
-        every = [self._emit("Concat", list(steps), axis=0) for steps, _ in finals]
+        sequences = [self._emit("Concat", list(steps), axis=0) for steps, _ in finals]
         shape = self._constant(np.array([self.steps, 1, self.batch, self.hidden]))
         results = [
-            self._joined([self._emit("Reshape", [y, shape]) for y in every], 1),
+            self._concat([self._emit("Reshape", [y, shape]) for y in sequences], 1),
             *(
-                self._joined(
+                self._concat(
                     [self._emit("Unsqueeze", [s[i], self._constant(np.array([0]))]) for _, s in finals], 0
                 )
                 for i in range(len(finals[0][1]))
@@ -185,7 +192,7 @@ class _Layer:
         self.nodes.append(helper.make_node("Split", [value, sizes], names, f"{names[0]}.node", axis=axis))
         return names
 
-    def _joined(self, values: list[str], axis: int) -> str:
+    def _concat(self, values: list[str], axis: int) -> str:
         return values[0] if len(values) == 1 else self._emit("Concat", values, axis=axis)
 
     def _add(self, x: str, y: str) -> str:
@@ -201,5 +208,5 @@ class _Layer:
         self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
-    def _refused(self, why: str) -> UnsupportedOpError:
-        return UnsupportedOpError(f"'{self.prefix}': {self.node.op_type} {why}")
+    def _unsupported(self, reason: str) -> UnsupportedOpError:
+        return UnsupportedOpError(f"'{self.prefix}': {self.node.op_type} {reason}")

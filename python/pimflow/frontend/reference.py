@@ -33,7 +33,7 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class Fp16Storage:
     """Tensors that a build stores in fp16 and its reference in fp32.
 
     Attributes
@@ -50,4 +50,4 @@ class Stored:
 
 # Function from what a build stores to a run with random roundings. Each call of a run draws other
 # roundings; the calls of two runs draw the same sequence.
-Perturbed = Callable[[Stored], Run]
+Perturbed = Callable[[Fp16Storage], Run]

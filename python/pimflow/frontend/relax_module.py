@@ -39,11 +39,11 @@ def canonical(
     main(mod)
     with warnings.catch_warnings(), stderr.hidden():
         warnings.simplefilter("ignore")
-        made = _canonical(mod, name, pushed)
-    if isinstance(made, PimflowError):
-        raise made
-    _refuse_nothing(made)
-    return made
+        result = _canonical(mod, name, pushed)
+    if isinstance(result, PimflowError):
+        raise result
+    _refuse_empty_tensors(result)
+    return result
 
 
 def _canonical(
@@ -58,7 +58,7 @@ def _canonical(
         return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
 
 
-def _refuse_nothing(mod: tvm.IRModule) -> None:
+def _refuse_empty_tensors(mod: tvm.IRModule) -> None:
     """Raise `UnsupportedOpError` for a tensor without elements: a constant, or an operand of a product.
 
     A file with such a constant cannot be loaded.
@@ -99,23 +99,25 @@ def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm
     """
     params = {v.name: v for v in main(mod).params}
     bound: dict[str, int] = {}
-    for name, wanted in shapes.items():
+    for name, requested in shapes.items():
         if name not in params:
             raise UnknownNameError("input", name, params)
         declared = list(params[name].ty.shape)
-        fits = len(declared) == len(wanted)
-        for dim, size in zip(declared, wanted):
+        fits = len(declared) == len(requested)
+        for dim, size in zip(declared, requested):
             if isinstance(dim, tvm.tirx.Var):
                 fits = fits and bound.setdefault(dim.name, size) == size
             elif isinstance(dim, tvm.tirx.IntImm):
                 fits = fits and int(dim) == size
         if not fits:
-            raise ModelError(f"input '{name}' has shape {sizes(params[name].ty)}, not {list(wanted)}")
+            raise ModelError(f"input '{name}' has shape {sizes(params[name].ty)}, not {list(requested)}")
     fixed = relax.transform.BindSymbolicVars(bound)(mod) if bound else mod
     for param in main(fixed).params:  # dimensions that depend on others
-        wanted, found = shapes.get(param.name), sizes(param.ty)
-        if wanted is not None and found is not None and found != list(wanted):
-            raise ModelError(f"input '{param.name}' has shape {found} by other inputs, not {list(wanted)}")
+        requested, actual = shapes.get(param.name), sizes(param.ty)
+        if requested is not None and actual is not None and actual != list(requested):
+            raise ModelError(
+                f"input '{param.name}' has shape {actual} by other inputs, not {list(requested)}"
+            )
     return fixed
 
 
@@ -171,9 +173,9 @@ def weight_bytes(mod: tvm.IRModule) -> int:
 def reference(mod: tvm.IRModule) -> Reference:
     """Reference of `mod`: TVM's own pipeline compiles it for the CPU."""
 
-    def prepared() -> Run:
+    def prepare() -> Run:
         plain = relax.transform.DecomposeOpsForInference()(mod)
         executable = tvm.compile(plain, tvm.target.Target("llvm"))
         return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))
 
-    return Reference(prepared)
+    return Reference(prepare)

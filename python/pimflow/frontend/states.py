@@ -11,14 +11,14 @@ import tvm
 from pimflow.core.state import State
 from pimflow.errors import UsageError
 from pimflow.frontend import relax_module
-from pimflow.frontend.reference import Perturbed, Reference, Run, Stored
+from pimflow.frontend.reference import Fp16Storage, Perturbed, Reference, Run
 from pimflow.relay_passes.canonical.keep_states import POSITION, KeepStates
 
 Inputs = dict[str, tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StatefulDecoder:
     """A decoder with caches that are updated in place.
 
     Attributes
@@ -33,71 +33,77 @@ class Kept:
     module: tvm.IRModule
     inputs: Inputs
     states: tuple[State, ...]
-    taken: Inputs
+    original_inputs: Inputs
 
     @classmethod
-    def of(
-        cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int], places: int | None = None
-    ) -> Kept:
+    def from_module(
+        cls,
+        module: tvm.IRModule,
+        original_inputs: Inputs,
+        pairs: Mapping[str, int],
+        places: int | None = None,
+    ) -> StatefulDecoder:
         """Apply `KeepStates` to a canonical module, with its `pairs` and `places`; raises its errors."""
         results = relax_module.output_shapes(module)
-        kept = KeepStates(pairs, places)(module)
-        inputs = relax_module.inputs(kept)
+        new_module = KeepStates(pairs, places)(module)
+        inputs = relax_module.inputs(new_module)
         states = tuple(
-            State(name=name, result=index, grown=results[index][2] - taken[name][0][2])
+            State(name=name, result=index, grown=results[index][2] - original_inputs[name][0][2])
             for name, index in pairs.items()
         )
-        return cls(module=kept, inputs=inputs, states=states, taken=taken)
+        return cls(module=new_module, inputs=inputs, states=states, original_inputs=original_inputs)
 
     @property
     def free_places(self) -> int:
         """Number of places in a cache where the tokens of a step may begin."""
-        lengths = [self.taken[state.name][0][2] - (not state.grown) for state in self.states]
+        lengths = [self.original_inputs[state.name][0][2] - (not state.grown) for state in self.states]
         return min(lengths) + 1
 
-    def reference(self, given: Reference) -> Reference:
+    def reference(self, original: Reference) -> Reference:
         """The original reference, for caches that are full up to the tokens of the step.
 
         Places after those that the step reads do not change.
         """
-        return replace(given, prepared=lambda: _shortened(self.states, self.taken, given.prepared()))
+        return replace(
+            original, prepared=lambda: _adapt_run(self.states, self.original_inputs, original.prepared())
+        )
 
-    def perturbed(self, given: Perturbed) -> Perturbed:
+    def reference_with_roundings(self, original: Perturbed) -> Perturbed:
         """The same for a reference with random roundings; it does not keep weights alive."""
-        states, taken = self.states, self.taken
+        states, original_inputs = self.states, self.original_inputs
 
-        def perturbed(stored: Stored) -> Run:
-            return _shortened(states, taken, given(stored))
+        def prepare(stored: Fp16Storage) -> Run:
+            return _adapt_run(states, original_inputs, original(stored))
 
-        return perturbed
+        return prepare
 
 
-def _shortened(states: tuple[State, ...], taken: Inputs, run: Run) -> Run:
+def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, run: Run) -> Run:
     """Adapt `run` of the original network to caches that are updated in place."""
-    places = {state.name: taken[state.name][0][2] for state in states}
+    places = {state.name: original_inputs[state.name][0][2] for state in states}
 
-    def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        if POSITION not in taken and POSITION in values:
+    def run_original(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        if POSITION not in original_inputs and POSITION in values:
             full = min(places.values())
             if not (values[POSITION] == full).all():
                 raise UsageError(
                     f"input '{POSITION}': the reference has no cache with free places; give {full}"
                 )
         cut = {name: values[name][:, :, :length] for name, length in places.items()}
-        found = list(run({name: cut.get(name, values[name]) for name in taken}))
+        outputs = list(run({name: cut.get(name, values[name]) for name in original_inputs}))
         for state in states:
-            behind = values[state.name][:, :, found[state.result].shape[2] :]
-            if behind.size:
-                found[state.result] = np.concatenate([found[state.result], behind], axis=2)
-        return found
+            later_places = values[state.name][:, :, outputs[state.result].shape[2] :]
+            if later_places.size:
+                outputs[state.result] = np.concatenate([outputs[state.result], later_places], axis=2)
+        return outputs
 
-    return shortened
+    return run_original
 
 
-def full_caches(table_rows: Mapping[str, int], drawn: dict[str, np.ndarray]) -> None:
+def full_caches(table_rows: Mapping[str, int], inputs: dict[str, np.ndarray]) -> None:
     """Set positions and masks in `drawn` so that caches are full up to the tokens of the step, in place."""
     if POSITION in table_rows:
-        drawn[POSITION][...] = table_rows[POSITION] - 1
-    for name in drawn:
+        inputs[POSITION][...] = table_rows[POSITION] - 1
+    for name in inputs:
         if "mask" in name:
-            drawn[name] = np.ones_like(drawn[name])
+            inputs[name] = np.ones_like(inputs[name])

@@ -46,15 +46,15 @@ _NAMES = ("name", "as_name", "arg_name", "target", "parameter_name", "buffer_nam
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
     """Context in which `torch.load` unpickles only tensors and containers of them, and else raises."""
-    before = os.environ.get(_ONLY_WEIGHTS)
+    previous = os.environ.get(_ONLY_WEIGHTS)
     os.environ[_ONLY_WEIGHTS] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_ONLY_WEIGHTS]
         else:
-            os.environ[_ONLY_WEIGHTS] = before
+            os.environ[_ONLY_WEIGHTS] = previous
 
 
 def require_plain(path: str | os.PathLike[str]) -> None:
@@ -92,15 +92,15 @@ def _require_plain_record(where: str, name: str, read: Any) -> None:
 
 def _require_plain_program(where: str, program: Any) -> None:
     """Check a program's table, and all nested tables."""
-    left: list[tuple[str, Any]] = [("", program)]
-    while left:
-        key, value = left.pop()
+    queue: list[tuple[str, Any]] = [("", program)]
+    while queue:
+        key, value = queue.pop()
         if isinstance(value, dict):
             for inner in value:
                 _require_name(where, inner, key)
-            left += [(inner, item) for inner, item in value.items() if inner != "metadata"]
+            queue += [(inner, item) for inner, item in value.items() if inner != "metadata"]
         elif isinstance(value, list):
-            left += [(key, item) for item in value]
+            queue += [(key, item) for item in value]
         elif isinstance(value, str):
             _require_plain_text(where, key, value)
 

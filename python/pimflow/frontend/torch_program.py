@@ -36,7 +36,7 @@ def is_program(model: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class TorchProgram:
     """An imported program of PyTorch; dimensions of its inputs may be open.
 
     Attributes
@@ -69,7 +69,7 @@ class Program:
         """The outputs, in ONNX's form."""
         returned = relax_module.main(self.module).ret_ty
         types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
-        return [_value(name, each) for name, each in zip(self.results, types, strict=True)]
+        return [_value(name, tensor_type) for name, tensor_type in zip(self.results, types, strict=True)]
 
 
 def _value(name: str, tensor: relax.TensorType) -> onnx.ValueInfoProto:
@@ -77,7 +77,7 @@ def _value(name: str, tensor: relax.TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, dtype, relax_module.sizes(tensor))
 
 
-def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
+def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgram:
     """Import an exported program.
 
     Raises
@@ -87,7 +87,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
     ModelError, UnsupportedOpError
         If the file is not an exported program, or the program cannot be imported.
     """
-    program = opened(model)
+    program = open_program(model)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,10 +100,10 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     results = tuple(map(str, program.graph_signature.user_outputs))
-    return Program(name=name, module=mod, results=results, reference=_reference(program))
+    return TorchProgram(name=name, module=mod, results=results, reference=_reference(program))
 
 
-def opened(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def open_program(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The exported program, which is read if `model` is a path; raises the errors of `load`."""
     return _read(model) if isinstance(model, str | os.PathLike) else model
 
@@ -117,7 +117,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise UsageError(
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
         torch_archive.require_plain(path)
@@ -130,7 +130,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
     except Exception as error:  # any error of the archive's parts
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)
 
 
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
@@ -156,8 +156,8 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     for node, result in layers.items():
         if result not in names:
             # The only product of a torch module has the module's name; other operators get a suffix.
-            alone = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
-            layer = path_of(node) if alone else f"{path_of(node)}.{node.name}"
+            is_only_product = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
+            layer = path_of(node) if is_only_product else f"{path_of(node)}.{node.name}"
             names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
@@ -169,7 +169,7 @@ def path_of(node: torch.fx.Node) -> str:
 
 
 def _reference(program: torch.export.ExportedProgram) -> Reference:
-    def prepared() -> Run:
+    def prepare() -> Run:
         import torch
         from torch.utils import _pytree
 
@@ -182,4 +182,4 @@ def _reference(program: torch.export.ExportedProgram) -> Reference:
 
         return run
 
-    return Reference(prepared)
+    return Reference(prepare)

@@ -5,12 +5,12 @@ into groups, and `place` finds the offsets of a group's tiles.
 """
 
 from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate
-from pimflow.fusion.group import REUSES, Group, Placement, place, tiled
-from pimflow.fusion.growing import Growing
+from pimflow.fusion.group import REUSES, Group, Placement, place, tile_group
+from pimflow.fusion.growing import GrowingGroup
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
-from pimflow.fusion.onnx_layers import unfolded
+from pimflow.fusion.onnx_layers import layers_from_onnx
 from pimflow.fusion.plan import FusionPlan, GroupReport
-from pimflow.fusion.region_layers import folded
+from pimflow.fusion.region_layers import layers_from_regions
 from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import TILES, GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
@@ -27,16 +27,16 @@ __all__ = [
     "Group",
     "GroupReport",
     "GroupTiling",
-    "Growing",
+    "GrowingGroup",
     "Layer",
     "LayerGraph",
     "Placement",
     "TilingCandidates",
-    "folded",
+    "layers_from_regions",
     "fuse_layers",
     "parse_bytes",
     "parse_rate",
     "place",
-    "tiled",
-    "unfolded",
+    "tile_group",
+    "layers_from_onnx",
 ]

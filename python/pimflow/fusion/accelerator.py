@@ -41,10 +41,10 @@ class Accelerator:
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
             raise UnknownNameError("dtype", self.dtype, ELEMENT_BYTES)
-        for what in ("on_chip_bytes", "bytes_per_second", "operations_per_second"):
-            value = getattr(self, what)
+        for name in ("on_chip_bytes", "bytes_per_second", "operations_per_second"):
+            value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise UsageError(f"{what} {value:g}: give a positive number")
+                raise UsageError(f"{name} {value:g}: give a positive number")
 
     @property
     def element_bytes(self) -> int:

@@ -42,7 +42,7 @@ class ChannelRun:
         return self.begin <= step < self.end
 
     @property
-    def forming(self) -> range:
+    def forming_steps(self) -> range:
         """Steps whose results are on chip one or a few channels at a time."""
         return range(self.begin, self.end - self.sums)
 
@@ -50,8 +50,8 @@ class ChannelRun:
 def keeps_channels(layer: Layer) -> bool:
     """Whether each channel of the result needs only the same channel of every operand."""
     channels = layer.maps[0][3].output_extent
-    kept = all(maps[3] == RangeMap.same(channels) for maps in layer.maps)
-    return kept and not layer.kept_elements and layer.filters in (1, channels)
+    is_per_channel = all(maps[3] == RangeMap.same(channels) for maps in layer.maps)
+    return is_per_channel and not layer.kept_elements and layer.filters in (1, channels)
 
 
 def forms_channels(layer: Layer) -> bool:
@@ -69,8 +69,10 @@ def sums_channels(layer: Layer) -> bool:
     if layer.macs == 0 or layer.kept_elements or len(layer.inputs) != 1:
         return False
     channels = layer.maps[0][3]
-    whole = channels.window == channels.extent and channels.repeat == channels.output_extent == layer.filters
-    return whole and layer.weight_elements >= slice_elements(layer) * channels.extent
+    reads_all_channels = (
+        channels.window == channels.extent and channels.repeat == channels.output_extent == layer.filters
+    )
+    return reads_all_channels and layer.weight_elements >= slice_elements(layer) * channels.extent
 
 
 def slice_elements(layer: Layer) -> int:
@@ -86,21 +88,21 @@ def run_weights(layer: Layer, sums: bool) -> int:
     return layer.filter_elements
 
 
-def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
+def single_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
     """All `layers` as one run with `channels` at a time; None if they cannot be one.
 
     The first layer forms channels, those after it keep channels separate, and the last may sum over them.
     """
-    count, made, sums = layers[0].maps[0][3].output_extent, set[str](), False
+    count, formed_names, sums = layers[0].maps[0][3].output_extent, set[str](), False
     for step, layer in enumerate(layers):
-        inside = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in made]
-        joined = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
-        if joined or layer.view or layer.kept_elements or sums or (step and not inside):
+        inner_maps = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in formed_names]
+        is_padded = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
+        if is_padded or layer.view or layer.kept_elements or sums or (step and not inner_maps):
             return None
-        kept = layer.maps[0][3].output_extent == count
-        if kept and all(axis == RangeMap.same(count) for axis in inside):
-            made.add(layer.name)
-        elif layer.inputs[0] in made and len(inside) == 1 and is_whole(inside[0]):
+        has_same_channels = layer.maps[0][3].output_extent == count
+        if has_same_channels and all(axis == RangeMap.same(count) for axis in inner_maps):
+            formed_names.add(layer.name)
+        elif layer.inputs[0] in formed_names and len(inner_maps) == 1 and is_whole(inner_maps[0]):
             sums = True
         else:
             return None
@@ -113,23 +115,29 @@ def is_whole(axis: RangeMap) -> bool:
     return axis == RangeMap.whole(axis.extent, axis.output_extent)
 
 
-def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dict[str, int]:
+def channels_on_chip(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dict[str, int]:
     """Number of channels on chip at a time, by tensor that is not on chip with all channels."""
-    few: dict[str, int] = {}
+    channel_counts: dict[str, int] = {}
     for run in runs:
-        names = [layers[step].name for step in run.forming]
-        few |= dict.fromkeys((*names, *sorted(_operands(layers, run))), run.channels)
-    return few
+        names = [layers[step].name for step in run.forming_steps]
+        channel_counts |= dict.fromkeys((*names, *sorted(_streamed_operands(layers, run))), run.channels)
+    return channel_counts
 
 
-def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
+def _streamed_operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
     """Tensors that a run loads channel by channel: only it reads them, and no layer all channels at once."""
-    made = {layer.name for layer in layers}
-    inside = layers[run.begin : run.end]
-    whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
-    whole |= set(inside[-1].inputs[1:]) if run.sums else set()
-    others = {name for step, layer in enumerate(layers) if step not in run for name in layer.inputs}
-    return {name for layer in inside for name in layer.inputs} - made - whole - others
+    layer_names = {layer.name for layer in layers}
+    run_layers = layers[run.begin : run.end]
+    whole_tensors = (
+        set()
+        if keeps_channels(run_layers[0]) or (run.sums and len(run_layers) == 1)
+        else {run_layers[0].inputs[0]}
+    )
+    whole_tensors |= set(run_layers[-1].inputs[1:]) if run.sums else set()
+    outside_reads = {name for step, layer in enumerate(layers) if step not in run for name in layer.inputs}
+    return (
+        {name for layer in run_layers for name in layer.inputs} - layer_names - whole_tensors - outside_reads
+    )
 
 
 def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
@@ -144,24 +152,24 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
     for begin, first in enumerate(layers):
         if sums and sums_channels(first):
             run = ChannelRun(begin=begin, end=begin + 1, sums=True)
-            if first.inputs[0] in _operands(layers, run):
+            if first.inputs[0] in _streamed_operands(layers, run):
                 yield run
         if not (keeps_channels(first) or forms_channels(first)):
             continue
-        made, furthest, channels = set(), 0, first.maps[0][3].output_extent
+        formed_names, last_reader, channels = set(), 0, first.maps[0][3].output_extent
         for end in range(begin + 1, len(layers) + 1):
             layer = layers[end - 1]
             if end > begin + 1 and layer.maps[0][3].extent != channels:
                 break
             if end > begin + 1 and not keeps_channels(layer):
                 run = ChannelRun(begin=begin, end=end, sums=True)
-                joined = sums and sums_channels(layer) and furthest < end
-                if joined and layer.inputs[0] in made | _operands(layers, run):
+                can_sum = sums and sums_channels(layer) and last_reader < end
+                if can_sum and layer.inputs[0] in formed_names | _streamed_operands(layers, run):
                     yield run
                 break
-            made.add(layer.name)
-            furthest = max(furthest, last.get(layer.name, 0))
-            if furthest < end:
+            formed_names.add(layer.name)
+            last_reader = max(last_reader, last.get(layer.name, 0))
+            if last_reader < end:
                 yield ChannelRun(begin=begin, end=end)
 
 
@@ -187,21 +195,21 @@ def fitting_runs(
     sums : bool
         See `possible_runs`.
     """
-    made = {layer.name: step for step, layer in enumerate(layers)}
+    producer_step = {layer.name: step for step, layer in enumerate(layers)}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for step, layer in enumerate(layers):
         for name in layer.inputs:
-            first.setdefault(name, made.get(name, step))
+            first.setdefault(name, producer_step.get(name, step))
             last[name] = step
-    for name, step in made.items():
+    for name, step in producer_step.items():
         first.setdefault(name, step)
         last.setdefault(name, step)
 
-    def taken(run: ChannelRun, single: bool) -> int:
-        few = set() if single else by_channel(layers, (run,))
+    def run_elements(run: ChannelRun, single: bool) -> int:
+        channel_counts = set() if single else channels_on_chip(layers, (run,))
         alive = sum(
-            -(-elements[name] // channels(name)) if name in few else elements[name]
+            -(-elements[name] // channels(name)) if name in channel_counts else elements[name]
             for name in elements
             if first[name] < run.end and last[name] >= run.begin
         )
@@ -214,9 +222,13 @@ def fitting_runs(
     best: list[tuple[float, int, tuple[ChannelRun, ...]]] = [(0, 0, ())]
     best += [(math.inf, 0, ())] * len(layers)
     for run, single in sorted(edges, key=lambda edge: edge[0].end):
-        count, most, runs = best[run.begin]
-        if count < math.inf and (size := taken(run, single)) <= capacity:
-            new = (count, max(most, size), runs) if single else (count + 1, max(most, size), (*runs, run))
+        count, max_elements, runs = best[run.begin]
+        if count < math.inf and (size := run_elements(run, single)) <= capacity:
+            new = (
+                (count, max(max_elements, size), runs)
+                if single
+                else (count + 1, max(max_elements, size), (*runs, run))
+            )
             best[run.end] = min(best[run.end], new)
-    count, most, runs = best[-1]
-    return None if count == math.inf else (runs, most)
+    count, max_elements, runs = best[-1]
+    return None if count == math.inf else (runs, max_elements)

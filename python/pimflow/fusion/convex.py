@@ -18,7 +18,7 @@ import numpy as np
 from pimflow.core.integer_program import IntegerProgram
 from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.run_costs import Costed, RunCosts
+from pimflow.fusion.run_costs import CostedGroup, RunCosts
 
 # Upper bound on convex sets that are tried beside runs; in large graphs, sets of few links come first.
 MAX_SETS = 4000
@@ -41,55 +41,63 @@ class ConvexCover:
         self.sets, complete = convex_sets(costs.graph, self.links)
         if not complete:
             self.links = _links(costs.graph)
-            self.sets, _ = convex_sets(costs.graph, self.links, near=True)
-        self._others: list[Costed] | None = None
+            self.sets, _ = convex_sets(costs.graph, self.links, connected_only=True)
+        self._non_runs: list[CostedGroup] | None = None
 
     @property
-    def beyond_runs(self) -> bool:
+    def has_non_runs(self) -> bool:
         """Whether any of the sets is not a run of the layer order."""
-        return any(_gap(self._positions(each)) for each in self.sets)
+        return any(_has_gap(self._positions(links)) for links in self.sets)
 
-    def best(self, costs: RunCosts) -> list[Costed]:
+    def best(self, costs: RunCosts) -> list[CostedGroup]:
         """The cover with the smallest objective, in an order in which its groups can run."""
-        least = _cuts(costs)
-        runs = [each for end in range(1, len(costs) + 1) for each in costs.ending(end) if each]
+        cut_objectives = _cut_objectives(costs)
+        runs = [group for end in range(1, len(costs) + 1) for group in costs.runs_ending_at(end) if group]
         columns = [
-            each
-            for each in runs
-            if len(each.positions) == 1 or each.objective < least[each.positions[0]][len(each.positions)]
+            group
+            for group in runs
+            if len(group.positions) == 1
+            or group.objective < cut_objectives[group.positions[0]][len(group.positions)]
         ]
-        if self._others is None:
-            self._others = [each for each in self._costed() if _gap(each.positions)]
-        fresh = (costs.of(each.positions) if costs.refuses(each) else each for each in self._others)
-        self._others = [
-            each for each in fresh if each and each.objective < _by_runs(each.positions, least, costs)
+        if self._non_runs is None:
+            self._non_runs = [group for group in self._fitting_groups() if _has_gap(group.positions)]
+        fresh = (
+            costs.best_group(group.positions) if costs.is_excluded(group) else group
+            for group in self._non_runs
+        )
+        self._non_runs = [
+            group
+            for group in fresh
+            if group and group.objective < _objective_by_runs(group.positions, cut_objectives, costs)
         ]
-        return _cover(columns + self._others, costs)
+        return _cover(columns + self._non_runs, costs)
 
     def _positions(self, links: Sequence[int]) -> tuple[int, ...]:
         return tuple(position for link in links for position in self.links[link])
 
-    def _costed(self) -> Iterator[Costed]:
+    def _fitting_groups(self) -> Iterator[CostedGroup]:
         """Sets that fit and are as fast as their layers, each grown from the one without its first link."""
         larger = defaultdict(list)
-        for each in self.sets:
-            larger[each[1:]].append(each)
-        empty = self.costs.growing()
-        stack = [(each, empty) for each in larger[()]]
+        for link_set in self.sets:
+            larger[link_set[1:]].append(link_set)
+        empty = self.costs.empty_group()
+        stack = [(link_set, empty) for link_set in larger[()]]
         while stack:
             links, growing = stack.pop()
             positions = self.links[links[0]]
             if len(growing.positions) + len(positions) > MAX_LAYERS:
                 continue
             growing = growing.copy()
-            fits, best = self.costs.grown(growing, reversed(positions))
+            fits, best = self.costs.grow(growing, reversed(positions))
             if best:
                 yield best
             if fits:
-                stack += [(each, growing) for each in larger[links]]
+                stack += [(link_set, growing) for link_set in larger[links]]
 
 
-def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[list[tuple[int, ...]], bool]:
+def convex_sets(
+    graph: LayerGraph, links: Links, connected_only: bool = False
+) -> tuple[list[tuple[int, ...]], bool]:
     """At most `MAX_SETS` convex sets of links, by size, and whether these are all sets.
 
     For each set, the set without its first link is among them, too.
@@ -112,24 +120,24 @@ def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[li
         readers[index] &= ~(1 << index)
     reached = [0] * len(links)
     for index in reversed(range(len(links))):
-        for other in _bits(readers[index]):
-            reached[index] |= reached[other] | 1 << other
+        for later in _bit_positions(readers[index]):
+            reached[index] |= reached[later] | 1 << later
     sets, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
     while level:
-        sets += [each[0] for each in level]
+        sets += [entry[0] for entry in level]
         if len(sets) > MAX_SETS:
             return sets[:MAX_SETS], False
         level = [
-            ((index, *one), mask | 1 << index, touched | tensors[index])
-            for one, mask, touched in level
-            for index in reversed(range(one[0]))
-            if (not near or tensors[index] & touched)
-            and not any(reached[other] & mask for other in _bits(readers[index] & ~mask))
+            ((index, *link_set), mask | 1 << index, touched | tensors[index])
+            for link_set, mask, touched in level
+            for index in reversed(range(link_set[0]))
+            if (not connected_only or tensors[index] & touched)
+            and not any(reached[later] & mask for later in _bit_positions(readers[index] & ~mask))
         ]
     return sets, True
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _bit_positions(mask: int) -> Iterator[int]:
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -149,31 +157,33 @@ def _links(graph: LayerGraph) -> Links:
     return tuple(map(tuple, links))
 
 
-def _gap(positions: Sequence[int]) -> bool:
+def _has_gap(positions: Sequence[int]) -> bool:
     return positions[-1] - positions[0] >= len(positions)
 
 
-def _cuts(costs: RunCosts) -> np.ndarray:
+def _cut_objectives(costs: RunCosts) -> np.ndarray:
     """By first layer and length, the smallest objective of a run cut into shorter ones, or of one layer."""
     count = len(costs)
-    whole = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
+    run_objectives = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
     for end in range(1, count + 1):
-        for length, each in enumerate(costs.ending(end), 1):
-            if each:
-                whole[end - length, length] = each.objective
-    least = np.full((count, MAX_LAYERS + 1), np.inf)
-    least[:, 1] = whole[:count, 1]
+        for length, run in enumerate(costs.runs_ending_at(end), 1):
+            if run:
+                run_objectives[end - length, length] = run.objective
+    cut_objectives = np.full((count, MAX_LAYERS + 1), np.inf)
+    cut_objectives[:, 1] = run_objectives[:count, 1]
     for begin in range(count):
-        best = whole[begin].copy()  # of layers [begin, begin + length), cut or not
+        best = run_objectives[begin].copy()  # of layers [begin, begin + length), cut or not
         best[0] = np.inf
         for length in range(2, min(MAX_LAYERS, count - begin) + 1):
             first = np.arange(1, length)
-            least[begin, length] = (best[first] + whole[begin + first, length - first]).min()
-            best[length] = min(best[length], least[begin, length])
-    return least
+            cut_objectives[begin, length] = (
+                best[first] + run_objectives[begin + first, length - first]
+            ).min()
+            best[length] = min(best[length], cut_objectives[begin, length])
+    return cut_objectives
 
 
-def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> float:
+def _objective_by_runs(positions: Sequence[int], cut_objectives: np.ndarray, costs: RunCosts) -> float:
     """Smallest objective of the layers in groups that are runs."""
     total, begin = 0.0, 0
     for index in range(1, len(positions) + 1):
@@ -181,44 +191,44 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> fl
             continue
         first, length = positions[begin], index - begin
         run = costs.run(first, first + length)
-        total += min(least[first, length], run.objective if run else math.inf)
+        total += min(cut_objectives[first, length], run.objective if run else math.inf)
         begin = index
     return total
 
 
-def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
+def _cover(columns: list[CostedGroup], costs: RunCosts) -> list[CostedGroup]:
     """The exact cover with the smallest objective whose groups can run."""
-    program, whole = IntegerProgram(), sum(each.objective for each in costs.alone)
-    binaries = [program.binary(each.objective / whole + TIE) for each in columns]
-    doing = defaultdict(list)
-    for binary, each in zip(binaries, columns):
-        for position in each.positions:
-            doing[position].append(binary)
+    program, total = IntegerProgram(), sum(item.objective for item in costs.single_layers)
+    binaries = [program.add_binary(item.objective / total + TIE) for item in columns]
+    binaries_by_position = defaultdict(list)
+    for binary, item in zip(binaries, columns):
+        for position in item.positions:
+            binaries_by_position[position].append(binary)
     for position in range(len(costs)):
-        program.cover(doing[position])
+        program.add_exactly_one(binaries_by_position[position])
     while True:
         outcome = program.solve()
         assert outcome.values is not None, "single layers are a cover"
-        chosen = [index for index, binary in enumerate(binaries) if outcome.chosen(binary)]
+        chosen = [index for index, binary in enumerate(binaries) if outcome.is_chosen(binary)]
         order, circle = _order([columns[index] for index in chosen], costs.graph)
         if not circle:
             return order
-        program.row([(binaries[chosen[each]], 1.0) for each in circle], high=len(circle) - 1.0)
+        program.add_row([(binaries[chosen[item]], 1.0) for item in circle], high=len(circle) - 1.0)
 
 
-def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[int]]:
+def _order(groups: list[CostedGroup], graph: LayerGraph) -> tuple[list[CostedGroup], list[int]]:
     """The groups in an order in which they can run, early layers first; or the groups of a cycle."""
-    group_of = {position: index for index, each in enumerate(groups) for position in each.positions}
+    group_of = {position: index for index, group in enumerate(groups) for position in group.positions}
     waits = {
-        index: {group_of[source] for position in each.positions for source in graph.sources[position]}
-        for index, each in enumerate(groups)
+        index: {group_of[source] for position in group.positions for source in graph.sources[position]}
+        for index, group in enumerate(groups)
     }
-    sorter = graphlib.TopologicalSorter({index: others - {index} for index, others in waits.items()})
+    sorter = graphlib.TopologicalSorter({index: needed - {index} for index, needed in waits.items()})
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
         return [], error.args[1][1:]  # the list begins with its last element
-    order: list[Costed] = []
+    order: list[CostedGroup] = []
     ready: list[tuple[int, int]] = []
     while sorter.is_active():
         for index in sorter.get_ready():

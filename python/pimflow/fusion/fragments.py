@@ -16,14 +16,16 @@ from pimflow.fusion.layers import Layer
 
 FRAGMENT = 16  # rows, columns and depth of one multiplication on a tensor core
 WARPS = 8  # in a block
-MOST_SUMS = 16  # fragments of sums in the registers of a warp, which fill half of them
+MAX_SUMS = 16  # fragments of sums in the registers of a warp, which fill half of them
 STAGE_BYTES = 1024  # shared memory of each warp: two fragments of an operand, or one of sums
-SIDES = np.array(list(product((1, 2), (1, 2, 4)))).T  # shapes of a warp's register tile, in fragments
+REGISTER_TILES = np.array(
+    list(product((1, 2), (1, 2, 4)))
+).T  # shapes of a warp's register tile, in fragments
 STEP_PRODUCTS = 4096  # products that threads form without tensor cores in the time of a step (assumed)
-STAGED_BYTES = (WARPS + 1) * STAGE_BYTES  # shared memory of a block, with space for alignment
-BESIDE = 8  # overhead of a step, in multiplications of fragments (assumed)
+STAGING_BYTES = (WARPS + 1) * STAGE_BYTES  # shared memory of a block, with space for alignment
+STEP_OVERHEAD = 8  # overhead of a step, in multiplications of fragments (assumed)
 # Accesses to shared memory for a fragment of the operand, in fragments: gather, store, load.
-GATHERED = 3
+GATHER_ACCESSES = 3
 
 
 def is_product(layer: Layer) -> bool:
@@ -51,24 +53,26 @@ class ProductTile:
     macs: int | np.ndarray
 
     @classmethod
-    def of(cls, layer: Layer, pixels: int | np.ndarray, channels: int, filters: int) -> ProductTile:
+    def from_layer(cls, layer: Layer, pixels: int | np.ndarray, channels: int, filters: int) -> ProductTile:
         """Make the product of `layer` with these numbers of pixels, operand channels and filters."""
         taps = layer.maps[0][1].window * layer.maps[0][2].window
         macs = pixels * filters * channels * taps
-        return cls(rows=_up(pixels), columns=_up(filters), steps=taps * _up(channels), macs=macs)
+        return cls(
+            rows=_fragments(pixels), columns=_fragments(filters), steps=taps * _fragments(channels), macs=macs
+        )
 
     @functools.cached_property
-    def side(self) -> tuple[np.ndarray, np.ndarray]:
+    def register_tile(self) -> tuple[np.ndarray, np.ndarray]:
         """Register tile of a warp: fragments of pixels and of filters that it multiplies in a step."""
-        down, across = SIDES.reshape(2, -1, *[1] * np.ndim(self.rows))
+        down, across = REGISTER_TILES.reshape(2, -1, *[1] * np.ndim(self.rows))
         units = -(-np.asarray(self.rows) // down) * -(-self.columns // across)
-        best = (-(-units // WARPS) * (BESIDE + down * across)).argmin(axis=0)
-        return SIDES[0][best], SIDES[1][best]
+        best = (-(-units // WARPS) * (STEP_OVERHEAD + down * across)).argmin(axis=0)
+        return REGISTER_TILES[0][best], REGISTER_TILES[1][best]
 
     @functools.cached_property
     def units(self) -> np.ndarray:
         """Number of register tiles."""
-        return -(-self.rows // self.side[0]) * -(-self.columns // self.side[1])
+        return -(-self.rows // self.register_tile[0]) * -(-self.columns // self.register_tile[1])
 
     @property
     def turns(self) -> np.ndarray:
@@ -78,23 +82,23 @@ class ProductTile:
     @property
     def sums(self) -> np.ndarray:
         """Fragments of sums of a warp, if it keeps those of all its register tiles."""
-        return self.turns * self.side[0] * self.side[1]
+        return self.turns * self.register_tile[0] * self.register_tile[1]
 
     @property
-    def pays(self) -> np.ndarray:
+    def is_profitable(self) -> np.ndarray:
         """Whether tensor cores are faster than threads without them; not so in tiles of few pixels."""
         return self.turns * self.steps * STEP_PRODUCTS <= self.macs
 
     @property
-    def multiplied(self) -> np.ndarray:
+    def multiplications(self) -> np.ndarray:
         """Number of multiplications of fragments."""
-        return self.units * self.side[0] * self.side[1] * self.steps
+        return self.units * self.register_tile[0] * self.register_tile[1] * self.steps
 
     @property
-    def moved(self) -> np.ndarray:
+    def fragment_accesses(self) -> np.ndarray:
         """Number of accesses to fragments in shared memory or the L1."""
-        return self.units * self.steps * (GATHERED * self.side[0] + self.side[1])
+        return self.units * self.steps * (GATHER_ACCESSES * self.register_tile[0] + self.register_tile[1])
 
 
-def _up(size: int | np.ndarray) -> int | np.ndarray:
+def _fragments(size: int | np.ndarray) -> int | np.ndarray:
     return -(-size // FRAGMENT)

@@ -11,11 +11,11 @@ import numpy as np
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.fusion.channels import SUM_BYTES, ChannelRun, by_channel, run_weights, whole_run
+from pimflow.fusion.channels import SUM_BYTES, ChannelRun, channels_on_chip, run_weights, single_run
 from pimflow.fusion.fragments import (
     FRAGMENT,
-    MOST_SUMS,
-    STAGED_BYTES,
+    MAX_SUMS,
+    STAGING_BYTES,
     ProductTile,
     is_product,
 )
@@ -73,52 +73,54 @@ class Group:
             transfer(*limits, 1, cut.h, cut.retain),
             transfer(*limits, 2, cut.w),
         )
-        if self.single and cut.tiles == 1:  # an unfused layer reads all of its operands
+        if self.is_single and cut.tiles == 1:  # an unfused layer reads all of its operands
             for axis, spans in enumerate(by_axis):
                 for name in self.layers[0].inputs:
-                    whole = ((0, self.graph.shapes[name][axis]),)
-                    spans[name] = Spans(held=whole, fresh=whole)
+                    full_span = ((0, self.graph.shapes[name][axis]),)
+                    spans[name] = Spans(held=full_span, fresh=full_span)
         return by_axis
 
     @property
-    def loaded(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         """Tensors that the group reads and does not compute."""
-        made = {layer.name for layer in self.layers}
+        layer_names = {layer.name for layer in self.layers}
         names = dict.fromkeys(name for layer in self.layers for name in layer.inputs)
-        return tuple(name for name in names if name not in made)
+        return tuple(name for name in names if name not in layer_names)
 
     @property
-    def stored(self) -> tuple[str, ...]:
+    def output_names(self) -> tuple[str, ...]:
         """Tensors of the group that are read outside or are outputs of the network."""
         members = range(self.begin, self.end)
-        return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, members))
+        return tuple(layer.name for layer in self.layers if self.graph.is_stored(layer.name, members))
 
-    def touched_elements(self, tensor: str) -> int:
+    def elements_over_tiles(self, tensor: str) -> int:
         """Number of elements that are loaded or computed over all tiles."""
         return math.prod(axis[tensor].total for axis in self.spans) * self.graph.shapes[tensor][3]
 
     @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the group is one layer, which is counted as an unfused one."""
         return self.end - self.begin == 1
 
     @functools.cached_property
     def traffic_elements(self) -> int:
         """Elements that move to and from DRAM; `LayerGraph.moved_elements` for a single layer."""
-        if self.single:
-            return self.graph.moved_elements(self.layers[0])
-        total = sum(map(self.touched_elements, self.loaded)) + sum(map(self.graph.elements, self.stored))
+        if self.is_single:
+            return self.graph.traffic_elements(self.layers[0])
+        total = sum(map(self.elements_over_tiles, self.input_names)) + sum(
+            map(self.graph.elements, self.output_names)
+        )
         for layer in self.layers:
             times = 1 if layer.name in self.resident else self.tiling.tiles
             total += layer.weight_elements * times + layer.kept_elements
         return total
 
-    def _work(self, what: str) -> int:
+    def _work(self, quantity: str) -> int:
         total = 0
         for layer in self.layers:
             full = self.graph.elements(layer.name)
-            done = full if self.single else self.touched_elements(layer.name)
-            total += -(-getattr(layer, what) * done // full)
+            computed = full if self.is_single else self.elements_over_tiles(layer.name)
+            total += -(-getattr(layer, quantity) * computed // full)
         return total
 
     @property
@@ -132,9 +134,9 @@ class Group:
         return self._work("operations")
 
     @functools.cached_property
-    def by_channel(self) -> dict[str, int]:
+    def channels_on_chip(self) -> dict[str, int]:
         """Number of channels on chip at a time, by tensor that is not on chip with all channels."""
-        return by_channel(self.layers, self.channel_runs)
+        return channels_on_chip(self.layers, self.channel_runs)
 
     def channel_run(self, step: int) -> ChannelRun | None:
         """The channel run that a step is part of; None if it is in no run."""
@@ -142,28 +144,28 @@ class Group:
 
     def tile(self, tensor: str) -> Shape:
         """The largest part of a tensor that is on chip at once."""
-        channels = self.by_channel.get(tensor, self.graph.shapes[tensor][3])
-        return (*(axis[tensor].longest for axis in self.spans), padded(channels, self.lanes))
+        channels = self.channels_on_chip.get(tensor, self.graph.shapes[tensor][3])
+        return (*(axis[tensor].longest for axis in self.spans), pad_channels(channels, self.lanes))
 
     @property
-    def summed(self) -> frozenset[str]:
+    def sum_tensors(self) -> frozenset[str]:
         """Tensors that are on chip as fp32 sums over the channels so far."""
         return frozenset(self.layers[run.end - 1].name for run in self.channel_runs if run.sums)
 
-    def on_tensor_cores(self, layer: Layer) -> bool:
+    def uses_tensor_cores(self, layer: Layer) -> bool:
         """Whether the products of a layer run on tensor cores."""
-        return self.tensor_cores and is_product(layer) and self.product_tile(layer).pays
+        return self.tensor_cores and is_product(layer) and self.product_tile(layer).is_profitable
 
     def product_tile(self, layer: Layer) -> ProductTile:
         """The fragments of a layer's product in the largest tile."""
-        channels = self.by_channel.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
-        filters = self.by_channel.get(layer.name, self.graph.shapes[layer.name][3])
-        return ProductTile.of(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
+        channels = self.channels_on_chip.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
+        filters = self.channels_on_chip.get(layer.name, self.graph.shapes[layer.name][3])
+        return ProductTile.from_layer(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
 
     @property
-    def staged_bytes(self) -> int:
+    def staging_bytes(self) -> int:
         """Bytes of shared memory that warps stage operands in."""
-        return STAGED_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
+        return STAGING_BYTES if any(map(self.uses_tensor_cores, self.layers)) else 0
 
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
         """Lifetimes of tiles and weights over the steps of one tile; a step is a layer."""
@@ -171,77 +173,79 @@ class Group:
         steps = [(layer.inputs, (layer.name,)) for layer in layers]
         size_bytes = {
             name: math.prod(self.tile(name))
-            * (max(element_bytes, SUM_BYTES) if name in self.summed else element_bytes)
+            * (max(element_bytes, SUM_BYTES) if name in self.sum_tensors else element_bytes)
             for name in self.spans[0]
         }
-        live = Liveness.of(steps, size_bytes, inputs=self.loaded)
+        live = Liveness.from_steps(steps, size_bytes, inputs=self.input_names)
         first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
         lifetimes = []
         for life in live.lifetimes:
-            if life.name in self.summed and self.on_tensor_cores(layers[-1]):
+            if life.name in self.sum_tensors and self.uses_tensor_cores(layers[-1]):
                 continue  # in registers
-            if self.reuse == "none" or self.spans[1][life.name].retained:
+            if self.reuse == "none" or self.spans[1][life.name].is_retained:
                 life = replace(life, begin=0, end=len(layers))
-            elif life.name in self.loaded:
+            elif life.name in self.input_names:
                 life = replace(life, begin=first[life.name])
-            lifetimes.append(self._over_runs(replace(life, pinned=False)))
+            lifetimes.append(self._extend_over_runs(replace(life, pinned=False)))
         for step, layer in enumerate(layers):
             if not layer.weight_elements or not self.weights_placed:
                 continue
-            held = layer.name in self.resident or self.reuse == "none"
+            is_resident = layer.name in self.resident or self.reuse == "none"
             run = self.channel_run(step)
-            size = layer.weight_elements if held else layer.filter_elements
+            size = layer.weight_elements if is_resident else layer.filter_elements
             if run:
                 size = run_weights(layer, run.sums and step == run.end - 1)
             life = Lifetime(
                 name=f"{layer.name}.weights",
-                begin=0 if held else step,
-                end=len(layers) if held else step + 1,
+                begin=0 if is_resident else step,
+                end=len(layers) if is_resident else step + 1,
                 size_bytes=size * element_bytes,
             )
-            lifetimes.append(self._over_runs(life))
+            lifetimes.append(self._extend_over_runs(life))
         return tuple(lifetimes)
 
-    def _over_runs(self, life: Lifetime) -> Lifetime:
+    def _extend_over_runs(self, life: Lifetime) -> Lifetime:
         """Extend a lifetime over whole channel runs, since their steps repeat for every channel."""
         for run in self.channel_runs:
             if life.begin < run.end and life.end > run.begin:
                 life = replace(life, begin=min(life.begin, run.begin), end=max(life.end, run.end))
         return life
 
-    def joins(self, element_bytes: int) -> dict[int, tuple[str, int]]:
+    def operand_overlays(self, element_bytes: int) -> dict[int, tuple[str, int]]:
         """By step, the operand that its result may overwrite, and its offset above the result in bytes."""
         if self.reuse != "deep":
             return {}
         lives = {life.name: life for life in self.lifetimes(element_bytes)}
-        joins = {}
+        overlays = {}
         for step, layer in enumerate(self.layers):
             if self.channel_run(step):
                 continue
-            dying = [name for name in layer.inputs if lives[name].end == step + 1 and not self._kept(name)]
-            if not dying or self._kept(layer.name) or len(set(layer.inputs)) < len(layer.inputs):
+            dying = [
+                name for name in layer.inputs if lives[name].end == step + 1 and not self._is_retained(name)
+            ]
+            if not dying or self._is_retained(layer.name) or len(set(layer.inputs)) < len(layer.inputs):
                 continue
             name = dying[0]
             if layer.in_place and self.tile(name) == self.tile(layer.name):
-                joins[step] = (name, 0)
+                overlays[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
                 rows = layer.maps[0][1]
                 lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
-                joins[step] = (name, int(lead) * element_bytes)
-        return joins
+                overlays[step] = (name, int(lead) * element_bytes)
+        return overlays
 
-    def _kept(self, tensor: str) -> bool:
-        return self.spans[1][tensor].retained
+    def _is_retained(self, tensor: str) -> bool:
+        return self.spans[1][tensor].is_retained
 
 
-def padded(channels: int, lanes: tuple[int, ...]) -> int:
+def pad_channels(channels: int, lanes: tuple[int, ...]) -> int:
     """`channels`, padded to a multiple of the vector length that costs least."""
     sizes = [(-(-channels // n) * n * (1 + 2 / n), -(-channels // n) * n) for n in lanes]
     return min(sizes)[1] if sizes else channels
 
 
-def tiled(
+def tile_group(
     graph: LayerGraph,
     begin: int,
     end: int,
@@ -256,7 +260,7 @@ def tiled(
     ValueError
         If the layers cannot be done in the chunks of channels of `tiling`.
     """
-    run = whole_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
+    run = single_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
     if tiling.chunk and run is None:
         raise ValueError(f"they cannot be done {tiling.chunk} channels at a time")
     group = Group(
@@ -264,9 +268,9 @@ def tiled(
         channel_runs=(run,) if run else (), weights_placed=False, lanes=lanes, tensor_cores=tensor_cores,
     )  # fmt: skip
     last = group.layers[-1]
-    if run and any(map(group.on_tensor_cores, group.layers)) and tiling.chunk % FRAGMENT:
+    if run and any(map(group.uses_tensor_cores, group.layers)) and tiling.chunk % FRAGMENT:
         raise ValueError(f"tensor cores take multiples of {FRAGMENT} channels, not {tiling.chunk}")
-    if run and run.sums and group.on_tensor_cores(last) and group.product_tile(last).sums > MOST_SUMS:
+    if run and run.sums and group.uses_tensor_cores(last) and group.product_tile(last).sums > MAX_SUMS:
         raise ValueError(f"the sums of '{last.name}' do not fit in the registers of a block")
     return group
 
@@ -307,28 +311,28 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
         If no placement that fits is found.
     """
     lives = {life.name: life for life in group.lifetimes(element_bytes)}
-    joins = group.joins(element_bytes)
-    classes = _Classes(lives)
-    for step, (operand, lead) in joins.items():
+    overlays = group.operand_overlays(element_bytes)
+    classes = _AliasClasses(lives)
+    for step, (operand, lead) in overlays.items():
         if lead == 0 and group.layers[step].in_place:
             classes.join(group.layers[step].name, operand, 0)
-    left = {step: join for step, join in joins.items() if join[1]}
+    remaining = {step: join for step, join in overlays.items() if join[1]}
     while True:
         live = Liveness(steps=len(group.layers), lifetimes=classes.blocks())
-        full = [live.live_bytes(step) for step in range(live.steps)]
-        step = max(left, key=full.__getitem__, default=None)
-        if max(full) <= capacity_bytes or step is None:
+        bytes_by_step = [live.live_bytes(step) for step in range(live.steps)]
+        step = max(remaining, key=bytes_by_step.__getitem__, default=None)
+        if max(bytes_by_step) <= capacity_bytes or step is None:
             break
-        trial = _Classes(classes.lives)
-        trial.join(group.layers[step].name, *left.pop(step))
-        if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(full):
+        trial = _AliasClasses(classes.lives)
+        trial.join(group.layers[step].name, *remaining.pop(step))
+        if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(bytes_by_step):
             classes = trial
     lifetimes = tuple(classes.lives.values())
-    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes - group.staged_bytes)
+    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes - group.staging_bytes)
     return Placement(on_chip_bytes=plan.pool_bytes, offsets_bytes=plan.offsets_bytes, lifetimes=lifetimes)
 
 
-class _Classes:
+class _AliasClasses:
     """Alias classes, which can be joined: tiles at fixed distances from one another."""
 
     def __init__(self, lives: Mapping[str, Lifetime]) -> None:
@@ -341,14 +345,14 @@ class _Classes:
 
     def join(self, result: str, operand: str, lead_bytes: int) -> None:
         """Place `operand` `lead_bytes` above `result`."""
-        below, other = self.members(result), self.members(operand)
-        if below[0].alias and below[0].alias == other[0].alias:
+        below, above = self.members(result), self.members(operand)
+        if below[0].alias and below[0].alias == above[0].alias:
             return
         shift = self.lives[result].within_bytes + lead_bytes - self.lives[operand].within_bytes
-        moved = below + [replace(life, within_bytes=life.within_bytes + shift) for life in other]
-        low = min(life.within_bytes for life in moved)
-        key = moved[0].alias or moved[0].name
-        for life in moved:
+        shifted = below + [replace(life, within_bytes=life.within_bytes + shift) for life in above]
+        low = min(life.within_bytes for life in shifted)
+        key = shifted[0].alias or shifted[0].name
+        for life in shifted:
             self.lives[life.name] = replace(life, alias=key, within_bytes=life.within_bytes - low)
 
     def blocks(self) -> tuple[Lifetime, ...]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.fusion.channels import ChannelRun, by_channel
+from pimflow.fusion.channels import ChannelRun, channels_on_chip
 from pimflow.fusion.group import overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling import Hull, hull, read
+from pimflow.fusion.tiling import Hull, hull, read_spans
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
 # Upper bound on the layers of a group.
@@ -43,16 +43,16 @@ class Tile:
     retained: np.ndarray
 
 
-class Growing:
+class GrowingGroup:
     """A group that grows from its last layer towards the front."""
 
     def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
         self.positions: list[int] = []  # the last layer first
         count = len(candidates.tiles)
-        self.wanted: dict[str, tuple[Hull, Hull, Hull]] = {}
+        self.required: dict[str, tuple[Hull, Hull, Hull]] = {}
         self.tiles: dict[str, Tile] = {}
-        self.outside: dict[str, np.ndarray] = {}
+        self.load_elements: dict[str, np.ndarray] = {}
         self.first: dict[str, int] = {}  # steps are counted from the last layer
         self.last: dict[str, int] = {}
         self.allowed = np.ones(count, bool)
@@ -61,93 +61,95 @@ class Growing:
         self.saved = np.zeros((MAX_LAYERS, count), np.int64)
         self.saved_by_weights = np.zeros((MAX_LAYERS, count), np.int64)
         self.filters = np.zeros((MAX_LAYERS, 1), np.int64)
-        self.always = np.zeros(count, np.int64)  # elements that live over all steps
-        self.moved = np.zeros(count, np.int64)  # by results and further results; loads are in `outside`
+        self.resident_elements = np.zeros(count, np.int64)  # elements that live over all steps
+        self.store_elements = np.zeros(
+            count, np.int64
+        )  # by results and further results; loads are in `outside`
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
-        self.untiled = True  # whether untiled maps may fit, channel by channel
+        self.may_fit_untiled = True  # whether untiled maps may fit, channel by channel
 
-    def copy(self) -> Growing:
+    def copy(self) -> GrowingGroup:
         """A copy that grows independently."""
-        other = copy.copy(self)
+        duplicate = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray | dict | list):
-                setattr(other, name, value.copy())
-        return other
+                setattr(duplicate, name, value.copy())
+        return duplicate
 
     def grow(self, position: int) -> None:
         """Add a layer in front of the group."""
         layer, step = self.graph.layers[position], len(self.positions)
         name, shape = layer.name, self.graph.shapes[layer.name]
         self.positions.append(position)
-        wanted = self.wanted.pop(name, (None, None, None))
-        if self.graph.stored(name, self.positions):
+        required = self.required.pop(name, (None, None, None))
+        if self.graph.is_stored(name, self.positions):
             pieces = [axis.pieces(extent) for axis, extent in zip(self.candidates.axes, shape)]
-            wanted = tuple(hull(have, piece) for have, piece in zip(wanted, pieces))
+            required = tuple(hull(have, piece) for have, piece in zip(required, pieces))
             self.allowed &= self.candidates.fits(shape)
-            self.moved += math.prod(shape)
-        self.moved += layer.kept_elements
-        tile, fresh = self._tile(wanted, shape[3])
-        self._live(name, tile, step, self.last.setdefault(name, step))
-        self.outside.pop(name, None)
+            self.store_elements += math.prod(shape)
+        self.store_elements += layer.kept_elements
+        tile, fresh = self._tile(required, shape[3])
+        self._set_live(name, tile, step, self.last.setdefault(name, step))
+        self.load_elements.pop(name, None)
         self.operations += layer.operations * (tile.touched / math.prod(shape))
         if layer.weight_elements:
             self.weights.append((layer.weight_elements, name))
             self.weights.sort(reverse=True)
             self.filters[step] = layer.filter_elements
         for source, maps in zip(layer.inputs, layer.maps):
-            self._need(source, [read(m, *part) for m, part in zip(maps, fresh)], step)
+            self._require(source, [read_spans(m, *part) for m, part in zip(maps, fresh)], step)
         if self.reuse == "deep":
-            self._save(layer, tile, step)
+            self._add_overlay_savings(layer, tile, step)
 
-    def _tile(self, wanted: tuple[Hull, Hull, Hull], channels: int) -> tuple[Tile, list[Hull]]:
+    def _tile(self, required: tuple[Hull, Hull, Hull], channels: int) -> tuple[Tile, list[Hull]]:
         sizes, totals, fresh = [], [], []
-        for axis, (begin, end) in zip(self.candidates.axes, wanted):
-            held, new = axis.kept(begin, end)
-            sizes.append(axis.longest(*held))
+        for axis, (begin, end) in zip(self.candidates.axes, required):
+            on_chip, new = axis.tile_extents(begin, end)
+            sizes.append(axis.longest(*on_chip))
             totals.append(axis.total(*new))
             fresh.append(new)
             if axis is self.candidates.axes[1]:
-                kept = np.logical_or.reduceat(new[0] > held[0], axis.starts)
+                retains = np.logical_or.reduceat(new[0] > on_chip[0], axis.starts)
         product = self.candidates.product
         tile = Tile(
             sizes=tuple(sizes),
             elements=product(*sizes) * channels,
             touched=product(*totals) * channels,
-            retained=self._of_rows(kept) if kept.any() else np.zeros(1, bool),
+            retained=self._expand_rows(retains) if retains.any() else np.zeros(1, bool),
         )
         return tile, fresh
 
-    def _of_rows(self, kept: np.ndarray) -> np.ndarray:
+    def _expand_rows(self, by_row_cut: np.ndarray) -> np.ndarray:
         """A value per cut of the rows, expanded to one per combination of cuts."""
         images, _, columns = (np.ones(len(axis.parts), bool) for axis in self.candidates.axes)
-        return self.candidates.product(images, kept, columns)
+        return self.candidates.product(images, by_row_cut, columns)
 
-    def _need(self, source: str, parts: list[Hull], step: int) -> None:
+    def _require(self, source: str, parts: list[Hull], step: int) -> None:
         """Widen the spans of a tensor that no layer of the group computes so far."""
-        have = self.wanted.get(source, (None, None, None))
-        self.wanted[source] = tuple(hull(a, b) for a, b in zip(have, parts))
-        tile, _ = self._tile(self.wanted[source], self.graph.shapes[source][3])
+        required = self.required.get(source, (None, None, None))
+        self.required[source] = tuple(hull(a, b) for a, b in zip(required, parts))
+        tile, _ = self._tile(self.required[source], self.graph.shapes[source][3])
         self.last.setdefault(source, step)
-        self._live(source, tile, step, self.last[source])
-        self.outside[source] = tile.touched
+        self._set_live(source, tile, step, self.last[source])
+        self.load_elements[source] = tile.touched
 
-    def _live(self, name: str, tile: Tile, first: int, last: int) -> None:
+    def _set_live(self, name: str, tile: Tile, first: int, last: int) -> None:
         """Set a tensor live in steps `first` to `last`, in place of its earlier tile."""
-        old = self.tiles.get(name)
-        if old is not None:
-            self._add(old, self.first[name], last, -1)
-        self._add(tile, first, last, 1)
+        old_tile = self.tiles.get(name)
+        if old_tile is not None:
+            self._add_live(old_tile, self.first[name], last, -1)
+        self._add_live(tile, first, last, 1)
         self.tiles[name], self.first[name] = tile, first
 
-    def _add(self, tile: Tile, first: int, last: int, sign: int) -> None:
-        always = tile.elements * (True if self.reuse == "none" else tile.retained)
-        self.always += sign * always
+    def _add_live(self, tile: Tile, first: int, last: int, sign: int) -> None:
+        resident = tile.elements * (True if self.reuse == "none" else tile.retained)
+        self.resident_elements += sign * resident
         if self.reuse != "none":
             rows = slice(last, first + 1)
-            self.live[rows] += sign * (tile.elements - always)
+            self.live[rows] += sign * (tile.elements - resident)
 
-    def _save(self, layer: Layer, tile: Tile, step: int) -> None:
+    def _add_overlay_savings(self, layer: Layer, tile: Tile, step: int) -> None:
         """Record savings if the result overwrites an operand that is not read later; see `Group.joins`."""
         if len(set(layer.inputs)) < len(layer.inputs):
             return
@@ -174,8 +176,8 @@ class Growing:
                 filters,
                 grid(n, 0),
             ).ravel()
-            both = np.maximum(lead + operand.elements, tile.elements)
-            saving = np.maximum(0, operand.elements + tile.elements - both) * free
+            combined = np.maximum(lead + operand.elements, tile.elements)
+            saving = np.maximum(0, operand.elements + tile.elements - combined) * free
             (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
 
     @property
@@ -195,16 +197,16 @@ class Growing:
         """
         if run is not None:  # all tensors live as long as the run
             layers = self.layers
-            few, last = by_channel(layers, (run,)), layers[-1].name if run.sums else ""
+            channel_counts, last = channels_on_chip(layers, (run,)), layers[-1].name if run.sums else ""
             return sum(
-                tile.elements * few.get(name, self.graph.shapes[name][3]) // self.graph.shapes[name][3]
+                tile.elements * channel_counts.get(name, self.graph.shapes[name][3]) // self.graph.shapes[name][3]
                 * (sum_elements if name == last else 1)
                 for name, tile in self.tiles.items()
             )  # fmt: skip
         if self.reuse == "none":
-            return self.always
+            return self.resident_elements
         rows = slice(0, len(self.positions))
-        return (self.live[rows] - self.saved[rows]).max(axis=0) + self.always
+        return (self.live[rows] - self.saved[rows]).max(axis=0) + self.resident_elements
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
         """Elements on chip with all weights resident, and with one filter at a time.
@@ -214,8 +216,8 @@ class Growing:
         rows = slice(0, len(self.positions))
         weights = sum(size for size, _ in self.weights)
         if self.reuse == "none":
-            return (self.always + weights,) * 2
+            return (self.resident_elements + weights,) * 2
         alive = self.live[rows] - self.saved[rows]
-        resident = (alive - self.saved_by_weights[rows]).max(axis=0) + self.always + weights
-        streamed = (alive + self.filters[rows]).max(axis=0) + self.always
+        resident = (alive - self.saved_by_weights[rows]).max(axis=0) + self.resident_elements + weights
+        streamed = (alive + self.filters[rows]).max(axis=0) + self.resident_elements
         return resident, streamed

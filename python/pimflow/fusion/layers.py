@@ -20,20 +20,20 @@ KINDS = (
 )  # fmt: skip
 
 
-def same(shape: Shape) -> Maps:
+def elementwise_maps(shape: Shape) -> Maps:
     """Maps of an elementwise layer."""
     return tuple(map(RangeMap.same, shape))
 
 
-def whole(shape: Shape, result: Shape) -> Maps:
+def full_maps(shape: Shape, result: Shape) -> Maps:
     """Maps of an operand of which every result reads all elements."""
     return tuple(map(RangeMap.whole, shape, result))
 
 
-def broadcast(shape: Shape, result: Shape) -> Maps:
+def broadcast_maps(shape: Shape, result: Shape) -> Maps:
     """Maps of an elementwise operand whose axes of length 1 are repeated; `whole` if other axes differ."""
     if any(a not in (1, b) for a, b in zip(shape, result)):
-        return whole(shape, result)
+        return full_maps(shape, result)
     return tuple(RangeMap.same(a) if a == b else RangeMap.whole(a, b) for a, b in zip(shape, result))
 
 
@@ -119,17 +119,17 @@ class LayerGraph:
         """Tensors that a layer reads and none computes."""
         return tuple(name for name in self.shapes if name not in self.index and self.readers[name])
 
-    def moved_elements(self, layer: Layer) -> int:
+    def traffic_elements(self, layer: Layer) -> int:
         """Elements that an unfused layer reads and writes: each operand once, weights, the result."""
         if layer.view:
             return 0
         read = sum(self.elements(name) for name in dict.fromkeys(layer.inputs))
         return read + layer.weight_elements + self.elements(layer.name) + layer.kept_elements
 
-    def stored(self, tensor: str, members: Container[int]) -> bool:
+    def is_stored(self, tensor: str, members: Container[int]) -> bool:
         """Whether a group with the layers at positions `members` has to store a tensor that it computes."""
         readers = self.readers[tensor]
-        return tensor in self.outputs or not readers or any(each not in members for each in readers)
+        return tensor in self.outputs or not readers or any(reader not in members for reader in readers)
 
     @functools.cached_property
     def sources(self) -> tuple[frozenset[int], ...]:
@@ -141,14 +141,14 @@ class LayerGraph:
 
     def ancestors(self, positions: Sequence[int]) -> set[int]:
         """Positions of all other layers that these layers depend on."""
-        ancestors, left = set(), list(positions)
-        while left:
-            more = self.sources[left.pop()] - ancestors - set(positions)
-            ancestors |= more
-            left += more
+        ancestors, queue = set(), list(positions)
+        while queue:
+            new_sources = self.sources[queue.pop()] - ancestors - set(positions)
+            ancestors |= new_sources
+            queue += new_sources
         return ancestors
 
-    def ordered(self, positions: Sequence[int]) -> LayerGraph:
+    def with_order(self, positions: Sequence[int]) -> LayerGraph:
         """The same layers in another order in which they can run."""
         if list(positions) == list(range(len(self.layers))):
             return self

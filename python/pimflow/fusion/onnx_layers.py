@@ -9,7 +9,7 @@ import onnx
 
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import ModelError
-from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, same, whole
+from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast_maps, elementwise_maps, full_maps
 from pimflow.zoo import dims_of, is_weight
 from pimflow.zoo.nodes import ACTIVATIONS, ARITHMETIC, VIEWS, attributes
 
@@ -17,7 +17,7 @@ from pimflow.zoo.nodes import ACTIVATIONS, ARITHMETIC, VIEWS, attributes
 NHWC_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
 
 
-def unfolded(model: onnx.ModelProto) -> LayerGraph:
+def layers_from_onnx(model: onnx.ModelProto) -> LayerGraph:
     """Read the layers of `model`, which has inferred shapes; values of weights are not read.
 
     Padding is a part of its window, reshapes are no layers, and a batch norm is two layers.
@@ -27,10 +27,10 @@ def unfolded(model: onnx.ModelProto) -> LayerGraph:
     ModelError
         For tensors with an open shape or more than four axes.
     """
-    return _Reader(model).graph()
+    return _OnnxLayerReader(model).graph()
 
 
-class _Reader:
+class _OnnxLayerReader:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         graph = model.graph
@@ -98,15 +98,15 @@ class _Reader:
             self.alias[extra] = result
 
     def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
-        sources = [self.alias.get(each, each) for each in data]
+        sources = [self.alias.get(tensor, tensor) for tensor in data]
         fitting = [
             axes
             if self.shapes[source] == tuple(m.extent for m in axes)
-            else whole(self.shapes[source], shape)
+            else full_maps(self.shapes[source], shape)
             for source, axes in zip(sources, maps)
         ]
-        moved = any(a is not b for a, b in zip(fitting, maps))
-        counts["in_place"] = counts.get("in_place", False) and not moved
+        is_replaced = any(a is not b for a, b in zip(fitting, maps))
+        counts["in_place"] = counts.get("in_place", False) and not is_replaced
         self.shapes[name] = shape
         self.layers.append(Layer(name=name, kind=kind, inputs=tuple(sources), maps=tuple(fitting), **counts))
 
@@ -116,25 +116,25 @@ class _Reader:
         weights = 2 * shape[3] if shape[3] > 1 else 0  # a scalar is part of the code
         counts = dict(weight_elements=weights, operations=2 * math.prod(shape), in_place=True)
         middle = f"{node.output[0]}.normalised"
-        self._layer(middle, "batch_norm", [source], [same(shape)], shape, **counts)
-        self._layer(node.output[0], "scale", [middle], [same(shape)], shape, **counts)
+        self._layer(middle, "batch_norm", [source], [elementwise_maps(shape)], shape, **counts)
+        self._layer(node.output[0], "scale", [middle], [elementwise_maps(shape)], shape, **counts)
 
 
 def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -> tuple[RangeMap, RangeMap]:
     """Maps of rows and columns; the padding at the end follows from the result, for any rounding rule."""
-    given = attributes(node)
-    strides = given.get("strides", [1, 1])
-    dilations = given.get("dilations", [1, 1])
-    pads = given.get("pads", [0, 0, 0, 0])
+    attrs = attributes(node)
+    strides = attrs.get("strides", [1, 1])
+    dilations = attrs.get("dilations", [1, 1])
+    pads = attrs.get("pads", [0, 0, 0, 0])
     windows = []
     for axis in (0, 1):
         extent, outputs = x[1 + axis], result[1 + axis]
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         covered = (outputs - 1) * strides[axis] + reach
         before = pads[axis]
-        if given.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+        if attrs.get("auto_pad", b"NOTSET").startswith(b"SAME"):
             total = max(0, covered - extent)
-            before = total - total // 2 if given["auto_pad"] == b"SAME_LOWER" else total // 2
+            before = total - total // 2 if attrs["auto_pad"] == b"SAME_LOWER" else total // 2
         windows.append(
             RangeMap(
                 extent=extent,
@@ -148,7 +148,7 @@ def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -
     return tuple(windows)
 
 
-def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _conv(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     x, filters = reader.shape(data[0]), reader.dims.get(node.input[1])
     if filters is None or len(filters) != 4 or len(data) > 1:
         return _opaque(reader, node, data, result)
@@ -160,7 +160,7 @@ def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape)
     return "convolution", [maps], dict(filters=filters[0], macs=macs, operations=2 * macs + bias)
 
 
-def _pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     x, kernel = reader.shape(data[0]), attributes(node).get("kernel_shape", ())
     if len(kernel) != 2:
         return _opaque(reader, node, data, result)
@@ -169,13 +169,13 @@ def _pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape)
     return "pooling", [maps], dict(operations=math.prod(result) * math.prod(kernel))
 
 
-def _global_pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _global_pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     x = reader.shape(data[0])
     maps = (RangeMap.same(x[0]), RangeMap.whole(x[1], 1), RangeMap.whole(x[2], 1), RangeMap.same(x[3]))
     return "pooling", [maps], dict(operations=math.prod(x))
 
 
-def _product(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _product(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     x = reader.shape(data[0])
     if len(data) > 1 or data[0] != node.input[0] or len(reader.dims[data[0]]) > 3:
         return _opaque(reader, node, data, result)
@@ -184,14 +184,14 @@ def _product(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Sha
     return "inner_product", [maps], dict(filters=result[3], macs=macs, operations=2 * macs)
 
 
-def _activation(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _activation(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     weights = reader.vectors(node) if node.op_type == "PRelu" else 0
     counts = dict(weight_elements=weights, operations=math.prod(result), in_place=True)
-    return "relu", [same(result)], counts
+    return "relu", [elementwise_maps(result)], counts
 
 
-def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
-    maps = [broadcast(reader.shape(name), result) for name in data]
+def _elementwise(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+    maps = [broadcast_maps(reader.shape(name), result) for name in data]
     counts = dict(
         weight_elements=reader.vectors(node),
         operations=math.prod(result) * max(1, len(node.input) - 1),
@@ -200,21 +200,21 @@ def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result:
     return "eltwise" if len(data) > 1 else "scale", maps, counts
 
 
-def _softmax(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _softmax(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[data[0]])
     axis = NHWC_PLACES[rank][attributes(node).get("axis", -1) % rank]
     maps = [RangeMap.whole(s, s) if place == axis else RangeMap.same(s) for place, s in enumerate(result)]
     return "softmax", [tuple(maps)], dict(operations=3 * math.prod(result))  # exponential, sum, quotient
 
 
-def _lrn(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _lrn(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     size = attributes(node)["size"]
     channels = RangeMap(extent=result[3], window=size, pad_before=(size - 1) // 2, pad_after=size // 2)
     maps = (*map(RangeMap.same, result[:3]), channels)
     return "lrn", [maps], dict(operations=math.prod(result) * (2 * size + 2))  # squares, sum; power, quotient
 
 
-def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _concat(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[node.output[0]])
     axis = NHWC_PLACES[rank][attributes(node)["axis"] % rank]
     if len(data) < len(node.input):
@@ -223,15 +223,19 @@ def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shap
     for name in data:
         x = reader.shape(name)
         part = list(map(RangeMap.same, x))
-        part[axis] = RangeMap.part_of(x[axis], begin, result[axis])
+        part[axis] = RangeMap.concat_operand(x[axis], begin, result[axis])
         begin += x[axis]
         maps.append(tuple(part))
     return "concat", maps, {}
 
 
-def _opaque(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _opaque(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
     """An operator that is not known in detail: every result may read all elements."""
-    return "other", [whole(reader.shape(name), result) for name in data], dict(operations=math.prod(result))
+    return (
+        "other",
+        [full_maps(reader.shape(name), result) for name in data],
+        dict(operations=math.prod(result)),
+    )
 
 
 _RULES: dict[str, Callable] = {

@@ -69,9 +69,9 @@ def overlap(
 def _first_needed(rows: RangeMap, columns: RangeMap, channels: int) -> np.ndarray:
     """For each output pixel in order, the first operand element that it or a later pixel reads."""
     r, c = np.arange(rows.output_extent), np.arange(columns.output_extent)
-    (top, bottom), (left, right) = rows.spans(r, r + 1), columns.spans(c, c + 1)
-    first = (top[:, None] * columns.extent + left[None, :]) * channels
-    empty = (bottom == top)[:, None] | (right == left)[None, :]
+    (first_row, end_row), (first_column, end_column) = rows.spans(r, r + 1), columns.spans(c, c + 1)
+    first = (first_row[:, None] * columns.extent + first_column[None, :]) * channels
+    empty = (end_row == first_row)[:, None] | (end_column == first_column)[None, :]
     first = np.where(empty, np.iinfo(np.int64).max, first).ravel()  # padding reads nothing
     return np.minimum.accumulate(first[::-1])[::-1]
 
@@ -95,9 +95,9 @@ def row_lead(
     pad = max(0, rows.pad_before)
     lead = np.zeros(np.broadcast(height, width, oh, ow, images).shape, np.int64)
     for row in (0, pad // rows.stride, pad // rows.stride + 1, None):
-        at = oh - 1 if row is None else np.minimum(row, oh - 1)
-        read = np.maximum(0, at * rows.stride - pad) * width * channels
-        written = (at + 1) * ow * filters
+        row_index = oh - 1 if row is None else np.minimum(row, oh - 1)
+        read = np.maximum(0, row_index * rows.stride - pad) * width * channels
+        written = (row_index + 1) * ow * filters
         drift = np.maximum(0, (images - 1) * (oh * ow * filters - height * width * channels))
         lead = np.maximum(lead, written - read + drift)
     return lead

@@ -9,8 +9,8 @@ import numpy as np
 
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.fusion.channels import SUM_BYTES, whole_run
-from pimflow.fusion.growing import Growing
+from pimflow.fusion.channels import SUM_BYTES, single_run
+from pimflow.fusion.growing import GrowingGroup
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
@@ -20,7 +20,7 @@ TURN = 256  # overhead of a layer for each tile or chunk, in terms of sums (assu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class TileMemory:
     """The memory for tiles; by default, that of a CPU core.
 
     Attributes
@@ -35,22 +35,22 @@ class Room:
     """
 
     near_bytes: int = 64 * 1024
-    most_bytes: int = 1 << 62
+    max_bytes: int = 1 << 62
     cores: int = 8
     element_bytes: int = ELEMENT_BYTES["fp32"]
 
     @classmethod
-    def of_gpu(cls, dtype: str) -> Room:
+    def gpu_block(cls, dtype: str) -> TileMemory:
         """The memory of a block of GPU threads."""
         return cls(
             near_bytes=BLOCK_SHARED_BYTES,
-            most_bytes=BLOCK_SHARED_BYTES,
+            max_bytes=BLOCK_SHARED_BYTES,
             cores=64,
             element_bytes=ELEMENT_BYTES[dtype],
         )
 
 
-def own_tilings(graph: LayerGraph, terms: Mapping[str, int], room: Room) -> Iterator[GroupTiling]:
+def default_tilings(graph: LayerGraph, terms: Mapping[str, int], memory: TileMemory) -> Iterator[GroupTiling]:
     """Tilings of all layers of `graph` as one group, by ascending cost.
 
     Parameters
@@ -58,25 +58,25 @@ def own_tilings(graph: LayerGraph, terms: Mapping[str, int], room: Room) -> Iter
     terms : mapping of str to int
         By layer, number of products or other terms of one element of its result.
     """
-    growing = Growing(graph, TilingCandidates.of(graph, "recompute"), "lifetime")
+    growing = GrowingGroup(graph, TilingCandidates.from_graph(graph, "recompute"), "lifetime")
     for position in reversed(range(len(graph.layers))):
         growing.grow(position)
     tiles = growing.candidates.tiles
     work = sum(growing.tiles[layer.name].touched * terms[layer.name] for layer in graph.layers)
-    found = []
+    costed = []
     for chunk in (0, *CHUNKS):
-        run = whole_run(graph.layers, chunk) if chunk else None
+        run = single_run(graph.layers, chunk) if chunk else None
         if chunk and run is None:
             continue
         turns = graph.layers[0].maps[0][3].output_extent // chunk if chunk else 1
         cost = work + len(graph.layers) * tiles * turns * TURN
         if run and run.sums:  # sums are read and written for every chunk
             cost = cost + 2 * turns * growing.tiles[graph.layers[-1].name].touched
-        sums = max(1, SUM_BYTES // room.element_bytes)
-        taken_bytes = growing.tile_elements(run, sums) * room.element_bytes
-        uneven = -(-tiles // room.cores) * room.cores / tiles
-        cost = cost * np.maximum(1.0, taken_bytes / room.near_bytes) * uneven
-        able = np.flatnonzero(growing.allowed & (taken_bytes <= room.most_bytes))
-        found += [(float(cost[at]), chunk, int(at)) for at in able]
-    for _, chunk, at in sorted(found):
-        yield replace(growing.candidates.tiling(at), chunk=chunk)
+        sums = max(1, SUM_BYTES // memory.element_bytes)
+        tile_bytes = growing.tile_elements(run, sums) * memory.element_bytes
+        uneven = -(-tiles // memory.cores) * memory.cores / tiles
+        cost = cost * np.maximum(1.0, tile_bytes / memory.near_bytes) * uneven
+        feasible = np.flatnonzero(growing.allowed & (tile_bytes <= memory.max_bytes))
+        costed += [(float(cost[index]), chunk, int(index)) for index in feasible]
+    for _, chunk, index in sorted(costed):
+        yield replace(growing.candidates.tiling(index), chunk=chunk)

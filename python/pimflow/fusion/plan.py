@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.group import Group, Placement
@@ -45,7 +45,7 @@ class GroupReport:
     dram_bytes: int
 
     @classmethod
-    def of(cls, group: Group, placed: Placement | None, element_bytes: int) -> GroupReport:
+    def from_group(cls, group: Group, placement: Placement | None, element_bytes: int) -> GroupReport:
         """Report a group; `placed` is None for a layer that is not fused."""
         names = tuple(layer.name for layer in group.layers)
         tiling = group.tiling
@@ -53,17 +53,17 @@ class GroupReport:
             layers=names,
             tile=TileReport(shape=tuple(group.tile(names[-1])), tiles=tiling.tiles, retain=tiling.retain),
             by_channel=tuple(names[run.begin : run.end] for run in group.channel_runs),
-            on_chip_bytes=placed.on_chip_bytes if placed else None,
+            on_chip_bytes=placement.on_chip_bytes if placement else None,
             dram_bytes=group.traffic_elements * element_bytes,
         )
 
     def text(self) -> str:
         """The report as a line of text."""
         shape = "x".join(map(str, self.tile.shape))
-        kept = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
+        notes = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
         return (
             f"  {self.layers[0]} .. {self.layers[-1]} ({len(self.layers)}): {self.tile.tiles} tiles of "
-            f"{shape}{kept}, {self.on_chip_bytes} B on chip, {self.dram_bytes} B moved"
+            f"{shape}{notes}, {self.on_chip_bytes} B on chip, {self.dram_bytes} B moved"
         )
 
 
@@ -107,14 +107,14 @@ class FusionPlan:
 
     def to_pandas(self) -> DataFrame:
         """A row for each group; raises `UsageError` if pandas is not installed."""
-        return frame(self.group_reports)
+        return data_frame(self.group_reports)
 
     @property
     def group_reports(self) -> tuple[GroupReport, ...]:
         """The report of each group."""
         element_bytes = self.accelerator.element_bytes
         pairs = zip(self.groups, self.placements)
-        return tuple(GroupReport.of(group, placed, element_bytes) for group, placed in pairs)
+        return tuple(GroupReport.from_group(group, placement, element_bytes) for group, placement in pairs)
 
     @property
     def dram_bytes(self) -> int:
@@ -124,7 +124,7 @@ class FusionPlan:
     @property
     def dram_bytes_unfused(self) -> int:
         """DRAM traffic if every layer reads its operands and weights once and writes its result."""
-        return sum(map(self.graph.moved_elements, self.graph.layers)) * self.accelerator.element_bytes
+        return sum(map(self.graph.traffic_elements, self.graph.layers)) * self.accelerator.element_bytes
 
     @property
     def dram_bytes_ideal(self) -> int:
@@ -166,7 +166,7 @@ class FusionPlan:
         )
 
     @property
-    def unfused(self) -> FusionPlan:
+    def layer_by_layer(self) -> FusionPlan:
         """The plan with every layer as a group."""
         groups = tuple(Group(graph=self.graph, begin=i, end=i + 1) for i in range(len(self.graph.layers)))
         return FusionPlan(

@@ -6,7 +6,7 @@ import math
 
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
-from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, whole
+from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast_maps, full_maps
 
 _KINDS = {
     "conv2d": "convolution",
@@ -19,7 +19,7 @@ _KINDS |= {"mean": "pooling", "concat": "concat", "nn.softmax": "softmax", "nn.p
 _MOVING = {"permute_dims", "reshape", "strided_slice", "take", "split", "flip", "tile", "nn.pad"}
 
 
-def folded(regions: RegionGraph) -> LayerGraph:
+def layers_from_regions(regions: RegionGraph) -> LayerGraph:
     """Read regions as layers; an unfused concatenation whose operands are parts of it moves nothing."""
     shapes: dict[str, Shape] = {}
     layers = []
@@ -56,8 +56,8 @@ def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
 def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     window = region.geometry or region.pooling
     result = _shape(region.output_shape)
-    if window is not None and math.prod(made := _made(window)) == region.output_elements:
-        result = made  # a reshape after the window moves nothing
+    if window is not None and math.prod(window_result := _window_shape(window)) == region.output_elements:
+        result = window_result  # a reshape after the window moves nothing
     shapes[region.name] = result
     moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
     maps: list[Maps] = []
@@ -68,14 +68,14 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
             channels = RangeMap.blocks(window.c, window.oc, window.groups)
             maps.append((RangeMap.same(window.n), window.rows, window.columns, channels))
         elif region.view and region.operator == "concat" and x[:3] == result[:3]:
-            maps.append((*map(RangeMap.same, x[:3]), RangeMap.part_of(x[3], begin, result[3])))
+            maps.append((*map(RangeMap.same, x[:3]), RangeMap.concat_operand(x[3], begin, result[3])))
             begin += x[3]
         elif moves or (region.anchored and window is None):
-            maps.append(_reduced(region, x, result))
+            maps.append(_reduction_maps(region, x, result))
         else:
-            maps.append(broadcast(x, result))
+            maps.append(broadcast_maps(x, result))
     maps = [
-        axes if tuple(axis.output_extent for axis in axes) == result else whole(shapes[name], result)
+        axes if tuple(axis.output_extent for axis in axes) == result else full_maps(shapes[name], result)
         for name, axes in zip(region.inputs, maps)
     ]
     geometry = region.geometry
@@ -99,13 +99,13 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     )
 
 
-def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
+def _reduction_maps(region: Region, x: Shape, result: Shape) -> Maps:
     """Maps of a reduction: a mean over a map reads only its channel, others read the whole operand."""
     if region.operators == ("mean",) and (x[0], x[3]) == (result[0], result[3]):
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])
-    return whole(x, result)
+    return full_maps(x, result)
 
 
-def _made(window: ConvGeometry) -> Shape:
+def _window_shape(window: ConvGeometry) -> Shape:
     return (window.n, window.oh, window.ow, window.oc)

@@ -11,14 +11,14 @@ import numpy as np
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
 from pimflow.fusion.group import Group
-from pimflow.fusion.growing import MAX_LAYERS, Growing
+from pimflow.fusion.growing import MAX_LAYERS, GrowingGroup
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costed:
+class CostedGroup:
     """The best group of some layers, and its cost.
 
     Attributes
@@ -60,7 +60,7 @@ class Objective:
         self.accelerator, self.kind = accelerator, kind
         self.capacity_elements = accelerator.on_chip_bytes // accelerator.element_bytes
 
-    def of(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
+    def values(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
         """Values of the objective for traffic and operations of groups."""
         traffic_bytes = traffic_elements * self.accelerator.element_bytes
         if self.kind == "energy":
@@ -93,27 +93,27 @@ class RunCosts:
         progress: Callable[[float], None],
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
-        self.candidates = TilingCandidates.of(graph, halo)
+        self.candidates = TilingCandidates.from_graph(graph, halo)
         # by layers, the smallest bound that could not be placed: only smaller ones are tried
-        self._refused: dict[tuple[int, ...], int] = {}
-        self._refused_untiled: set[tuple[int, ...]] = set()
-        alone = [(graph.moved_elements(layer), layer.operations) for layer in graph.layers]
-        self.alone = [
-            Costed(positions=(position,), objective=float(objective.of(*each)))
-            for position, each in enumerate(alone)
+        self._infeasible_bounds: dict[tuple[int, ...], int] = {}
+        self._infeasible_untiled: set[tuple[int, ...]] = set()
+        layer_costs = [(graph.traffic_elements(layer), layer.operations) for layer in graph.layers]
+        self.single_layers = [
+            CostedGroup(positions=(position,), objective=float(objective.values(*cost)))
+            for position, cost in enumerate(layer_costs)
         ]
-        self._alone_ns = [float(objective.time_ns(*each)) for each in alone]
-        self._columns: dict[int, list[Costed | None]] = {}
+        self._layer_ns = [float(objective.time_ns(*cost)) for cost in layer_costs]
+        self._columns: dict[int, list[CostedGroup | None]] = {}
 
     def __len__(self) -> int:
         return len(self.graph.layers)
 
-    def ending(self, end: int) -> list[Costed | None]:
+    def runs_ending_at(self, end: int) -> list[CostedGroup | None]:
         """Runs that end before layer `end`, shortest first; None for unprofitable ones."""
         if end not in self._columns:
-            growing, column = self.growing(), []
+            growing, column = self.empty_group(), []
             while len(column) < min(end, MAX_LAYERS):
-                fits, best = self.grown(growing, [end - 1 - len(column)])
+                fits, best = self.grow(growing, [end - 1 - len(column)])
                 if not fits:
                     break
                 column.append(best)
@@ -121,60 +121,66 @@ class RunCosts:
             self.progress(len(self._columns) / len(self))
         return self._columns[end]
 
-    def run(self, begin: int, end: int) -> Costed | None:
+    def run(self, begin: int, end: int) -> CostedGroup | None:
         """The group of layers ``[begin, end)``; None if it is unprofitable or does not fit."""
-        column = self.ending(end)
+        column = self.runs_ending_at(end)
         return column[end - begin - 1] if end - begin <= len(column) else None
 
-    def growing(self) -> Growing:
+    def empty_group(self) -> GrowingGroup:
         """A group without layers, which can grow."""
-        return Growing(self.graph, self.candidates, self.reuse)
+        return GrowingGroup(self.graph, self.candidates, self.reuse)
 
-    def grown(self, growing: Growing, positions: Iterable[int]) -> tuple[bool, Costed | None]:
+    def grow(self, growing: GrowingGroup, positions: Iterable[int]) -> tuple[bool, CostedGroup | None]:
         """Grow a group by layers, the last first: whether a tiling fits, and the group if profitable."""
         for position in positions:
             growing.grow(position)
         key = tuple(reversed(growing.positions))
         if len(key) == 1:
-            return True, self.alone[key[0]]
+            return True, self.single_layers[key[0]]
         capacity = self.objective.capacity_elements
         resident, streamed = growing.memory()
         bound = np.minimum(resident, streamed)
         possible = growing.allowed & (bound <= capacity)
         if not possible.any():
             return False, None
-        possible &= bound < self._refused.get(key, capacity + 1)
-        best = self._best(growing, key, np.flatnonzero(possible), resident, streamed)
-        return True, self._by_channel(growing, key, best) or best
+        possible &= bound < self._infeasible_bounds.get(key, capacity + 1)
+        best = self._best_tiling(growing, key, np.flatnonzero(possible), resident, streamed)
+        return True, self._channel_run_group(growing, key, best) or best
 
-    def of(self, positions: Sequence[int]) -> Costed | None:
+    def best_group(self, positions: Sequence[int]) -> CostedGroup | None:
         """The group of any layers, in their order; None if it is unprofitable or does not fit."""
-        return self.grown(self.growing(), reversed(positions))[1]
+        return self.grow(self.empty_group(), reversed(positions))[1]
 
-    def refuse(self, groups: Iterable[Costed]) -> None:
+    def exclude(self, groups: Iterable[CostedGroup]) -> None:
         """Exclude these groups: their layers get only tilings that take less memory from now on."""
-        for each in groups:
-            if each.channel_runs:
-                self._refused_untiled.add(each.positions)
+        for group in groups:
+            if group.channel_runs:
+                self._infeasible_untiled.add(group.positions)
             else:
-                self._refused[each.positions] = each.bound_elements
-            self._columns.pop(each.positions[-1] + 1, None)
+                self._infeasible_bounds[group.positions] = group.bound_elements
+            self._columns.pop(group.positions[-1] + 1, None)
 
-    def refuses(self, costed: Costed) -> bool:
+    def is_excluded(self, group: CostedGroup) -> bool:
         """Whether this tiling, or one that takes less memory, is excluded because it could not be placed."""
-        if costed.channel_runs:
-            return costed.positions in self._refused_untiled
-        return costed.bound_elements >= self._refused.get(costed.positions, math.inf)
+        if group.channel_runs:
+            return group.positions in self._infeasible_untiled
+        return group.bound_elements >= self._infeasible_bounds.get(group.positions, math.inf)
 
-    def _by_channel(self, growing: Growing, positions: tuple[int, ...], best: Costed | None) -> Costed | None:
+    def _channel_run_group(
+        self, growing: GrowingGroup, positions: tuple[int, ...], best: CostedGroup | None
+    ) -> CostedGroup | None:
         """The group with untiled maps and channel runs, if it fits and is better than `best`; else None."""
         objective = self.objective
-        moved = growing.moved[0] + sum(loaded[0] for loaded in growing.outside.values())
-        moved += sum(size for size, _ in growing.weights)
-        value = float(objective.of(moved, growing.operations[0]))
-        pays = objective.time_ns(moved, growing.operations[0]) <= sum(self._alone_ns[p] for p in positions)
-        wanted = growing.untiled and self.reuse != "none" and pays
-        if not wanted or (best and best.objective <= value):
+        moved_elements = growing.store_elements[0] + sum(
+            loaded[0] for loaded in growing.load_elements.values()
+        )
+        moved_elements += sum(size for size, _ in growing.weights)
+        value = float(objective.values(moved_elements, growing.operations[0]))
+        pays = objective.time_ns(moved_elements, growing.operations[0]) <= sum(
+            self._layer_ns[p] for p in positions
+        )
+        is_tried = growing.may_fit_untiled and self.reuse != "none" and pays
+        if not is_tried or (best and best.objective <= value):
             return None
         fitting = fitting_runs(
             [self.graph.layers[position] for position in positions],
@@ -183,57 +189,64 @@ class RunCosts:
             objective.capacity_elements,
             objective.accelerator.element_bytes >= SUM_BYTES,
         )
-        growing.untiled = fitting is not None  # does not change with more layers
-        if fitting is None or not fitting[0] or positions in self._refused_untiled:
+        growing.may_fit_untiled = fitting is not None  # does not change with more layers
+        if fitting is None or not fitting[0] or positions in self._infeasible_untiled:
             return None
         runs, bound = fitting
-        return Costed(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
+        return CostedGroup(positions=positions, objective=value, channel_runs=runs, bound_elements=bound)
 
-    def _best(
+    def _best_tiling(
         self,
-        growing: Growing,
+        growing: GrowingGroup,
         positions: tuple[int, ...],
-        at: np.ndarray,
+        indices: np.ndarray,
         resident: np.ndarray,
         streamed: np.ndarray,
-    ) -> Costed | None:
+    ) -> CostedGroup | None:
         """The best of the tilings `at`, which fit, and the layers whose weights stay on chip."""
-        objective, alone_ns = self.objective, sum(self._alone_ns[position] for position in positions)
-        moved = (growing.moved + sum(growing.outside.values()))[at]
-        moved = moved + sum(size for size, _ in growing.weights)
-        operations = growing.operations[at]
-        left = sum(size for size, _ in growing.weights)
-        tiles, room = growing.candidates.tiles[at], objective.capacity_elements - streamed[at]
-        whole = (resident[at] <= objective.capacity_elements) | (self.reuse == "none")
-        # lower bounds of all tilings, and the values of tilings that load weights once
-        values = objective.of(moved, operations)
-        values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
-        once = values[whole | (tiles == 1) | (room >= left)]
-        able = np.isfinite(values) & (values <= once.min(initial=np.inf))
-        if not able.any():
-            return None
-        at, moved, operations, tiles, room, whole = (
-            x[able] for x in (at, moved, operations, tiles, room, whole)
+        objective, layers_ns = self.objective, sum(self._layer_ns[position] for position in positions)
+        moved_elements = (growing.store_elements + sum(growing.load_elements.values()))[indices]
+        moved_elements = moved_elements + sum(size for size, _ in growing.weights)
+        operations = growing.operations[indices]
+        remaining_weights = sum(size for size, _ in growing.weights)
+        tiles, free_elements = (
+            growing.candidates.tiles[indices],
+            objective.capacity_elements - streamed[indices],
         )
-        kept = []
+        fits_all_weights = (resident[indices] <= objective.capacity_elements) | (self.reuse == "none")
+        # lower bounds of all tilings, and the values of tilings that load weights once
+        values = objective.values(moved_elements, operations)
+        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
+        once = values[fits_all_weights | (tiles == 1) | (free_elements >= remaining_weights)]
+        feasible = np.isfinite(values) & (values <= once.min(initial=np.inf))
+        if not feasible.any():
+            return None
+        indices, moved_elements, operations, tiles, free_elements, fits_all_weights = (
+            x[feasible] for x in (indices, moved_elements, operations, tiles, free_elements, fits_all_weights)
+        )
+        resident_masks = []
         for size, _ in growing.weights:
-            if (room >= left).all():  # all remaining weights fit together
+            if (free_elements >= remaining_weights).all():  # all remaining weights fit together
                 break
-            left -= size
-            stays = whole | ((size <= room) & (tiles > 1))
-            room = room - size * (stays & ~whole)
-            moved = moved + size * (tiles - 1) * ~stays
-            kept.append(stays)
-        values = objective.of(moved, operations)
-        values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
+            remaining_weights -= size
+            stays = fits_all_weights | ((size <= free_elements) & (tiles > 1))
+            free_elements = free_elements - size * (stays & ~fits_all_weights)
+            moved_elements = moved_elements + size * (tiles - 1) * ~stays
+            resident_masks.append(stays)
+        values = objective.values(moved_elements, operations)
+        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
         best = np.lexsort((tiles, operations, values))[0]
         if not np.isfinite(values[best]):
             return None
-        held = [name for i, (_, name) in enumerate(growing.weights) if i >= len(kept) or kept[i][best]]
-        return Costed(
+        resident_names = [
+            name
+            for i, (_, name) in enumerate(growing.weights)
+            if i >= len(resident_masks) or resident_masks[i][best]
+        ]
+        return CostedGroup(
             positions=positions,
             objective=float(values[best]),
-            tiling=growing.candidates.tiling(at[best]),
-            resident=frozenset(held),
-            bound_elements=int(min(resident[at[best]], streamed[at[best]])),
+            tiling=growing.candidates.tiling(indices[best]),
+            resident=frozenset(resident_names),
+            bound_elements=int(min(resident[indices[best]], streamed[indices[best]])),
         )

@@ -12,7 +12,7 @@ from pimflow.fusion.convex import ConvexCover
 from pimflow.fusion.group import REUSES, Placement, place
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.plan import FusionPlan
-from pimflow.fusion.run_costs import Costed, Objective, RunCosts
+from pimflow.fusion.run_costs import CostedGroup, Objective, RunCosts
 
 SEARCHES = ("greedy", "runs", "optimal")
 HALOS = ("recompute", "retain")
@@ -56,61 +56,66 @@ def fuse_layers(
     UnknownNameError
         For an unknown name of an option.
     """
-    for kind, name, known in (
+    for kind, name, choices in (
         ("reuse", reuse, REUSES),
         ("search", search, SEARCHES),
         ("halo", halo, HALOS),
         ("objective", objective, OBJECTIVES),
     ):
-        if name not in known:
-            raise UnknownNameError(kind, name, known)
+        if name not in choices:
+            raise UnknownNameError(kind, name, choices)
     accelerator = accelerator or Accelerator()
     _check_smallest_tiles(graph, accelerator)
     costs = RunCosts(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
-    groups, placed = _placeable(_greedy if search == "greedy" else _runs, costs)
-    if search == "optimal" and (cover := ConvexCover(costs)).beyond_runs:
-        groups, placed = min((groups, placed), _placeable(cover.best, costs), key=_value)
-    ordered = graph.ordered([position for each in groups for position in each.positions])
-    begins = itertools.accumulate((len(each.positions) for each in groups), initial=0)
+    groups, placements = _placeable_groups(_greedy if search == "greedy" else _best_runs, costs)
+    if search == "optimal" and (cover := ConvexCover(costs)).has_non_runs:
+        groups, placements = min((groups, placements), _placeable_groups(cover.best, costs), key=_value)
+    ordered = graph.with_order([position for group in groups for position in group.positions])
+    begins = itertools.accumulate((len(group.positions) for group in groups), initial=0)
     return FusionPlan(
         graph=ordered,
         accelerator=accelerator,
-        groups=tuple(each.group(ordered, reuse, begin) for each, begin in zip(groups, begins)),
-        placements=placed,
+        groups=tuple(group.group(ordered, reuse, begin) for group, begin in zip(groups, begins)),
+        placements=placements,
     )
 
 
-Cut = tuple[list[Costed], tuple[Placement | None, ...]]
+Cut = tuple[list[CostedGroup], tuple[Placement | None, ...]]
 
 
 def _value(cut: Cut) -> float:
-    return sum(each.objective for each in cut[0])
+    return sum(group.objective for group in cut[0])
 
 
-def _placeable(choose: Callable[[RunCosts], list[Costed]], costs: RunCosts) -> Cut:
+def _placeable_groups(choose: Callable[[RunCosts], list[CostedGroup]], costs: RunCosts) -> Cut:
     """Repeat `choose` without groups whose tiles cannot be placed, until all groups can be placed."""
-    placed: dict[Costed, Placement | None] = {}
+    placements: dict[CostedGroup, Placement | None] = {}
     while True:
         groups = choose(costs)
-        failed = [each for each in groups if not _placed(each, costs, placed)]
+        failed = [group for group in groups if not _try_place(group, costs, placements)]
         if not failed:
-            return groups, tuple(placed[each] for each in groups)
-        costs.refuse(failed)
+            return groups, tuple(placements[group] for group in groups)
+        costs.exclude(failed)
 
 
-def _placed(costed: Costed, costs: RunCosts, placed: dict[Costed, Placement | None]) -> bool:
+def _try_place(
+    group_cost: CostedGroup, costs: RunCosts, placements: dict[CostedGroup, Placement | None]
+) -> bool:
     """Place a group and add it to `placed`; False if its tiles do not fit."""
-    if costed in placed:
+    if group_cost in placements:
         return True
-    accelerator, graph, begin = costs.objective.accelerator, costs.graph, costed.positions[0]
-    if costed.positions[-1] - begin >= len(costed.positions):
-        before = graph.ancestors(costed.positions)
-        others = set(range(len(costs))) - before - set(costed.positions)
-        graph, begin = graph.ordered([*sorted(before), *costed.positions, *sorted(others)]), len(before)
-    group = costed.group(graph, costs.reuse, begin)
+    accelerator, graph, begin = costs.objective.accelerator, costs.graph, group_cost.positions[0]
+    if group_cost.positions[-1] - begin >= len(group_cost.positions):
+        ancestors = graph.ancestors(group_cost.positions)
+        later_layers = set(range(len(costs))) - ancestors - set(group_cost.positions)
+        graph, begin = (
+            graph.with_order([*sorted(ancestors), *group_cost.positions, *sorted(later_layers)]),
+            len(ancestors),
+        )
+    group = group_cost.group(graph, costs.reuse, begin)
     try:
-        placed[costed] = (
-            None if group.single else place(group, accelerator.element_bytes, accelerator.on_chip_bytes)
+        placements[group_cost] = (
+            None if group.is_single else place(group, accelerator.element_bytes, accelerator.on_chip_bytes)
         )
     except InfeasibleError:
         return False
@@ -139,13 +144,13 @@ def _check_smallest_tiles(graph: LayerGraph, accelerator: Accelerator) -> None:
         )  # fmt: skip
 
 
-def _greedy(costs: RunCosts) -> list[Costed]:
+def _greedy(costs: RunCosts) -> list[CostedGroup]:
     groups, begin = [], 0
     while begin < len(costs):
-        best, end = costs.alone[begin], begin + 1
+        best, end = costs.single_layers[begin], begin + 1
         while end < len(costs):
             longer = costs.run(begin, end + 1)
-            if longer is None or longer.objective > best.objective + costs.alone[end].objective:
+            if longer is None or longer.objective > best.objective + costs.single_layers[end].objective:
                 break
             best, end = longer, end + 1
         groups.append(best)
@@ -153,19 +158,19 @@ def _greedy(costs: RunCosts) -> list[Costed]:
     return groups
 
 
-def _runs(costs: RunCosts) -> list[Costed]:
+def _best_runs(costs: RunCosts) -> list[CostedGroup]:
     """The best cut: a shortest path over positions between layers; of equal ones, that with fewer groups."""
     best: list[tuple[float, int]] = [(0.0, 0)]
-    last: list[Costed] = []
+    last: list[CostedGroup] = []
     for end in range(1, len(costs) + 1):
         options = [
-            (best[each.positions[0]][0] + each.objective, best[each.positions[0]][1] + 1, each)
-            for each in costs.ending(end)
-            if each is not None
+            (best[run.positions[0]][0] + run.objective, best[run.positions[0]][1] + 1, run)
+            for run in costs.runs_ending_at(end)
+            if run is not None
         ]
-        value, count, each = min(options, key=lambda option: option[:2])
+        value, count, run = min(options, key=lambda option: option[:2])
         best.append((value, count))
-        last.append(each)
+        last.append(run)
     groups, end = [], len(costs)
     while end:
         groups.append(last[end - 1])

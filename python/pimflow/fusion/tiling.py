@@ -54,13 +54,13 @@ class GroupTiling:
     def parse(cls, text: str) -> GroupTiling:
         """Read the text of `str`; raises `ValueError` for any other text."""
         number = r"([1-9]\d*)"
-        form = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?( retained)?"
-        match = re.fullmatch(form, text)
+        pattern = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?( retained)?"
+        match = re.fullmatch(pattern, text)
         if not match:
             raise ValueError(
                 f"'{text}' is no tiling; write it as 'tiles 1x8x4' or 'tiles 1x8x4 by 16 channels'"
             )
-        n, h, w, chunk = (int(each or 0) for each in match.groups()[:4])
+        n, h, w, chunk = (int(part or 0) for part in match.groups()[:4])
         return cls(n=n, h=h, w=w, chunk=chunk, retain=bool(match[5]))
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
@@ -83,10 +83,10 @@ class Spans:
     fresh: tuple[Span, ...]
 
     @classmethod
-    def of(cls, held: Hull, fresh: Hull) -> Spans:
+    def from_hulls(cls, held_hull: Hull, fresh_hull: Hull) -> Spans:
         """Make spans from begins and ends, by tile."""
-        both = [tuple(zip(begins.tolist(), ends.tolist())) for begins, ends in (held, fresh)]
-        return cls(held=both[0], fresh=both[1])
+        pairs = [tuple(zip(begins.tolist(), ends.tolist())) for begins, ends in (held_hull, fresh_hull)]
+        return cls(held=pairs[0], fresh=pairs[1])
 
     @property
     def longest(self) -> int:
@@ -99,7 +99,7 @@ class Spans:
         return sum(end - begin for begin, end in self.fresh)
 
     @property
-    def retained(self) -> bool:
+    def is_retained(self) -> bool:
         """Whether any index stays on chip from one tile to the next."""
         return self.held != self.fresh
 
@@ -122,18 +122,18 @@ class AxisParts:
         return np.concatenate(([0], np.cumsum(self.parts)[:-1]))
 
     @functools.cached_property
-    def of(self) -> np.ndarray:
+    def cut_index(self) -> np.ndarray:
         """By tile, the index of its cut."""
         return np.repeat(np.arange(len(self.parts)), self.parts)
 
     @functools.cached_property
     def index(self) -> np.ndarray:
         """By tile, its number in its cut."""
-        return np.arange(len(self.of)) - self.starts[self.of]
+        return np.arange(len(self.cut_index)) - self.starts[self.cut_index]
 
     def pieces(self, extent: int) -> tuple[np.ndarray, np.ndarray]:
         """Begins and ends of the tiles of a stored tensor with this extent."""
-        parts = self.parts[self.of]
+        parts = self.parts[self.cut_index]
         return self.index * extent // parts, (self.index + 1) * extent // parts
 
     def longest(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -144,21 +144,23 @@ class AxisParts:
         """By cut, the sum of the extents of all tiles."""
         return np.add.reduceat(end - begin, self.starts)
 
-    def kept(self, begin: np.ndarray, end: np.ndarray) -> tuple[Hull, Hull]:
+    def tile_extents(self, begin: np.ndarray, end: np.ndarray) -> tuple[Hull, Hull]:
         """Ranges on chip, and the new part of them, if tiles read ``[begin, end)``."""
         if not self.retain.any():
             return (begin, end), (begin, end)
         far, some = int(end.max()) + 1, end > begin
-        done = np.maximum.accumulate(np.where(some, end, 0) + self.of * far) - self.of * far
-        last = self.of[-1] - self.of
+        running_end = (
+            np.maximum.accumulate(np.where(some, end, 0) + self.cut_index * far) - self.cut_index * far
+        )
+        last = self.cut_index[-1] - self.cut_index
         lowest = np.minimum.accumulate((np.where(some, begin, far - 1) - last * far)[::-1])[::-1] + last * far
-        before = np.concatenate(([0], done[:-1]))
-        before[self.starts] = 0
-        retain = self.retain[self.of]
-        ends = np.where(retain, done, end)
-        held = np.where(retain, np.minimum(lowest, done), begin)
-        fresh = np.where(retain, np.minimum(np.maximum(lowest, before), done), begin)
-        return (held, ends), (fresh, ends)
+        previous_end = np.concatenate(([0], running_end[:-1]))
+        previous_end[self.starts] = 0
+        retain = self.retain[self.cut_index]
+        ends = np.where(retain, running_end, end)
+        held_begins = np.where(retain, np.minimum(lowest, running_end), begin)
+        fresh = np.where(retain, np.minimum(np.maximum(lowest, previous_end), running_end), begin)
+        return (held_begins, ends), (fresh, ends)
 
 
 def transfer(
@@ -169,25 +171,27 @@ def transfer(
     Of a tensor with several readers a tile reads the hull of what they read.
     """
     cut = AxisParts(parts=np.array([parts]), retain=np.array([retain]))
-    wanted: dict[str, Hull] = {}
+    required: dict[str, Hull] = {}
     spans: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):
         layer = graph.layers[position]
-        if graph.stored(layer.name, range(begin, end)):
+        if graph.is_stored(layer.name, range(begin, end)):
             stored = cut.pieces(graph.shapes[layer.name][axis])
-            wanted[layer.name] = hull(wanted.get(layer.name), stored)
-        held, fresh = cut.kept(*wanted.pop(layer.name))
-        spans[layer.name] = Spans.of(held, fresh)
+            required[layer.name] = hull(required.get(layer.name), stored)
+        on_chip, fresh = cut.tile_extents(*required.pop(layer.name))
+        spans[layer.name] = Spans.from_hulls(on_chip, fresh)
         for name, maps in zip(layer.inputs, layer.maps):
-            wanted[name] = hull(wanted.get(name), read(maps[axis], *fresh))
-    return spans | {name: Spans.of(*cut.kept(*each)) for name, each in wanted.items()}
+            required[name] = hull(required.get(name), read_spans(maps[axis], *fresh))
+    return spans | {
+        name: Spans.from_hulls(*cut.tile_extents(*required_span)) for name, required_span in required.items()
+    }
 
 
-def hull(one: Hull | None, other: Hull) -> Hull:
+def hull(first: Hull | None, second: Hull) -> Hull:
     """By tile, the hull of two ranges; empty ranges are ignored."""
-    if one is None:
-        return other
-    (b1, e1), (b2, e2) = one, other
+    if first is None:
+        return second
+    (b1, e1), (b2, e2) = first, second
     low, high = np.minimum(b1, b2), np.maximum(e1, e2)
     none1, none2 = e1 <= b1, e2 <= b2
     if none1.any() or none2.any():
@@ -196,7 +200,7 @@ def hull(one: Hull | None, other: Hull) -> Hull:
     return low, high
 
 
-def read(window: RangeMap, begin: np.ndarray, end: np.ndarray) -> Hull:
+def read_spans(window: RangeMap, begin: np.ndarray, end: np.ndarray) -> Hull:
     """Ranges of the operand that tiles of the result read along one axis."""
     if window == RangeMap.same(window.extent):
         return begin, end

@@ -24,14 +24,14 @@ class TilingCandidates:
     axes: tuple[AxisParts, AxisParts, AxisParts]
 
     @classmethod
-    def of(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
+    def from_graph(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
         """Tilings to try for a network; `halo` is one of `search.HALOS`."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
-        kept = [parts for parts in rows if parts > 1] if halo == "retain" else []
+        retain_rows = [parts for parts in rows if parts > 1] if halo == "retain" else []
         columns = [parts for parts in COLUMN_PARTS if parts <= longest[2]]
-        cuts = ((images, []), (rows, kept), (columns, []))
+        cuts = ((images, []), (rows, retain_rows), (columns, []))
         return cls(
             axes=tuple(
                 AxisParts(parts=np.array(a + b), retain=np.array([False] * len(a) + [True] * len(b)))

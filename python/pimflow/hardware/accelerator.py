@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, read_toml
+from pimflow.hardware.reader import build, read_toml, require_not_negative
 
 ENERGY = ("dram_pj_per_byte", *(f"mac_{dtype}_pj" for dtype in ELEMENT_BYTES))
 
@@ -30,7 +30,7 @@ class AcceleratorEnergy:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        not_negative(**{f"energy.{key}": value for key, value in self.energy.items()})
+        require_not_negative(**{f"energy.{key}": value for key, value in self.energy.items()})
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> AcceleratorEnergy:

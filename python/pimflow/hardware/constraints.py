@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS", "AF")
 # Commands that counts of commands omit if there are none.
-SELDOM = ("WRITE", "WRBIAS", "AF")
+OPTIONAL_COMMANDS = ("WRITE", "WRBIAS", "AF")
 LEVELS = ("channel", "gang", "buffer", "host")
 # Pseudo-command of rules: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"

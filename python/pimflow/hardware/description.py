@@ -134,8 +134,8 @@ def describe(spec: Spec) -> dict[str, Any]:
             | {"per_burst_cycles": spec.timing[rule.per_burst] if rule.per_burst else 0}
             for rule in spec.constraints
         ]
-        description["derived"] = _derived(spec)
-        description["used"] = [{"what": what, "how": how} for what, how in _used(spec)]
+        description["derived"] = _derive_figures(spec)
+        description["used"] = [{"what": feature, "how": use} for feature, use in _feature_uses(spec)]
         description["not_modelled"] = list(spec.not_modelled)
     description["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
     return description
@@ -178,7 +178,7 @@ def _meaning(spec: Spec, field: str) -> str:
     return (_PIM_FIELDS | TIMING | _RULE_TIMING | charged).get(key, "")
 
 
-def _derived(pim: PimSpec) -> list[dict[str, Any]]:
+def _derive_figures(pim: PimSpec) -> list[dict[str, Any]]:
     dtype = pim.dtypes[0]
     macs_per_s = pim.macs_per_s(dtype)
     e, elements = pim.energy, pim.elements_per_column(dtype)
@@ -203,10 +203,10 @@ def _derived(pim: PimSpec) -> list[dict[str, Any]]:
             "nJ",
         ),
     )
-    return [{"what": what, "value": value, "unit": unit} for what, value, unit in rows]
+    return [{"what": figure, "value": value, "unit": unit} for figure, value, unit in rows]
 
 
-def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
+def _feature_uses(pim: PimSpec) -> Iterator[tuple[str, str]]:
     """Features of the device besides multipliers, and how plans use them."""
     yield "memory channels", "time-shared: plain memory for the GPU while no program runs"
     if pim.global_buffers > 1:
@@ -215,22 +215,22 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
         yield "accumulators", f"{pim.accumulators} tiles a vector before results are read"
     if pim.latch_initial_value:
         written = "sums that are resumed; a bias or a residual, where nothing of the GPU's follows"
-        yield "latch_initial_value", written if pim.writes_latches else f"{NOT_USED}: {_UNWRITTEN}"
+        yield "latch_initial_value", written if pim.can_write_latches else f"{NOT_USED}: {_UNWRITTEN}"
     if pim.result_lanes > 1:
         yield "result_lanes", "partial sums, which the GPU adds"
     if pim.activation_unit:
         applied = "ReLU and ReLU6 of sums; `--explain` has its price for others, which run on the GPU"
         lanes = f"{NOT_USED}: activations run on the GPU; it acts on lanes before they are added"
-        yield "activation_unit", applied if pim.activates else lanes
+        yield "activation_unit", applied if pim.can_activate else lanes
     if pim.elementwise_multiply:
         yield "elementwise_multiply", f"{NOT_USED}: `--explain` has its price for grouped layers"
     if pim.lane_elements:
         yield "lane_elements", "products of attention that need no adder tree"
     if pim.comp_starts_at_row:
         yield "comp_starts_at_row", "loop orders keep to what its instructions can say"
-    if pim.one_host:
+    if pim.has_single_host:
         yield "host", "channels in lockstep: a vector for all of them is one instruction"
-    if pim.writes:
+    if pim.can_write:
         yield "WRITE", "a KV cache, appended to by every decode step"
 
 
@@ -264,7 +264,7 @@ def _rule_cells(rule: dict[str, Any]) -> list[str]:
     ]
 
 
-_HEADS = {
+_HEADINGS = {
     "values": ["field", "value", "meaning", "source"],
     "constraints": ["level", "commands", "rule", "cycles", "source"],
     "derived": ["derived", "value"],
@@ -275,35 +275,37 @@ _HEADS = {
 def _tables(description: dict[str, Any]) -> Iterator[tuple[list[str], list[list[str]]]]:
     """Headings and rows of every table of a description."""
     values = [[row["field"], _quantity(row), row["meaning"], row["source"]] for row in description["values"]]
-    yield _HEADS["values"], values
+    yield _HEADINGS["values"], values
     if "used" in description:
-        yield _HEADS["used"], [[row["what"], row["how"]] for row in description["used"]]
+        yield _HEADINGS["used"], [[row["what"], row["how"]] for row in description["used"]]
     if "constraints" in description:
-        yield _HEADS["constraints"], [_rule_cells(rule) for rule in description["constraints"]]
+        yield _HEADINGS["constraints"], [_rule_cells(rule) for rule in description["constraints"]]
     if "derived" in description:
-        yield _HEADS["derived"], [[row["what"], _quantity(row)] for row in description["derived"]]
+        yield _HEADINGS["derived"], [[row["what"], _quantity(row)] for row in description["derived"]]
 
 
 def description_text(description: dict[str, Any]) -> str:
     """A description for a terminal."""
     lines = [f"{KINDS[description['kind']]} {description['name']}: {description['description']}"]
     for head, rows in _tables(description):
-        kept = [i for i, title in enumerate(head) if any(row[i] for row in rows)]
-        lines += ["", *_aligned([[row[i] for i in kept] for row in (head, *rows)])]
+        columns = [i for i, title in enumerate(head) if any(row[i] for row in rows)]
+        lines += ["", *_align_columns([[row[i] for i in columns] for row in (head, *rows)])]
     lines += ["", f"assumed: {', '.join(description['assumed']) or 'nothing'}"]
     if "not_modelled" in description:
         lines += ["", "not modelled:", *(f"- {sentence}" for sentence in description["not_modelled"])]
     return "\n".join(lines)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _align_columns(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def catalogue_text() -> str:
     """The catalogue for a terminal."""
-    return "\n".join(_aligned([["kind", "name", "description"], *([*row.values()] for row in catalogue())]))
+    return "\n".join(
+        _align_columns([["kind", "name", "description"], *([*row.values()] for row in catalogue())])
+    )
 
 
 def description_markdown(description: dict[str, Any]) -> str:
@@ -318,7 +320,7 @@ def description_markdown(description: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def updated_page(content: str) -> str:
+def update_page(content: str) -> str:
     """`content`, a page of documentation, with current descriptions of PIM devices between their marks."""
     for name in spec_names("pim"):
         marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"

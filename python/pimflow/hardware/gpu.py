@@ -6,9 +6,9 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, not_negative, positive, read_toml
+from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
 
 # Energies that every GPU file has, and what each is charged for; in addition ``fma_<dtype>_pj`` for every
 # dtype with a rate. `simulators.gpu.model.kernel_energy_pj` and the evaluator charge them.
@@ -23,10 +23,10 @@ ENERGY = {
 _DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_port|stream")
 # Prefixes of constants that are exponents, with their minimum: 1 adds times, 64 takes about the longest.
 _EXPONENTS = {"overlap": 1, "tile_power": 0}
-_MOST_EXPONENT = 64
+_MAX_EXPONENT = 64
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
     """A GPU.
@@ -89,24 +89,28 @@ class GpuSpec:
             *("sms", "clock_mhz", "memory_channels", "channel_bytes_per_ns", "l2_bytes_per_channel"),
             *("l2_bytes_per_channel_cycle", "write_factor", "shared_memory_bytes", "registers_bytes"),
         )
-        positive(
+        require_positive(
             **{name: getattr(self, name) for name in sizes},
             **{f"fma_per_sm_cycle.{key}": value for key, value in self.fma_per_sm_cycle.items()},
             **{f"simd_fma_per_sm_cycle.{key}": value for key, value in self.simd_fma_per_sm_cycle.items()},
         )
         energies = {f"energy.{key}": value for key, value in self.energy.items()}
         constants = {f"efficiency.{key}": value for key, value in self.efficiency.items()}
-        not_negative(launch_ns=self.launch_ns, **energies, **constants)
-        positive(**{f"efficiency.{key}": c for key, c in self.efficiency.items() if _DIVISORS.match(key)})
+        require_not_negative(launch_ns=self.launch_ns, **energies, **constants)
+        require_positive(
+            **{f"efficiency.{key}": c for key, c in self.efficiency.items() if _DIVISORS.match(key)}
+        )
         for key, value in self.efficiency.items():
             if key.startswith("split_limit") and value < 1:
                 raise ValueError(f"field 'efficiency.{key}': {value} is not 1 or more")
         for key, value in self.efficiency.items():
-            for name, least in _EXPONENTS.items():
-                if key.startswith(name) and not least <= value <= _MOST_EXPONENT:
-                    raise ValueError(f"field 'efficiency.{key}': {value} is not in {least}..{_MOST_EXPONENT}")
+            for name, minimum in _EXPONENTS.items():
+                if key.startswith(name) and not minimum <= value <= _MAX_EXPONENT:
+                    raise ValueError(
+                        f"field 'efficiency.{key}': {value} is not in {minimum}..{_MAX_EXPONENT}"
+                    )
 
-    def multiplies_tiles(self, dtype: str) -> bool:
+    def has_tensor_cores(self, dtype: str) -> bool:
         """Whether it has tensor cores for `dtype`: only then is its rate above that of its SIMD lanes."""
         rate = self.fma_per_sm_cycle.get(dtype, 0.0)
         return rate > self.simd_fma_per_sm_cycle.get(dtype, rate)

@@ -9,14 +9,21 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.core.table_files import parse_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
-from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
+from pimflow.hardware.reader import (
+    Table,
+    build,
+    read_toml,
+    require_not_negative,
+    require_positive,
+    spec_names,
+)
 
 __all__ = ["BEGIN", "COMMANDS", "ENERGY", "LEVELS", "TIMING", "Constraint", "PimSpec"]
 
@@ -38,11 +45,11 @@ TIMING = {
     "nTURN": "turnaround of the bus, from the last burst",
 }
 # Latencies that must be at least 1.
-_AT_LEAST_ONE = ("nBL", "nCCDS", "nREFI")
+_NONZERO_TIMING = ("nBL", "nCCDS", "nREFI")
 # Bound on gangs and on buffers: the simulators have a state for each.
-_MOST_STATES = 256
+_MAX_STATES = 256
 # Bound on a row of all banks of a channel, which execution by value allocates; real devices have 64 KiB.
-_MOST_ROW_BYTES = 64 << 20
+_MAX_ROW_BYTES = 64 << 20
 
 # Energies that every device file has, and what each is charged for, by `simulators.pim.energy`.
 ENERGY = {
@@ -60,14 +67,14 @@ ENERGY = {
 }
 # Further energy of devices with WRITE.
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
-MOST_REFRESHES_AHEAD = 8  # JESD79-3: pulling in more does not reduce the refreshes needed later
+MAX_REFRESHES_AHEAD = 8  # JESD79-3: pulling in more does not reduce the refreshes needed later
 # Further energy of devices whose latches can be written (`PimSpec.writes_latches`).
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
 # Further energy of devices that apply activations (`PimSpec.activates`).
 ACTIVATION_ENERGY = {"activation_pj": "per AF"}
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class PimSpec:
     """A DRAM whose banks compute.
@@ -158,17 +165,17 @@ class PimSpec:
             *("tCK_ps", "gangs", "banks_per_gang", "rows_per_bank", "columns_per_row", "column_bytes"),
             *("buffer_columns", "global_buffers", "result_lanes", "accumulators"),
         )
-        positive(**{name: getattr(self, name) for name in sizes})
-        not_negative(
+        require_positive(**{name: getattr(self, name) for name in sizes})
+        require_not_negative(
             row_base=self.row_base,
             lane_elements=self.lane_elements,
             refreshes_ahead=self.refreshes_ahead,
             **{f"timing.{key}": value for key, value in self.timing.items()},
             **{f"energy.{key}": value for key, value in self.energy.items()},
         )
-        if self.refreshes_ahead > MOST_REFRESHES_AHEAD:
+        if self.refreshes_ahead > MAX_REFRESHES_AHEAD:
             raise ValueError(
-                f"field 'refreshes_ahead': {self.refreshes_ahead} is more than the {MOST_REFRESHES_AHEAD} "
+                f"field 'refreshes_ahead': {self.refreshes_ahead} is more than the {MAX_REFRESHES_AHEAD} "
                 "that JEDEC lets come before they are due"
             )
         if self.row_base >= self.rows_per_bank:
@@ -261,10 +268,10 @@ class PimSpec:
         return hash(self.digest)
 
     @functools.cached_property
-    def uncatalogued_digest(self) -> str:
+    def custom_digest(self) -> str:
         """`digest`; empty if the catalogue's device of this name is the same."""
-        catalogued = self.name in spec_names("pim") and PimSpec.load(self.name).digest == self.digest
-        return "" if catalogued else self.digest
+        is_catalogued = self.name in spec_names("pim") and PimSpec.load(self.name).digest == self.digest
+        return "" if is_catalogued else self.digest
 
     def is_target_of(self, program: PimProgram) -> bool:
         """Whether `program` was lowered for this device: by name and, if the program has one, by digest."""
@@ -272,33 +279,33 @@ class PimSpec:
 
     def faults(self) -> Iterator[str]:
         """Faults of a device from a file or a sweep; a device made in Python may have them."""
-        named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
-        for section, needed, given, others in (
-            ("timing", TIMING, self.timing, named),
-            ("energy", ENERGY | self._seldom_energy, self.energy, set()),
+        rule_timings = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
+        for section, needed, values, optional in (
+            ("timing", TIMING, self.timing, rule_timings),
+            ("energy", ENERGY | self._optional_energy, self.energy, set()),
         ):
-            for key in sorted(given.keys() - needed.keys() - others):
+            for key in sorted(values.keys() - needed.keys() - optional):
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
-            for key in sorted(needed.keys() - given.keys()):
+            for key in sorted(needed.keys() - values.keys()):
                 yield f"missing field '{section}.{key}': {needed[key]}"
         for key in ("gangs", "global_buffers", "accumulators"):
-            if getattr(self, key) > _MOST_STATES:
-                yield f"field '{key}': {getattr(self, key)} is more than {_MOST_STATES}"
+            if getattr(self, key) > _MAX_STATES:
+                yield f"field '{key}': {getattr(self, key)} is more than {_MAX_STATES}"
         row_bytes = self.banks * self.columns_per_row * self.column_bytes
-        if row_bytes > _MOST_ROW_BYTES:
+        if row_bytes > _MAX_ROW_BYTES:
             yield (
                 f"fields 'banks_per_gang', 'columns_per_row', 'column_bytes': a row of all {self.banks} "
-                f"banks has {row_bytes} bytes, more than {_MOST_ROW_BYTES}"
+                f"banks has {row_bytes} bytes, more than {_MAX_ROW_BYTES}"
             )
-        for key in _AT_LEAST_ONE:
+        for key in _NONZERO_TIMING:
             if self.timing[key] < 1:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
-        if self.latch_initial_value and self.result_lanes == 1 and not self.writes_latches:
+        if self.latch_initial_value and self.result_lanes == 1 and not self.can_write_latches:
             yield "field 'latch_initial_value': no constraint says when a WRBIAS may come"
-        if self.activation_unit and self.result_lanes == 1 and not self.activates:
+        if self.activation_unit and self.result_lanes == 1 and not self.can_activate:
             yield "field 'activation_unit': no constraint says when an AF may come"
         tables = len(ACTIVATIONS) - 1
-        if self.activates and self.row_base < tables:
+        if self.can_activate and self.row_base < tables:
             yield f"field 'row_base': {self.row_base} rows before weights have no room for {tables} tables"
         if self.reopen_cycles >= self.timing["nREFI"]:
             yield (
@@ -318,7 +325,7 @@ class PimSpec:
             first[constraint.rule] = number
 
     @property
-    def one_host(self) -> bool:
+    def has_single_host(self) -> bool:
         """Whether one host issues the instructions of all channels, one after the other.
 
         An instruction goes to a set of channels and is the same for each; a GWRITE also writes the same
@@ -328,33 +335,33 @@ class PimSpec:
         return any(rule.level == "host" for rule in self.constraints)
 
     @property
-    def writes_latches(self) -> bool:
+    def can_write_latches(self) -> bool:
         """Whether a WRBIAS can set initial values of sums."""
         ruled = any("WRBIAS" in rule.after for rule in self.constraints)
         return self.latch_initial_value and self.result_lanes == 1 and ruled
 
     @property
-    def activates(self) -> bool:
+    def can_activate(self) -> bool:
         """Whether an AF can apply an activation function to sums."""
         ruled = any("AF" in rule.after for rule in self.constraints)
         return self.activation_unit and self.result_lanes == 1 and ruled
 
     @property
-    def _seldom_energy(self) -> dict[str, str]:
+    def _optional_energy(self) -> dict[str, str]:
         """Energies of the commands that only some devices have."""
-        written = WRITE_ENERGY if self.writes else {}
-        applied = ACTIVATION_ENERGY if self.activates else {}
-        return written | applied | (LATCH_ENERGY if self.writes_latches else {})
+        write_energy = WRITE_ENERGY if self.can_write else {}
+        activation_energy = ACTIVATION_ENERGY if self.can_activate else {}
+        return write_energy | activation_energy | (LATCH_ENERGY if self.can_write_latches else {})
 
     @property
-    def writes(self) -> bool:
+    def can_write(self) -> bool:
         """Whether it has WRITE: there are rules after the G_ACT of its row, and before a PRE."""
-        found = {
+        command_pairs = {
             pair
             for rule in self.constraints
             for pair in ((before, after) for before in rule.before for after in rule.after)
         }
-        return {("G_ACT", "WRITE"), ("WRITE", "PRE")} <= found
+        return {("G_ACT", "WRITE"), ("WRITE", "PRE")} <= command_pairs
 
     @property
     def banks(self) -> int:
@@ -367,14 +374,14 @@ class PimSpec:
         return self.tCK_ps / 1000
 
     @property
-    def rows_to_use(self) -> int:
+    def usable_rows(self) -> int:
         """Rows of each bank for weights and caches."""
         return self.rows_per_bank - self.row_base
 
     @property
     def bytes_per_channel(self) -> int:
         """Bytes of weights that the banks of a channel can hold."""
-        return self.banks * self.rows_to_use * self.columns_per_row * self.column_bytes
+        return self.banks * self.usable_rows * self.columns_per_row * self.column_bytes
 
     def macs_per_s(self, dtype: str) -> float:
         """Peak rate of a channel: COMPs back to back, without refresh."""
@@ -405,11 +412,11 @@ class PimSpec:
             for rule in self.constraints
             if rule.level == "channel" and "G_ACT" in rule.before and "G_ACT" in rule.after
         ]
-        least = 1 if closed else 1 + self.timing["nRP"]
+        min_gap = 1 if closed else 1 + self.timing["nRP"]
         clocks = [0]
         while len(clocks) < self.gangs:
             earliest = [clocks[-window] + cycles for cycles, window in rules if window <= len(clocks)]
-            clocks.append(max(clocks[-1] + least, *earliest, 0))
+            clocks.append(max(clocks[-1] + min_gap, *earliest, 0))
         return clocks[-1] + self.timing["nRCDR"]
 
     def elements_per_column(self, dtype: str) -> int:

@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Table = dict[str, object]  # of a TOML file
-Built = typing.TypeVar("Built", bound="DataclassInstance")
+SpecT = typing.TypeVar("SpecT", bound="DataclassInstance")
 SPECS = Path(__file__).parent / "specs"
 # Products of two integers must fit the simulators' 64-bit counters.
 INTEGER_LIMIT = 1 << 31
@@ -47,33 +47,37 @@ def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Tab
     """Name and table of an embedded device, or of the TOML file at a path."""
     path = spec_path(kind, name_or_path)
     table = table_files.read_toml(path, SpecError)
-    return path.stem, {field: _inherited(path, field, entry) for field, entry in table.items()}
+    return path.stem, {field: _resolve_inheritance(path, field, entry) for field, entry in table.items()}
 
 
-def _inherited(path: Path, field: str, entry: object) -> object:
+def _resolve_inheritance(path: Path, field: str, entry: object) -> object:
     """`entry` with the values that it inherits by ``as``; each value gets its own source."""
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
-    where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
-    others = {other.stem: other.parent.name for other in SPECS.glob("*/*.toml") if other != path}
-    if name not in others:
-        raise SpecError(f"{where}: no other embedded device '{name}' to begin as; {hint(name, others)}")
-    theirs, common = sourced(read_toml(others[name], name)[1].get(field))
-    if not isinstance(own, dict) or not isinstance(theirs, dict):
+    where, name, overrides = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
+    kind_by_device = {
+        spec_file.stem: spec_file.parent.name for spec_file in SPECS.glob("*/*.toml") if spec_file != path
+    }
+    if name not in kind_by_device:
+        raise SpecError(
+            f"{where}: no other embedded device '{name}' to begin as; {hint(name, kind_by_device)}"
+        )
+    inherited, inherited_source = split_source(read_toml(kind_by_device[name], name)[1].get(field))
+    if not isinstance(overrides, dict) or not isinstance(inherited, dict):
         raise SpecError(f"{where}: only a table of values can begin as another")
     if unknown := sorted(entry.keys() - {"as", "source", "value"}):
         raise SpecError(f"{where}: unknown '{unknown[0]}' beside 'as'; its own values go into 'value'")
     source = str(entry.get("source", f"as {name}"))
-    taken, its_own = _section(theirs), _section(own)
-    sources = {key: its_own[1].get(key, source) for key in own}
-    for key in taken[0].keys() - own.keys():
-        behind = taken[1].get(key, common)
-        sources[key] = f"{source} ({behind})" if behind else source
-    values = {**taken[0], **its_own[0]}
+    inherited_section, override_section = _section(inherited), _section(overrides)
+    sources = {key: override_section[1].get(key, source) for key in overrides}
+    for key in inherited_section[0].keys() - overrides.keys():
+        original_source = inherited_section[1].get(key, inherited_source)
+        sources[key] = f"{source} ({original_source})" if original_source else source
+    values = {**inherited_section[0], **override_section[0]}
     return {key: {"value": value, "source": sources[key]} for key, value in values.items()}
 
 
-def build(cls: type[Built], table: object, where: str, **extra: object) -> Built:
+def build(cls: type[SpecT], table: object, where: str, **extra: object) -> SpecT:
     """An instance of dataclass `cls` from a TOML table.
 
     Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if `cls`
@@ -91,15 +95,15 @@ def build(cls: type[Built], table: object, where: str, **extra: object) -> Built
     for key, value in table.items():
         if key not in fields:
             raise SpecError(f"{where}: unknown field '{key}'; {hint(key, fields)}")
-        value, source = sourced(value)
+        value, source = split_source(value)
         if source is not None:
             sources[key] = source
         if typing.get_origin(hints[key]) is dict:
             if not isinstance(value, dict):
                 raise SpecError(f"{where}: field '{key}' is not a table")
             value, value_sources = _section(value)
-            sources |= {f"{key}.{name}": of_value for name, of_value in value_sources.items()}
-        values[key] = _checked(value, hints[key], f"{where}: field '{key}'")
+            sources |= {f"{key}.{name}": value_source for name, value_source in value_sources.items()}
+        values[key] = _convert(value, hints[key], f"{where}: field '{key}'")
     missing = [
         name
         for name, f in fields.items()
@@ -117,7 +121,7 @@ def build(cls: type[Built], table: object, where: str, **extra: object) -> Built
         raise SpecError(f"{where}: {error}") from error
 
 
-def sourced(value: object) -> tuple[object, str | None]:
+def split_source(value: object) -> tuple[object, str | None]:
     """Value and source of an entry of a file; the source of a bare value is None."""
     if isinstance(value, dict) and set(value) <= {"value", "source"} and "value" in value:
         return value["value"], str(value.get("source", ""))
@@ -126,12 +130,12 @@ def sourced(value: object) -> tuple[object, str | None]:
 
 def _section(table: Table) -> tuple[Table, dict[str, str]]:
     """The values of a section, and the sources of those that have one."""
-    entries = {key: sourced(value) for key, value in table.items()}
+    entries = {key: split_source(value) for key, value in table.items()}
     sources = {key: source for key, (_, source) in entries.items() if source is not None}
     return {key: value for key, (value, _) in entries.items()}, sources
 
 
-def _checked(value: object, kind: object, where: str) -> object:
+def _convert(value: object, kind: object, where: str) -> object:
     """`value` as type `kind`: ints become floats where required, and lists tuples."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if fault := out_of_range(value):
@@ -139,12 +143,12 @@ def _checked(value: object, kind: object, where: str) -> object:
     if kind is float and type(value) is int:
         return float(value)
     if origin is tuple and isinstance(value, list):
-        return tuple(_checked(item, args[0], where) for item in value)
+        return tuple(_convert(item, args[0], where) for item in value)
     if origin is dict and isinstance(value, dict):
-        return {key: _checked(item, args[1], f"{where}.{key}") for key, item in value.items()}
+        return {key: _convert(item, args[1], f"{where}.{key}") for key, item in value.items()}
     if type(None) in args:
         (kind,) = (a for a in args if a is not type(None))
-        return _checked(value, kind, where)
+        return _convert(value, kind, where)
     if origin is None and isinstance(kind, type) and isinstance(value, kind) and type(value) is not bool:
         return value
     if kind is bool and isinstance(value, bool):
@@ -163,14 +167,14 @@ def out_of_range(value: object) -> str:
     return ""
 
 
-def positive(**values: float | None) -> None:
+def require_positive(**values: float | None) -> None:
     """Raise `ValueError` for the first value that is not a finite number above zero."""
     for name, value in values.items():
         if value is not None and not (0 < value < float("inf")):
             raise ValueError(f"field '{name}': {value} is not a finite number above zero")
 
 
-def not_negative(**values: float | None) -> None:
+def require_not_negative(**values: float | None) -> None:
     """Raise `ValueError` for the first value that is not a finite number of zero or more."""
     for name, value in values.items():
         if value is not None and not (0 <= value < float("inf")):

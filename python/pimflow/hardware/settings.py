@@ -11,10 +11,10 @@ from pimflow.hardware import GpuSpec, PimSpec, System
 from pimflow.hardware.reader import out_of_range
 
 ELLIPSES = ("…", "...")
-MOST_VALUES = 10_000  # of a progression; each value is a search
+MAX_VALUES = 10_000  # of a progression; each value is a search
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
 _LOADERS = {"gpu": GpuSpec.load, "pim": PimSpec.load}
-_NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
+_FIXED_FIELDS = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
 Value = int | float | bool | str
 
 
@@ -50,11 +50,13 @@ class Setting:
         UnknownNameError
             For a name that no device has.
         """
-        name, equals, listed = text.partition("=")
-        if not (name and equals and listed):
+        name, equals, value_list = text.partition("=")
+        if not (name and equals and value_list):
             raise UsageError(f"--set {text}: write NAME=VALUE,VALUE,…")
-        owner, field, key, kind = _field(name)
-        values = tuple(_value(part, kind, text) for part in _expanded(listed.split(","), text))
+        owner, field, key, kind = _find_field(name)
+        values = tuple(
+            _parse_value(part, kind, text) for part in _expand_progressions(value_list.split(","), text)
+        )
         if len(set(values)) != len(values):
             raise UsageError(f"--set {text}: a value is there twice")
         return cls(name=name, owner=owner, field=field, key=key, values=values)
@@ -77,7 +79,7 @@ class Setting:
             raise UsageError(f"--set {self.name}={value}: {error}") from error
 
 
-def _field(name: str) -> tuple[str, str, str, type]:
+def _find_field(name: str) -> tuple[str, str, str, type]:
     """Owner, field, key and type of setting `name`."""
     first, *rest = name.split(".")
     if first in ("gpu", "pim") and rest:
@@ -87,7 +89,7 @@ def _field(name: str) -> tuple[str, str, str, type]:
     matches = []
     for owner in owners:
         kind = typing.get_type_hints(_OWNERS[owner]).get(path[0])
-        if kind is None or path[0] in _NOT_SET:
+        if kind is None or path[0] in _FIXED_FIELDS:
             continue
         table = typing.get_origin(kind) is dict
         if len(path) == (2 if table else 1):
@@ -95,20 +97,20 @@ def _field(name: str) -> tuple[str, str, str, type]:
                 (owner, path[0], path[1] if table else "", typing.get_args(kind)[1] if table else kind)
             )
     if not matches:
-        known = [
+        setting_names = [
             field if owner == "system" else f"{owner}.{field}"
             for owner, cls in _OWNERS.items()
             for field in typing.get_type_hints(cls)
-            if field not in _NOT_SET
+            if field not in _FIXED_FIELDS
         ]
-        raise UnknownNameError("setting", name, known)
+        raise UnknownNameError("setting", name, setting_names)
     if len(matches) > 1:
         choices = " or ".join(f"{owner}.{name}" for owner, *_ in matches)
         raise UsageError(f"--set {name}: say {choices}")
     return matches[0]
 
 
-def _expanded(parts: list[str], text: str) -> list[str]:
+def _expand_progressions(parts: list[str], text: str) -> list[str]:
     """`parts` with progressions such as 0,4,…,28 expanded."""
     if not any(part in ELLIPSES for part in parts):
         return parts
@@ -121,23 +123,25 @@ def _expanded(parts: list[str], text: str) -> list[str]:
     step = second - first
     if step == 0 or (last - second) % step or (last - second) // step < 1:
         raise UsageError(f"--set {text}: {last} is not reached from {first} in steps of {step}")
-    if (last - second) // step > MOST_VALUES:
-        raise UsageError(f"--set {text}: more than {MOST_VALUES} values")
+    if (last - second) // step > MAX_VALUES:
+        raise UsageError(f"--set {text}: more than {MAX_VALUES} values")
     between = [str(value) for value in range(second + step, last, step)]
-    return parts[:dots] + between + _expanded(parts[dots + 1 :], text)
+    return parts[:dots] + between + _expand_progressions(parts[dots + 1 :], text)
 
 
-def _value(text: str, kind: object, whole: str) -> Value:
+def _parse_value(text: str, kind: object, setting_text: str) -> Value:
     if kind in (int, float):
         try:
             value = kind(text)
         except ValueError:
-            raise UsageError(f"--set {whole}: '{text}' is no {'whole ' * (kind is int)}number") from None
+            raise UsageError(
+                f"--set {setting_text}: '{text}' is no {'whole ' * (kind is int)}number"
+            ) from None
         if fault := out_of_range(value):
-            raise UsageError(f"--set {whole}: {fault}")
+            raise UsageError(f"--set {setting_text}: {fault}")
         return value
     if kind is bool:
         if text not in ("true", "false"):
-            raise UsageError(f"--set {whole}: '{text}' is neither true nor false")
+            raise UsageError(f"--set {setting_text}: '{text}' is neither true nor false")
         return text == "true"
     return text

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
-from pimflow.hardware.reader import build, not_negative, positive, read_toml
+from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
 
 ACCOUNTINGS = ("full", "paper")
 # Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges the costs that it names.
@@ -40,7 +40,7 @@ SHARINGS = ("time-shared", "partitioned")
 Device = TypeVar("Device", GpuSpec, PimSpec)
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class System:
     """A GPU, a PIM device, their memory channels, and the conventions of the cost model.
@@ -104,21 +104,25 @@ class System:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
-        not_negative(pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns)
-        most = self.gpu.memory_channels
-        if self.pim_channels == most and not self.time_shared:
+        require_positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
+        require_not_negative(
+            pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns
+        )
+        channel_count = self.gpu.memory_channels
+        if self.pim_channels == channel_count and not self.is_time_shared:
             raise ValueError(
-                f"pim_channels {most} leaves the GPU no channel of its {most}; use 0..{most - 1}, or "
+                f"pim_channels {channel_count} leaves the GPU no channel of its {channel_count}; use 0..{channel_count - 1}, or "
                 "channel_sharing time-shared"
             )
-        if not 0 <= self.pim_channels <= most:
-            raise ValueError(f"pim_channels {self.pim_channels} is none of the GPU's 0..{most} channels")
+        if not 0 <= self.pim_channels <= channel_count:
+            raise ValueError(
+                f"pim_channels {self.pim_channels} is none of the GPU's 0..{channel_count} channels"
+            )
         if self.dtype not in self.pim.dtypes:
             raise ValueError(
                 f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
             )
-        for what, value, known in (
+        for name, value, choices in (
             ("timing", self.timing, TIMINGS),
             ("scheduling", self.scheduling, SCHEDULINGS),
             ("copies", self.copies, COPIES),
@@ -127,10 +131,12 @@ class System:
             ("channel_sharing", self.channel_sharing, SHARINGS),
             ("launches", self.launches, LAUNCHES),
         ):
-            if value not in known:
-                raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
-        first, *more = self.accounting.split("+")
-        if first not in ACCOUNTINGS or (more and (first == "full" or not set(more) <= set(CHARGES))):
+            if value not in choices:
+                raise ValueError(f"{name} '{value}' is none of {', '.join(choices)}")
+        first, *extra_charges = self.accounting.split("+")
+        if first not in ACCOUNTINGS or (
+            extra_charges and (first == "full" or not set(extra_charges) <= set(CHARGES))
+        ):
             raise ValueError(
                 f"accounting '{self.accounting}' is none of {', '.join(ACCOUNTINGS)} and "
                 f"paper+… with some of {', '.join(CHARGES)}"
@@ -139,8 +145,8 @@ class System:
     def require_network_dtype(self) -> None:
         """Raise `UsageError` if networks cannot be compiled in the storage type."""
         if self.dtype not in NETWORK_DTYPES:
-            both = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
-            use = f"use {' or '.join(both)}" if both else f"{self.pim.name} takes neither"
+            dtypes = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
+            use = f"use {' or '.join(dtypes)}" if dtypes else f"{self.pim.name} takes neither"
             raise UsageError(
                 f"networks are compiled in {' or '.join(NETWORK_DTYPES)}, not {self.dtype}; {use}"
             )
@@ -151,43 +157,47 @@ class System:
         return self.gpu.memory_channels - self.pim_channels
 
     @property
-    def time_shared(self) -> bool:
+    def is_time_shared(self) -> bool:
         """Whether the GPU's kernels may use the channels that have PIM."""
         return self.channel_sharing == SHARINGS[0]
 
     @property
-    def launched_ahead(self) -> bool:
+    def overlaps_launches(self) -> bool:
         """Whether launches are issued while the task before them runs."""
         return self.launches == LAUNCHES[1]
 
     @property
     def identity(self) -> str:
         """The system as a text without sources: the key of cached results."""
-        shared = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.time_shared else ""
-        ahead = f" launches {self.launches}" if self.launched_ahead else ""
-        return f"{dataclasses.replace(self, sources={})!r}{shared}{ahead}"
+        sharing = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.is_time_shared else ""
+        launches = f" launches {self.launches}" if self.overlaps_launches else ""
+        return f"{dataclasses.replace(self, sources={})!r}{sharing}{launches}"
 
     @property
-    def chargeable(self) -> tuple[str, ...]:
+    def available_charges(self) -> tuple[str, ...]:
         """Those of `CHARGES` that can occur: channels that are not time-shared do not switch modes."""
-        return CHARGES if self.time_shared else tuple(each for each in CHARGES if each != "channel-modes")
+        return (
+            CHARGES
+            if self.is_time_shared
+            else tuple(charge for charge in CHARGES if charge != "channel-modes")
+        )
 
-    def charges(self, what: str) -> bool:
+    def charges(self, charge: str) -> bool:
         """Whether one of `CHARGES` is charged."""
-        return self.accounting == "full" or what in self.accounting.split("+")
+        return self.accounting == "full" or charge in self.accounting.split("+")
 
     @property
-    def views(self) -> bool:
+    def uses_views(self) -> bool:
         """Whether parts of tensors may be views of them."""
         return self.copies == COPIES[0]
 
     @property
-    def symmetric(self) -> bool:
+    def has_symmetric_padding(self) -> bool:
         """Whether the GPU's convolutions need equal padding at both ends of an axis."""
         return self.padding == PADDINGS[1]
 
     @property
-    def gwrite_hiding(self) -> bool:
+    def hides_gwrites(self) -> bool:
         """Whether ``ramulator-pimflow`` hides the latency of a GWRITE; not with only one buffer."""
         return self.scheduling != "newton+"
 
@@ -205,12 +215,12 @@ class System:
             (f"pim {self.pim.name}", self.pim),
         ):
             for key, source in spec.sources.items():
-                used = key != "channel_mode_switch_ns" or self.time_shared
-                if "assumed" in source and used:
-                    owner: object = spec
+                is_used = key != "channel_mode_switch_ns" or self.is_time_shared
+                if "assumed" in source and is_used:
+                    value: object = spec
                     for part in key.split("."):
-                        owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
-                    rows.append(f"{where}: {key} = {owner} ({source})")
+                        value = value[part] if isinstance(value, dict) else getattr(value, part)
+                    rows.append(f"{where}: {key} = {value} ({source})")
         return rows
 
 
@@ -256,15 +266,15 @@ def _device(
     kind: type[Device], field: str, table: Mapping[str, object], changes: Mapping[str, object], where: str
 ) -> Device:
     """The device of a system: that of `changes` for `field`, else that of the file's `table`."""
-    given = changes.get(field, table.get(field))
-    if given is None:
+    device = changes.get(field, table.get(field))
+    if device is None:
         raise SpecError(f"{where}: missing field '{field}'")
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, str | os.PathLike):
-        raise SpecError(f"{where}: field '{field}': {given!r} is no name or file")
+    if isinstance(device, kind):
+        return device
+    if not isinstance(device, str | os.PathLike):
+        raise SpecError(f"{where}: field '{field}': {device!r} is no name or file")
     try:
-        return kind.load(given)
+        return kind.load(device)
     except UnknownNameError as error:
         if field in changes:
             raise

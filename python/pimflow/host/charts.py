@@ -16,8 +16,8 @@ COLOURS = {
     "host": "#aa3377",
 }
 # Colours for categories without a meaning of their own; dark enough for white text.
-MANY = ("#4477aa", "#a8553a", "#228833", "#8a6d1d", "#227c92", "#aa3377", "#5b6770", "#6a4c93")
-INSIDE = "white"  # names inside bars
+PALETTE = ("#4477aa", "#a8553a", "#228833", "#8a6d1d", "#227c92", "#aa3377", "#5b6770", "#6a4c93")
+BAR_TEXT_COLOUR = "white"  # names inside bars
 
 
 def chart(**parts: object) -> Chart:
@@ -25,24 +25,24 @@ def chart(**parts: object) -> Chart:
     return {"$schema": SCHEMA, **parts}
 
 
-def zoomed(*axes: str) -> Chart:
+def zoom_parameter(*axes: str) -> Chart:
     """The parameter ``zoom``: drag to pan, wheel with Ctrl, Shift or Meta to zoom, double click to reset."""
-    held = "event.ctrlKey || event.shiftKey || event.metaKey"
-    select = {"type": "interval", "encodings": list(axes), "zoom": f"wheel![{held}]"}
+    modifier_keys = "event.ctrlKey || event.shiftKey || event.metaKey"
+    select = {"type": "interval", "encodings": list(axes), "zoom": f"wheel![{modifier_keys}]"}
     return {"name": "zoom", "select": select, "bind": "scales"}
 
 
-def fitting_names(name: str, begin: str, end: str, encoding: Chart, more: str = "true") -> Chart:
+def bar_names(name: str, begin: str, end: str, encoding: Chart, condition: str = "true") -> Chart:
     """A layer with names inside bars from `begin` to `end` along x, cut to the width of the bar.
 
     Names whose rest would be too short to read are omitted, and so are those that fail the test `more`.
     """
     width = f"abs(scale('x', datum['{end}']) - scale('x', datum['{begin}']))"
-    wide = f"{width} > max(44, min(72, 7 * length(datum['{name}'])))"
+    is_wide = f"{width} > max(44, min(72, 7 * length(datum['{name}'])))"
     return {
         "mark": {
             "type": "text",
-            "color": INSIDE,
+            "color": BAR_TEXT_COLOUR,
             "clip": True,
             "limit": {"expr": f"max(1, {width} - 6)"},
             "dir": "rtl",  # cuts the beginning, which is the same for many layers
@@ -51,7 +51,7 @@ def fitting_names(name: str, begin: str, end: str, encoding: Chart, more: str = 
         "encoding": {
             **encoding,
             "text": {"field": name, "type": "nominal"},
-            "opacity": {"condition": {"test": f"{wide} && ({more})", "value": 1}, "value": 0},
+            "opacity": {"condition": {"test": f"{is_wide} && ({condition})", "value": 1}, "value": 0},
         },
     }
 
@@ -70,6 +70,6 @@ def legend_at_top(columns: int | None = None) -> Chart:
     return {"orient": "top", "title": None, "labelLimit": 260, **({"columns": columns} if columns else {})}
 
 
-def cycled(names: Sequence[str]) -> list[str]:
+def cycle_colours(names: Sequence[str]) -> list[str]:
     """A colour for each name; colours repeat."""
-    return [MANY[index % len(MANY)] for index in range(len(names))]
+    return [PALETTE[index % len(PALETTE)] for index in range(len(names))]

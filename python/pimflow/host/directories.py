@@ -28,7 +28,7 @@ Seals = Mapping[str, str | int | None]
 
 _SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_scratch_name`
 _STEM_CHARACTERS = 40  # of the name of a directory, in such names
-_YOUNG_SECONDS = 60.0  # younger ones may not be locked yet
+_MIN_STALE_SECONDS = 60.0  # younger ones may not be locked yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +82,26 @@ def contents(directory: Path, kind: DirectoryKind) -> Contents:
     mark = directory / kind.mark
     seals = kind.seals(directory) if mark.is_file() and not mark.is_symlink() else {}
     folders = {str(folder) for name in seals for folder in Path(name).parents}
-    found: dict[str, list[str]] = {"written": [], "changed": [], "foreign": []}
+    names_by_state: dict[str, list[str]] = {"written": [], "changed": [], "foreign": []}
 
-    def sort(folder: Path, prefix: str) -> None:
+    def sort_entries(folder: Path, prefix: str) -> None:
         """Classify the entries of a folder, whose path in the directory is `prefix`."""
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             name = prefix + entry.name
             if not prefix and _SCRATCH.fullmatch(name):
                 continue
             if entry.is_dir(follow_symlinks=False) and name in folders:
-                sort(folder / entry.name, f"{name}/")
+                sort_entries(folder / entry.name, f"{name}/")
             elif entry.is_dir(follow_symlinks=False) and not any(os.scandir(folder / entry.name)):
                 continue  # an empty folder stays; networks without PIM have one
             elif entry.is_file(follow_symlinks=False) and name in seals:
                 same = _has_seal(folder / entry.name, seals[name])
-                found["written" if same else "changed"].append(name)
+                names_by_state["written" if same else "changed"].append(name)
             elif not entry.is_file(follow_symlinks=False) or not name.endswith(kind.guests or ("\0",)):
-                found["foreign"].append(name)
+                names_by_state["foreign"].append(name)
 
-    sort(directory, "")
-    return Contents(**{key: tuple(names) for key, names in found.items()})
+    sort_entries(directory, "")
+    return Contents(**{key: tuple(names) for key, names in names_by_state.items()})
 
 
 def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: bool = False) -> None:
@@ -118,7 +118,7 @@ def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: 
     if not os.fspath(target):
         raise ArtifactError("'' names no directory; name one")
     path = Path(target)
-    place = _place(path)
+    place = _resolve(path)
     if not is_utf8(str(place)):  # TVM and linkers need UTF-8
         raise ArtifactError(f"{path}: {place} is not UTF-8; rename it, or name another directory")
     try:
@@ -132,21 +132,21 @@ def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: 
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _require_ours(path: Path, there: Contents, kind: DirectoryKind, force: bool) -> None:
+def _require_ours(path: Path, existing: Contents, kind: DirectoryKind, force: bool) -> None:
     if force:
-        if kind.mark in there.foreign:
+        if kind.mark in existing.foreign:
             raise ArtifactError(f"{path / kind.mark} is none that pimflow wrote; move it away")
         return
-    rest = len(there.foreign) + len(there.changed) - 1
-    more = f" and {rest} more" if rest > 0 else ""
-    if there.foreign:
+    rest = len(existing.foreign) + len(existing.changed) - 1
+    others = f" and {rest} more" if rest > 0 else ""
+    if existing.foreign:
         raise ArtifactError(
-            f"{path} holds {there.foreign[0]}{more}, not only {kind.name}; name another directory, or "
+            f"{path} holds {existing.foreign[0]}{others}, not only {kind.name}; name another directory, or "
             f"{FORCE} writes beside what is there"
         )
-    if there.changed:
+    if existing.changed:
         raise ArtifactError(
-            f"{path}: {there.changed[0]}{more} changed since pimflow wrote it; move it away, or {FORCE} "
+            f"{path}: {existing.changed[0]}{others} changed since pimflow wrote it; move it away, or {FORCE} "
             "replaces it"
         )
 
@@ -165,21 +165,21 @@ def new_directory(
     """
     path = Path(target)
     check_target(path, kind, force=force)
-    place = _place(path)
+    place = _resolve(path)
     token = secrets.token_hex(6)
-    beside, inside = (place.parent, place.name), (place, kind.mark)
-    folder, stem = inside if place.is_dir() else beside
+    next_to_place, inside_place = (place.parent, place.name), (place, kind.mark)
+    folder, stem = inside_place if place.is_dir() else next_to_place
     scratch = folder / _scratch_name(stem, "new", token)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        for parent, name in (beside, inside):
-            _clear(parent, name)
+        for parent, name in (next_to_place, inside_place):
+            _remove_stale(parent, name)
         scratch.mkdir(0o700)
-        with _locked(scratch):
+        with _lock(scratch):
             yield scratch
             scratch.chmod(0o755)
-            if not _take_place(scratch, place):
-                _fill(scratch, place, place / _scratch_name(kind.mark, "old", token), kind, force)
+            if not _rename_into_place(scratch, place):
+                _replace_files(scratch, place, place / _scratch_name(kind.mark, "old", token), kind, force)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     except PimflowError as error:  # of a writer in the block: name the target, not the scratch
@@ -206,11 +206,11 @@ def replace_unsealed(
         If the mark differs, because another run has replaced the directory; or if the file cannot be written.
     """
     path = Path(target)
-    place = _place(path)
+    place = _resolve(path)
     scratch = place / _scratch_name(kind.mark, "new", secrets.token_hex(6))
     try:
         scratch.mkdir(0o700)
-        with _locked(scratch), _locked(place, wait=True):
+        with _lock(scratch), _lock(place, wait=True):
             if (place / kind.mark).read_bytes() != mark:
                 raise ArtifactError(f"{path}: was written anew meanwhile; its {name} is not replaced")
             (scratch / name).write_bytes(data)
@@ -222,7 +222,7 @@ def replace_unsealed(
 
 
 @contextlib.contextmanager
-def _locked(directory: Path, *, wait: bool = False) -> Iterator[bool]:
+def _lock(directory: Path, *, wait: bool = False) -> Iterator[bool]:
     """Lock a directory in the block, at most while this process lives; gives whether that worked."""
     number = os.open(directory, os.O_RDONLY)
     try:
@@ -236,7 +236,7 @@ def _locked(directory: Path, *, wait: bool = False) -> Iterator[bool]:
         os.close(number)
 
 
-def _clear(folder: Path, stem: str) -> None:
+def _remove_stale(folder: Path, stem: str) -> None:
     """Remove scratch directories for `stem` in `folder` that killed runs left."""
     start = _scratch_name(stem, "new", "")
     with contextlib.suppress(OSError):  # the folder is missing or cannot be listed
@@ -244,13 +244,13 @@ def _clear(folder: Path, stem: str) -> None:
             if not entry.name.startswith(start) or not _SCRATCH.fullmatch(entry.name):
                 continue
             with contextlib.suppress(OSError):  # another user's, or gone
-                if time.time() - entry.stat().st_ctime > _YOUNG_SECONDS:
-                    with _locked(entry) as nobody_holds_it:
-                        if nobody_holds_it:
+                if time.time() - entry.stat().st_ctime > _MIN_STALE_SECONDS:
+                    with _lock(entry) as is_unlocked:
+                        if is_unlocked:
                             _remove(entry)
 
 
-def _place(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     """The directory of `path` with links resolved, so that a link itself is not replaced."""
     place = Path(os.path.realpath(path))
     if os.path.islink(place):
@@ -272,7 +272,7 @@ def _remove(directory: Path) -> None:
         raise
 
 
-def _take_place(scratch: Path, place: Path) -> bool:
+def _rename_into_place(scratch: Path, place: Path) -> bool:
     """Rename `scratch` to `place` if that does not exist; returns whether it was renamed."""
     if place.is_dir():
         return False
@@ -285,12 +285,12 @@ def _take_place(scratch: Path, place: Path) -> bool:
     return True
 
 
-def _fill(scratch: Path, place: Path, old: Path, kind: DirectoryKind, force: bool) -> None:
+def _replace_files(scratch: Path, place: Path, old: Path, kind: DirectoryKind, force: bool) -> None:
     """Replace our files in `place` by those of `scratch`: all of them or, after an interrupt, none."""
-    with _locked(place, wait=True):
-        there = contents(place, kind)
-        ours = _in_order([*there.written, *(there.changed if force else ())], kind.mark)
-        new = _in_order(_files(scratch), kind.mark)[::-1]
+    with _lock(place, wait=True):
+        existing = contents(place, kind)
+        ours = _sort_names([*existing.written, *(existing.changed if force else ())], kind.mark)
+        new = _sort_names(_list_files(scratch), kind.mark)[::-1]
         for name in new:
             obstacle = _obstacle(place, name, ours)
             if obstacle:
@@ -302,31 +302,31 @@ def _fill(scratch: Path, place: Path, old: Path, kind: DirectoryKind, force: boo
             for name in new:
                 _move(scratch, place, name)
         except BaseException:
-            _put_back(place, scratch, old, new)
+            _undo_move(place, scratch, old, new)
             raise
         finally:
             if not (scratch / new[-1]).exists():  # the mark has moved, so the move is complete
                 _remove(old)
-        _remove_parents(place, ours)
+        _remove_empty_folders(place, ours)
 
 
-def _put_back(place: Path, scratch: Path, old: Path, new: Sequence[str]) -> None:
+def _undo_move(place: Path, scratch: Path, old: Path, new: Sequence[str]) -> None:
     """Undo an interrupted move: files `new` return from `place` to `scratch`, those in `old` to `place`.
 
     Does nothing if the move was complete: the last of `new` is the mark.
     """
     if not (scratch / new[-1]).exists():
         return
-    came = [name for name in new if not (scratch / name).exists() and os.path.lexists(place / name)]
-    for name in came:
+    moved = [name for name in new if not (scratch / name).exists() and os.path.lexists(place / name)]
+    for name in moved:
         _move(place, scratch, name)
-    _remove_parents(place, came)
-    _return(old, place, new[-1])
+    _remove_empty_folders(place, moved)
+    _restore_files(old, place, new[-1])
 
 
-def _return(old: Path, place: Path, mark: str) -> None:
+def _restore_files(old: Path, place: Path, mark: str) -> None:
     """Move the files of `old` back, the mark last, except to places that are in use now."""
-    for name in _in_order(_files(old), mark)[::-1]:
+    for name in _sort_names(_list_files(old), mark)[::-1]:
         if not os.path.lexists(place / name):
             _move(old, place, name)
     for folder, _, _ in os.walk(old, topdown=False):
@@ -346,31 +346,34 @@ def _recover(place: Path, kind: DirectoryKind) -> None:
             place.parent / _scratch_name(place.name, "new", token),
         )
         scratch = next((name for name in names if name.is_dir()), None)
-        with _locked(scratch or old) as nobody_holds_it, _locked(place, wait=True):
-            if not nobody_holds_it or not old.is_dir():
+        with _lock(scratch or old) as is_unlocked, _lock(place, wait=True):
+            if not is_unlocked or not old.is_dir():
                 continue
             if scratch is not None and (scratch / kind.mark).exists():
                 new = [name for name, seal in kind.seals(scratch).items() if _has_seal(place / name, seal)]
-                _put_back(place, scratch, old, [*new, kind.mark])
+                _undo_move(place, scratch, old, [*new, kind.mark])
             if (place / kind.mark).exists():  # the directory is complete
                 for name in contents(old, kind).written:
                     (old / name).unlink()
-            _return(old, place, kind.mark)
+            _restore_files(old, place, kind.mark)
             if scratch is not None and not old.exists():
                 _remove(scratch)
 
 
-def _in_order(names: Sequence[str], mark: str) -> list[str]:
+def _sort_names(names: Sequence[str], mark: str) -> list[str]:
     """`names` in sorted order, but the mark first."""
     return sorted(names, key=lambda name: (name != mark, name))
 
 
-def _files(directory: Path) -> list[str]:
+def _list_files(directory: Path) -> list[str]:
     """All files and links at any depth of a directory, as paths in it; links are not followed."""
     return [
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, folders, names in os.walk(directory)
-        for name in (*names, *(each for each in folders if os.path.islink(os.path.join(folder, each))))
+        for name in (
+            *names,
+            *(subfolder for subfolder in folders if os.path.islink(os.path.join(folder, subfolder))),
+        )
     ]
 
 
@@ -389,7 +392,7 @@ def _obstacle(place: Path, name: str, ours: Sequence[str]) -> str:
     return name if os.path.lexists(place / name) and name not in ours else ""
 
 
-def _remove_parents(directory: Path, names: Sequence[str]) -> None:
+def _remove_empty_folders(directory: Path, names: Sequence[str]) -> None:
     """Remove those folders of files `names` in a directory that are empty now."""
     folders = {str(folder) for name in names for folder in Path(name).parents} - {"."}
     for folder in sorted(folders, key=len, reverse=True):

@@ -56,13 +56,13 @@ class Processes:
     """
 
     jobs: int
-    alone_seconds: float = 0.0
+    serial_seconds: float = 0.0
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
         """See `Executor`."""
-        done, end = 0, time.monotonic() + self.alone_seconds
+        done, deadline = 0, time.monotonic() + self.serial_seconds
         while done < len(items) and (
-            self.jobs == 1 or len(items) - done == 1 or (self.alone_seconds and time.monotonic() < end)
+            self.jobs == 1 or len(items) - done == 1 or (self.serial_seconds and time.monotonic() < deadline)
         ):
             yield done, function(items[done])
             done += 1
@@ -146,4 +146,4 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
         return Dask(address)
     if text != "processes":
         raise UnknownNameError("executor", text, ["processes", f"{DASK}HOST:PORT"])
-    return Processes(jobs or os.cpu_count() or 1, alone_seconds=START_SECONDS)
+    return Processes(jobs or os.cpu_count() or 1, serial_seconds=START_SECONDS)

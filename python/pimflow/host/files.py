@@ -57,8 +57,8 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     OutputError
         If the file cannot be written; the old file stays.
     """
-    path, file = Path(path), _place(path)
-    scratch = _scratch(file)
+    path, file = Path(path), _resolve(path)
+    scratch = _scratch_path(file)
     try:
         if _is_special(path):
             path.write_bytes(data)
@@ -82,7 +82,7 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
     force : bool
         Whether to replace any file.
     """
-    path, file = Path(path), _place(path)
+    path, file = Path(path), _resolve(path)
     try:
         if _is_special(path):
             if not os.access(path, os.W_OK):
@@ -90,7 +90,7 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
         elif path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         else:
-            scratch = _scratch(file)
+            scratch = _scratch_path(file)
             scratch.touch()
             scratch.unlink()
             if not force and file.exists():
@@ -113,16 +113,16 @@ def file_sha256(path: Path) -> str:
 
 def probe_directory(place: Path) -> None:
     """Raise `OSError` if directory `place`, or a scratch one next to it, cannot be created."""
-    above = next(folder for folder in place.parents if folder.exists())
-    if not above.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file")
+    ancestor = next(folder for folder in place.parents if folder.exists())
+    if not ancestor.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{ancestor} is a file")
     longest = max(len(os.fsencode(part)) for part in place.parts)
-    if longest > os.pathconf(above, "PC_NAME_MAX"):
+    if longest > os.pathconf(ancestor, "PC_NAME_MAX"):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    os.rmdir(tempfile.mkdtemp(prefix=".pimflow.", dir=above))
+    os.rmdir(tempfile.mkdtemp(prefix=".pimflow.", dir=ancestor))
 
 
-def _place(path: str | os.PathLike[str]) -> Path:
+def _resolve(path: str | os.PathLike[str]) -> Path:
     """The file of `path` with links resolved, so that a link itself is not replaced."""
     if not Path(path).name:
         raise OutputError(f"{path}: is a directory; name a file")
@@ -137,5 +137,5 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _scratch(file: Path) -> Path:
+def _scratch_path(file: Path) -> Path:
     return file.with_name(f".{file.name}.{os.getpid()}")

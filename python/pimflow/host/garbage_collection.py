@@ -9,19 +9,19 @@ import math
 import resource
 from collections.abc import Iterator
 
-SELDOM = 50_000  # new objects, less freed ones, between two collections; 700 by default
-WORTH_BYTES = 32 << 20  # a full collection takes longer than the steps of a small network
-_left_bytes = 0.0  # resident memory after the last release
+COLLECTION_THRESHOLD = 50_000  # new objects, less freed ones, between two collections; 700 by default
+MIN_RELEASE_BYTES = 32 << 20  # a full collection takes longer than the steps of a small network
+_last_resident_bytes = 0.0  # resident memory after the last release
 
 
-def seldom() -> None:
+def collect_rarely() -> None:
     """For the process of a command: collect young objects less often. Few of them are in cycles."""
     _, *older = gc.get_threshold()
-    gc.set_threshold(SELDOM, *older)
+    gc.set_threshold(COLLECTION_THRESHOLD, *older)
 
 
 @contextlib.contextmanager
-def paused() -> Iterator[None]:
+def pause() -> Iterator[None]:
     """Disable the collector in the block.
 
     It walks all objects whenever their number has grown by a quarter. A search, or the code generation of a
@@ -36,21 +36,21 @@ def paused() -> Iterator[None]:
             gc.enable()
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Collect garbage and return freed memory to the system, if resident memory has grown by `WORTH_BYTES`.
 
     glibc keeps freed memory between blocks in use: the weights of a network leave half a gigabyte.
     """
-    global _left_bytes
-    held_bytes = _resident_bytes()
-    if held_bytes < _left_bytes + WORTH_BYTES:
-        _left_bytes = min(_left_bytes, held_bytes)
+    global _last_resident_bytes
+    resident_bytes = _resident_bytes()
+    if resident_bytes < _last_resident_bytes + MIN_RELEASE_BYTES:
+        _last_resident_bytes = min(_last_resident_bytes, resident_bytes)
         return
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    _left_bytes = _resident_bytes()
+    _last_resident_bytes = _resident_bytes()
 
 
 def _resident_bytes() -> float:

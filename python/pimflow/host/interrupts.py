@@ -26,10 +26,10 @@ from pimflow_command import SIGNALS, leave
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_AGAIN_SECONDS = 0.05
+_RAISE_DELAY_SECONDS = 0.05
 
 
-class Command:
+class CommandInterrupts:
     """Interrupts of one command; see `command`.
 
     Attributes
@@ -41,7 +41,7 @@ class Command:
     def __init__(self) -> None:
         self.interrupted = False
 
-    def take(self, _number: int, _frame: FrameType | None) -> None:
+    def handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler. It hides stderr: TVM's C++ code prints warnings about interrupted work."""
         self.interrupted = True
         with contextlib.suppress(OSError):
@@ -56,99 +56,103 @@ class Command:
 
 
 @contextlib.contextmanager
-def command() -> Iterator[Command]:
+def command_interrupts() -> Iterator[CommandInterrupts]:
     """For the work of one command: signals raise `KeyboardInterrupt`, and are recorded.
 
     Signals that are ignored, or have handlers of others, stay so; except SIGTERM, which would end the process
     without cleaning up. Outside the main thread nothing changes: it is the program of a user.
     """
-    running = Command()
-    before = {}
+    interrupts = CommandInterrupts()
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in handlers.items():
         if handler in (signal.default_int_handler, leave) or number == signal.SIGTERM:
-            signal.signal(number, running.take)
+            signal.signal(number, interrupts.handle_signal)
     try:
-        yield running
+        yield interrupts
     finally:
-        running.restore()
-        for number, handler in before.items():
+        interrupts.restore()
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def raise_again_what_is_lost() -> None:
+def reraise_dropped_interrupts() -> None:
     """For the process of a command: raise again an interrupt that Python drops, as in a destructor."""
-    sys.unraisablehook = _raise_again
+    sys.unraisablehook = _reraise_interrupt
 
 
-def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+def _reraise_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
     """The hook for unraisable errors: schedules an interrupt again, prints other errors as usual."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))  # which is never ignored
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # later: in this hook it would be lost too
+        signal.setitimer(signal.ITIMER_REAL, _RAISE_DELAY_SECONDS)  # later: in this hook it would be lost too
     else:
-        sys.__unraisablehook__(lost)
+        sys.__unraisablehook__(unraisable)
 
 
-class Hold:
+class InterruptDeferral:
     """Defers `KeyboardInterrupt` until it can be raised; see `held`."""
 
     def __init__(self) -> None:
-        self.waiting = False
-        self._released = False
+        self.is_interrupted = False
+        self._allows_interrupts = False
 
-    def take(self, _number: int, _frame: FrameType | None) -> None:
+    def handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        self.waiting = True
-        if self._released:
+        self.is_interrupted = True
+        if self._allows_interrupts:
             raise KeyboardInterrupt
 
-    def releasing(self, callback: Callable[P, T]) -> Callable[P, T]:
+    def allow_interrupts(self, callback: Callable[P, T]) -> Callable[P, T]:
         """`callback`, whose body may be interrupted; a deferred interrupt is raised before it."""
 
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call_interruptibly(*args: P.args, **kwargs: P.kwargs) -> T:
             """Call `callback` with interrupts allowed."""
-            self._released = True
+            self._allows_interrupts = True
             try:
-                if self.waiting:
+                if self.is_interrupted:
                     raise KeyboardInterrupt
                 return callback(*args, **kwargs)
             finally:
-                self._released = False
+                self._allows_interrupts = False
 
-        return call
+        return call_interruptibly
 
 
 @contextlib.contextmanager
-def held() -> Iterator[Hold]:
+def defer_interrupts() -> Iterator[InterruptDeferral]:
     """Defer `KeyboardInterrupt` to the end of a call of C++ code that calls Python functions.
 
     Callbacks from `Hold.releasing` raise it earlier. Only signals whose handler raises
     `KeyboardInterrupt` are deferred, and only in the main thread: Python delivers signals to no other.
     """
-    hold = Hold()
-    kept = {}
+    deferral = InterruptDeferral()
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
-        kept = {number: handler for number in SIGNALS if _raises(handler := signal.getsignal(number))}
-    for number in kept:
-        signal.signal(number, hold.take)
+        handlers = {
+            number: handler for number in SIGNALS if _raises_interrupt(handler := signal.getsignal(number))
+        }
+    for number in handlers:
+        signal.signal(number, deferral.handle_signal)
     try:
-        yield hold
+        yield deferral
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        if hold.waiting:
-            signal.raise_signal(next(iter(kept)))
+        if deferral.is_interrupted:
+            signal.raise_signal(next(iter(handlers)))
             raise KeyboardInterrupt
 
 
-def _raises(handler: object) -> bool:
+def _raises_interrupt(handler: object) -> bool:
     """Whether a signal handler raises `KeyboardInterrupt`."""
-    return handler is signal.default_int_handler or isinstance(getattr(handler, "__self__", None), Command)
+    return handler is signal.default_int_handler or isinstance(
+        getattr(handler, "__self__", None), CommandInterrupts
+    )
 
 
-def ignore() -> None:
+def ignore_signals() -> None:
     """Ignore signals after the work: during Python's shutdown one would change the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -44,7 +44,9 @@ def load() -> tvm_ffi.Module:
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for error in _ERRORS:
         tvm_ffi.register_error(error.__name__, error)  # a Python error to its name in C++
-        tvm_ffi.register_error(error.__name__, _restored(error))  # the name back to a Python error
+        tvm_ffi.register_error(
+            error.__name__, _with_message_constructor(error)
+        )  # the name back to a Python error
     return tvm_ffi.load_module(str(LIBRARY))
 
 
@@ -52,17 +54,17 @@ def get(name: str) -> Callable[..., Any]:
     """The function that the library or TVM registers as `name`; looked up at the first call."""
 
     @functools.cache
-    def registered() -> Callable[..., Any]:
+    def find_function() -> Callable[..., Any]:
         """Look up the function."""
         load()
         import tvm_ffi
 
         return tvm_ffi.get_global_func(name)
 
-    return lambda *arguments: registered()(*arguments)
+    return lambda *arguments: find_function()(*arguments)
 
 
-def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
+def _with_message_constructor(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
     """A subclass of `kind` whose constructor takes only the message."""
 
     def __init__(self: errors.PimflowError, message: str) -> None:

@@ -87,11 +87,11 @@ def _policy(scripts: Sequence[str]) -> str:
 def chart_page(title: str, chart: Chart) -> bytes:
     """A page with one chart."""
     body = '<main><figure id="chart" class="chart"></figure></main>'
-    data = {"themes": THEMES, "charts": {"chart": as_wide_as_page(chart)}}
+    data = {"themes": THEMES, "charts": {"chart": with_page_width(chart)}}
     return page(title, body, scripts=(charts_script(),), style=_STYLE, data=data)
 
 
-def as_wide_as_page(chart: Chart) -> Chart:
+def with_page_width(chart: Chart) -> Chart:
     """`chart` with the width of its element, if it has no width of its own."""
     if "width" not in chart:
         return chart

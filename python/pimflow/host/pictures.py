@@ -25,12 +25,12 @@ def check_format(path: str | os.PathLike[str], *, force: bool = False) -> str:
     if suffix not in FORMATS:
         raise UsageError(f"{path}: a plot is written as {', '.join(FORMATS)}")
     check_file(path, PICTURES[suffix], force=force)
-    if suffix != ".html" and not available():
+    if suffix != ".html" and not can_render_images():
         raise UsageError(f"{path}: pictures as {suffix} need vl-convert-python, as .html nothing; {INSTALL}")
     return suffix
 
 
-def available() -> bool:
+def can_render_images() -> bool:
     """Whether pictures can be written as SVG and PNG."""
     return importlib.util.find_spec("vl_convert") is not None
 
@@ -40,10 +40,10 @@ def save(path: str | os.PathLike[str], chart: Chart, title: str) -> None:
 
     Replaces any existing file: commands check for files of others before the work (`check_format`).
     """
-    replace_file(path, rendered(chart, check_format(path, force=True), title))
+    replace_file(path, render(chart, check_format(path, force=True), title))
 
 
-def rendered(chart: Chart, suffix: str, title: str) -> bytes:
+def render(chart: Chart, suffix: str, title: str) -> bytes:
     """The bytes of a chart in one of `FORMATS`; the same bytes every time."""
     if suffix == ".html":
         return chart_page(title, chart)
@@ -51,15 +51,17 @@ def rendered(chart: Chart, suffix: str, title: str) -> bytes:
 
     config = {**THEMES["light"], "background": "white"}
     if suffix == ".svg":
-        return _numbered(str(vl_convert.vegalite_to_svg(chart, vl_version=_GRAMMAR, config=config))).encode()
+        return _renumber_ids(
+            str(vl_convert.vegalite_to_svg(chart, vl_version=_GRAMMAR, config=config))
+        ).encode()
     return bytes(vl_convert.vegalite_to_png(chart, vl_version=_GRAMMAR, config=config, scale=2))
 
 
-def _numbered(svg: str) -> str:
+def _renumber_ids(svg: str) -> str:
     """`svg` with ids numbered from 0; vl-convert continues the numbers of the previous picture."""
     names = list(dict.fromkeys(re.findall(r'id="([A-Za-z_]+\d+)"', svg)))
     if not names:
         return svg
     numbers = {name: f"part{number}" for number, name in enumerate(names)}
-    known = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    return re.sub(rf'(id="|url\(#)({known})(?=["\)])', lambda found: found[1] + numbers[found[2]], svg)
+    pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.sub(rf'(id="|url\(#)({pattern})(?=["\)])', lambda match: match[1] + numbers[match[2]], svg)

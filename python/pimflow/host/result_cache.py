@@ -25,24 +25,24 @@ WAIT_SECONDS = 2.0  # for a lock of another process; writing takes milliseconds
 KEYS_AT_ONCE = 500  # every SQLite accepts 999 variables
 SEAL_DIGITS = 16  # against damage, not against forgery
 # Errors of readers for values that are not valid results.
-_NO_RESULT = (
+_DECODE_ERRORS = (
     *(TypeError, ValueError, LookupError, AttributeError),
     *(ArithmeticError, RecursionError, StopIteration, PimflowError),
 )
-_REFUSED = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
+_DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
 # Packages whose code results depend on, besides their keys.
-COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
+CODE_PACKAGES = ("core", "hardware", "pim_backend", "simulators", "placement")
 
 
 def default_path() -> Path:
     """The cache's file: ``PIMFLOW_CACHE``, else one under the user's cache directory."""
-    chosen = os.environ.get("PIMFLOW_CACHE")
+    configured = os.environ.get("PIMFLOW_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(home) / "pimflow" / "profiles.sqlite"
+    return Path(configured) if configured else Path(home) / "pimflow" / "profiles.sqlite"
 
 
 @functools.cache
-def sources_digest(parts: tuple[str, ...] = COMPUTED_BY) -> str:
+def sources_digest(parts: tuple[str, ...] = CODE_PACKAGES) -> str:
     """Hash of the Python sources and trained models of packages and modules; equal on every machine."""
     digest = hashlib.sha256()
     for part in parts:
@@ -68,7 +68,7 @@ def code_digest() -> str:
 
 
 # Files that stayed locked while this process waited: it does not wait for them a second time.
-_held_files: set[Path] = set()
+_locked_files: set[Path] = set()
 
 
 class ResultCache:
@@ -89,18 +89,18 @@ class ResultCache:
         self.path = Path(path)
         self.flaw = ""
         self._connection: sqlite3.Connection | None = None
-        self._stores = True
+        self._can_store = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            wait_seconds = 0.0 if self.path in _held_files else WAIT_SECONDS
+            wait_seconds = 0.0 if self.path in _locked_files else WAIT_SECONDS
             self._connection = sqlite3.connect(self.path, timeout=wait_seconds)
             # A killed process loses nothing; damage by a power cut is detected by SQLite.
             self._connection.execute("PRAGMA synchronous=OFF")
             self._connection.text_factory = bytes  # invalid UTF-8 is found by the seal
             self._connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT)")
             self._connection.commit()
-        except (OSError, *_REFUSED) as error:
-            self._give_up(error)
+        except (OSError, *_DATABASE_ERRORS) as error:
+            self._disable(error)
 
     def __reduce__(self) -> tuple[type[ResultCache], tuple[Path]]:
         """Another process opens the file itself."""
@@ -125,7 +125,7 @@ class ResultCache:
         keys = list(keys)
         by_digest = {_digest(key, code): key for key in keys}
         digests = list(by_digest)
-        found: dict[object, Any] = {}
+        results: dict[object, Any] = {}
         for begin in range(0, len(digests), KEYS_AT_ONCE):
             if self._connection is None:
                 break
@@ -133,21 +133,21 @@ class ResultCache:
             query = f"SELECT key, value FROM results WHERE key IN ({','.join('?' * len(part))})"
             try:
                 rows = dict(self._connection.execute(query, part).fetchall())
-            except _REFUSED as error:
-                self._give_up(error)
+            except _DATABASE_ERRORS as error:
+                self._disable(error)
                 break
             for digest in part:
                 if digest.encode() not in rows:
                     continue
                 try:
-                    found[by_digest[digest]] = read(_opened(digest, rows[digest.encode()]))
-                except _NO_RESULT:
+                    results[by_digest[digest]] = read(_unseal(digest, rows[digest.encode()]))
+                except _DECODE_ERRORS:
                     self.flaw = f"{self.path}: a result is damaged, and is computed again"
-        return found
+        return results
 
     def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
         """Store all of `values` or none; if it fails, earlier results can still be read."""
-        if self._connection is None or not self._stores or not values:
+        if self._connection is None or not self._can_store or not values:
             return
         digests = {_digest(key, code): json.dumps(value) for key, value in values.items()}
         rows = [(digest, f"{_seal(digest, value)} {value}") for digest, value in digests.items()]
@@ -155,10 +155,10 @@ class ResultCache:
             with self._connection:
                 self._connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", rows)
         except sqlite3.OperationalError as error:  # full, or not to be written
-            self._stores = False
-            self._note(error)
-        except _REFUSED as error:
-            self._give_up(error)
+            self._can_store = False
+            self._record_flaw(error)
+        except _DATABASE_ERRORS as error:
+            self._disable(error)
 
     def close(self) -> None:
         """Close the file; later calls find and store nothing."""
@@ -166,13 +166,13 @@ class ResultCache:
             self._connection.close()
             self._connection = None
 
-    def _give_up(self, error: Exception) -> None:
-        self._note(error)
+    def _disable(self, error: Exception) -> None:
+        self._record_flaw(error)
         self.close()
 
-    def _note(self, error: Exception) -> None:
+    def _record_flaw(self, error: Exception) -> None:
         if "locked" in str(error):
-            _held_files.add(self.path)
+            _locked_files.add(self.path)
         damaged = isinstance(error, UnicodeDecodeError)
         reason = "malformed" if damaged else getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
@@ -184,7 +184,7 @@ def _seal(digest: str, value: str) -> str:
     return hashlib.sha256(f"{digest} {value}".encode()).hexdigest()[:SEAL_DIGITS]
 
 
-def _opened(digest: str, sealed: object) -> Any:
+def _unseal(digest: str, sealed: object) -> Any:
     """The value of a row; raises `ValueError` if the seal does not match."""
     if not isinstance(sealed, bytes):
         raise ValueError("no text")
@@ -195,5 +195,5 @@ def _opened(digest: str, sealed: object) -> Any:
 
 
 def _digest(key: object, code: str | None) -> str:
-    by = code_digest() if code is None else code
-    return hashlib.sha256(f"{by} {key!r}".encode()).hexdigest()
+    code_text = code_digest() if code is None else code
+    return hashlib.sha256(f"{code_text} {key!r}".encode()).hexdigest()

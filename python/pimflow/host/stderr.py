@@ -11,20 +11,20 @@ import os
 import sys
 from collections.abc import Iterator
 
-_kept = -1  # descriptor of the original stderr while it is hidden, else -1
-_lasting = False  # whether it stays hidden until `show`, also after a block of `hidden`
+_saved_descriptor = -1  # descriptor of the original stderr while it is hidden, else -1
+_is_lasting = False  # whether it stays hidden until `show`, also after a block of `hidden`
 
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
     """Drop what is written to stderr in the block, also by C++ code."""
     sys.stderr.flush()
-    first = _kept < 0
+    first = _saved_descriptor < 0
     try:
         hide()
         yield
     finally:
-        if first and not _lasting:
+        if first and not _is_lasting:
             show()
 
 
@@ -36,21 +36,21 @@ def hide(*, lasting: bool = False) -> None:
     lasting : bool
         Whether it stays hidden until `show`, also if a block of `hidden` ends before.
     """
-    global _kept, _lasting
-    if _kept < 0:
-        _kept = os.dup(2)
-    _lasting = _lasting or lasting
+    global _saved_descriptor, _is_lasting
+    if _saved_descriptor < 0:
+        _saved_descriptor = os.dup(2)
+    _is_lasting = _is_lasting or lasting
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
 def show() -> bool:
     """Restore stderr; returns whether it was hidden."""
-    global _kept, _lasting
-    if _kept < 0:
+    global _saved_descriptor, _is_lasting
+    if _saved_descriptor < 0:
         return False
-    os.dup2(_kept, 2)
-    kept, _kept = _kept, -1
-    _lasting = False
-    os.close(kept)
+    os.dup2(_saved_descriptor, 2)
+    descriptor, _saved_descriptor = _saved_descriptor, -1
+    _is_lasting = False
+    os.close(descriptor)
     return True

@@ -19,23 +19,25 @@ IMPORTERS = ("tvm_ffi", "tvm.relax")
 
 def install() -> None:
     """Hide PyTorch from TVM's imports that are still to come; other code can import it as usual."""
-    if TORCH not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if TORCH not in sys.modules and not any(
+        isinstance(finder, _TorchHidingFinder) for finder in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _TorchHidingFinder())
 
 
-class _Finder:
+class _TorchHidingFinder:
     """An import hook that hides PyTorch while `IMPORTERS` are loaded."""
 
     def __init__(self) -> None:
-        self.left = set(IMPORTERS)
+        self.remaining = set(IMPORTERS)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of one of `IMPORTERS`, with a loader that hides PyTorch."""
-        if name not in self.left:
+        if name not in self.remaining:
             return None
-        self.left.remove(name)
+        self.remaining.remove(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 ATTEMPTS = 3  # number of workers that may die at one item before it is an error
 PRELOAD = ("pimflow.placement.costs.pim_runs",)  # imported once, in the worker that the others fork from
-_LOOK_MS = 200  # interval at which a watch checks whether its block has ended
+_POLL_MS = 200  # interval at which a watch checks whether its block has ended
 
 
 def map_items(
@@ -54,46 +54,46 @@ def map_items(
     Exception
         What `function` raises.
     """
-    waiting = deque(range(len(items)))
+    queue = deque(range(len(items)))
     deaths: Counter[int] = Counter()
-    with contextlib.ExitStack() as crew:
+    with contextlib.ExitStack() as stack:
         busy: dict[Connection, int] = {}
 
-        def give(worker: Connection) -> None:
+        def assign_item(worker: Connection) -> None:
             """Send the next item to a worker."""
-            busy[worker] = position = waiting.popleft()
+            busy[worker] = position = queue.popleft()
             with contextlib.suppress(ConnectionError):  # it is dead: `recv` fails below
                 worker.send((function, items[position]))
 
-        for worker in crew.enter_context(_hired(min(jobs, len(items)))):
-            give(worker)
+        for worker in stack.enter_context(_borrow_workers(min(jobs, len(items)))):
+            assign_item(worker)
         while busy:
             ready = wait(list(busy))
-            for worker in [each for each in busy if each in ready]:
+            for worker in [connection for connection in busy if connection in ready]:
                 position = busy.pop(worker)
                 try:
                     succeeded, result = worker.recv()
                 except (EOFError, ConnectionError):
                     deaths[position] += 1
                     if deaths[position] == ATTEMPTS:
-                        left = len(waiting) + len(busy) + 1
+                        remaining = len(queue) + len(busy) + 1
                         raise ProfilerError(
-                            f"{ATTEMPTS} times a worker process died with {left} of {len(items)} items "
+                            f"{ATTEMPTS} times a worker process died with {remaining} of {len(items)} items "
                             "left; memory may be short: use fewer (--jobs)"
                         ) from None
-                    waiting.append(position)
-                    (worker,) = crew.enter_context(_hired(1))
-                    give(worker)
+                    queue.append(position)
+                    (worker,) = stack.enter_context(_borrow_workers(1))
+                    assign_item(worker)
                     continue
                 if not succeeded:
-                    error, told = result
-                    raise error from _InWorker(told)
-                if waiting:
-                    give(worker)
+                    error, trace_text = result
+                    raise error from _WorkerTraceback(trace_text)
+                if queue:
+                    assign_item(worker)
                 yield position, result
 
 
-class _InWorker(Exception):
+class _WorkerTraceback(Exception):
     """The traceback of an error in a worker, as its cause."""
 
     def __str__(self) -> str:
@@ -101,38 +101,38 @@ class _InWorker(Exception):
 
 
 # Idle workers, by the paths that they import from.
-_waiting: defaultdict[tuple[str, ...], list[Connection]] = defaultdict(list)
+_idle_workers: defaultdict[tuple[str, ...], list[Connection]] = defaultdict(list)
 
 
 @contextlib.contextmanager
-def _hired(count: int) -> Iterator[list[Connection]]:
+def _borrow_workers(count: int) -> Iterator[list[Connection]]:
     """The owner's ends of the sockets of `count` workers, which are idle again after the block.
 
     After an error they exit, because some may still be busy.
     """
-    waiting = _waiting[tuple(sys.path)]
-    hired = [waiting.pop() for _ in range(min(count, len(waiting)))]
+    idle = _idle_workers[tuple(sys.path)]
+    workers = [idle.pop() for _ in range(min(count, len(idle)))]
     try:
-        if len(hired) < count:
-            hired += _started(count - len(hired))
-        yield hired
+        if len(workers) < count:
+            workers += _start_workers(count - len(workers))
+        yield workers
     except BaseException:
-        for worker in hired:
+        for worker in workers:
             worker.close()
         raise
     # A dead worker has an end of file to read.
-    waiting += [worker for worker in hired if not (worker.closed or worker.poll())]
+    idle += [worker for worker in workers if not (worker.closed or worker.poll())]
 
 
-def _started(count: int) -> list[Connection]:
+def _start_workers(count: int) -> list[Connection]:
     """The owner's ends of the sockets of `count` new workers, which exit when these are closed."""
     pairs = [Pipe() for _ in range(count)]
-    numbers = [theirs.fileno() for _, theirs in pairs]
+    numbers = [worker_end.fileno() for _, worker_end in pairs]
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from pimflow.host.workers import serve; serve({numbers!r})"
     )
     # Workers inherit blocked signals, so that Ctrl-C never interrupts them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -141,14 +141,14 @@ def _started(count: int) -> list[Connection]:
             stdout=subprocess.DEVNULL,
         )
     finally:
-        for _, theirs in pairs:
-            theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    atexit.register(_ended, process)
-    return [ours for ours, _ in pairs]
+        for _, worker_end in pairs:
+            worker_end.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+    atexit.register(_kill_worker, process)
+    return [owner_end for owner_end, _ in pairs]
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _kill_worker(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
 
@@ -159,31 +159,37 @@ def serve(numbers: Sequence[int]) -> None:
     with _watch(numbers[0]):
         for module in PRELOAD:
             importlib.import_module(module)
-    mine = numbers[0]  # each child has one of the others
+    socket_number = numbers[0]  # each child has one of the others
     for number in numbers[1:]:
         if not os.fork():
-            mine = number
+            socket_number = number
             break
-    for number in set(numbers) - {mine}:
+    for number in set(numbers) - {socket_number}:
         os.close(number)
-    with _watch(mine), Connection(mine) as owner, contextlib.suppress(EOFError, ConnectionError):
+    with (
+        _watch(socket_number),
+        Connection(socket_number) as owner,
+        contextlib.suppress(EOFError, ConnectionError),
+    ):
         while True:
-            owner.send_bytes(_answer(owner.recv_bytes()))
+            owner.send_bytes(_serve_request(owner.recv_bytes()))
     os._exit(0)
 
 
-def _answer(request: bytes) -> memoryview:
+def _serve_request(request: bytes) -> memoryview:
     """The answer to a request, pickled: (True, result), or (False, (error, its traceback))."""
     try:
         function, item = ForkingPickler.loads(request)
         return ForkingPickler.dumps((True, function(item)))
     except Exception as error:
-        told = traceback.format_exc()
+        trace_text = traceback.format_exc()
         try:
-            answer = ForkingPickler.dumps((False, (error, told)))
+            answer = ForkingPickler.dumps((False, (error, trace_text)))
             ForkingPickler.loads(answer)
         except Exception:  # an error that cannot be pickled
-            answer = ForkingPickler.dumps((False, (RuntimeError(f"{type(error).__name__}: {error}"), told)))
+            answer = ForkingPickler.dumps(
+                (False, (RuntimeError(f"{type(error).__name__}: {error}"), trace_text))
+            )
         return answer
 
 
@@ -194,13 +200,13 @@ def _watch(number: int) -> Iterator[None]:
     poll.register(number, 0)  # a hang-up is always reported
     done = threading.Event()
 
-    def look() -> None:
+    def poll_socket() -> None:
         """Poll the socket until the block ends."""
         while not done.is_set():
-            if poll.poll(_LOOK_MS):
+            if poll.poll(_POLL_MS):
                 os._exit(1)
 
-    watch = threading.Thread(target=look, daemon=True)
+    watch = threading.Thread(target=poll_socket, daemon=True)
     watch.start()
     try:
         yield

@@ -6,7 +6,7 @@ from pimflow.memory.planner import (
     TIME_LIMIT_SECONDS,
     MemoryPlan,
     Pool,
-    in_one_pool,
+    merge_pools,
     plan,
     policy_bytes,
 )
@@ -17,7 +17,7 @@ __all__ = [
     "TIME_LIMIT_SECONDS",
     "MemoryPlan",
     "Pool",
-    "in_one_pool",
+    "merge_pools",
     "plan",
     "policy_bytes",
 ]

@@ -89,15 +89,17 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
         raise LifetimeError(
             f"{where}: upper {end} is not above lower {begin}; a buffer lives in [lower, upper)"
         )
-    size = _integer(cells, "size", where, least=0)
-    has_own = bool(cells.get("alignment"))
-    alignment = _integer(cells, "alignment", where, least=1) if has_own else alignment_bytes
-    offset = _integer(cells, "offset", where, least=0) if cells.get("offset") else None
+    size = _integer(cells, "size", where, minimum=0)
+    has_alignment = bool(cells.get("alignment"))
+    alignment = _integer(cells, "alignment", where, minimum=1) if has_alignment else alignment_bytes
+    offset = _integer(cells, "offset", where, minimum=0) if cells.get("offset") else None
     if offset is not None and offset % alignment:
         raise LifetimeError(f"{where}: offset {offset} is no multiple of the alignment, {alignment}")
-    within = _integer(cells, "within", where, least=0) if cells.get("within") else 0
-    if within and not cells.get("alias"):
-        raise LifetimeError(f"{where}: within {within} needs an alias, in which the buffer begins there")
+    within_bytes = _integer(cells, "within", where, minimum=0) if cells.get("within") else 0
+    if within_bytes and not cells.get("alias"):
+        raise LifetimeError(
+            f"{where}: within {within_bytes} needs an alias, in which the buffer begins there"
+        )
     return Lifetime(
         name=cells["id"],
         begin=begin,
@@ -105,21 +107,21 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
         size_bytes=size,
         memory=cells.get("memory") or MEMORY,
         alias=cells.get("alias", ""),
-        within_bytes=within,
+        within_bytes=within_bytes,
         alignment_bytes=alignment,
         offset_bytes=offset,
     )
 
 
-def _integer(cells: Mapping[str, str], column: str, where: str, least: int | None = None) -> int:
+def _integer(cells: Mapping[str, str], column: str, where: str, minimum: int | None = None) -> int:
     text = cells[column]
     if not _INTEGER.fullmatch(text):
         raise LifetimeError(f"{where}: {column} '{text[:40]}' is not an integer")
     value = int(text)
     if abs(value) > LARGEST:
         raise LifetimeError(f"{where}: {column} {text[:40]} is beyond 2^63 - 1")
-    if least is not None and value < least:
-        raise LifetimeError(f"{where}: {column} {value} is below {least}")
+    if minimum is not None and value < minimum:
+        raise LifetimeError(f"{where}: {column} {value} is below {minimum}")
     return value
 
 
@@ -136,18 +138,22 @@ def write(
     OutputError
         The file cannot be written.
     """
-    extra: dict[str, Sequence[int | str]] = {
+    optional_columns: dict[str, Sequence[int | str]] = {
         "alignment": [life.alignment_bytes for life in lifetimes],
         "memory": [life.memory for life in lifetimes],
         "alias": [life.alias for life in lifetimes],
         "within": [life.within_bytes for life in lifetimes],
     }
     defaults: dict[str, int | str] = {"alignment": 1, "memory": MEMORY, "alias": "", "within": 0}
-    shown = [name for name, column in extra.items() if any(value != defaults[name] for value in column)]
+    needed_columns = [
+        name for name, column in optional_columns.items() if any(value != defaults[name] for value in column)
+    ]
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*REQUIRED, *shown, "offset"])
+    table.writerow([*REQUIRED, *needed_columns, "offset"])
     for index, life in enumerate(lifetimes):
         cells = [life.name, life.begin, life.end, life.size_bytes]
-        table.writerow([*cells, *(extra[name][index] for name in shown), offsets_bytes[life.name]])
+        table.writerow(
+            [*cells, *(optional_columns[name][index] for name in needed_columns), offsets_bytes[life.name]]
+        )
     replace_file(path, text.getvalue().encode())

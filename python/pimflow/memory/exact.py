@@ -16,7 +16,7 @@ import numpy as np
 
 from pimflow.core.liveness import Lifetime
 from pimflow.host import native
-from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes, sections, step_bytes
+from pimflow.memory.pools import live_sections, lower_bound_bytes, pool_end_bytes, step_bytes
 
 _search = native.get("pimflow.memory.search")
 _FOUND, _NONE, _STOPPED = range(3)
@@ -43,13 +43,16 @@ class Incumbent:
     nodes: int = 0
 
     @property
-    def closed(self) -> bool:
+    def is_optimal(self) -> bool:
         """Whether it is proved that no plan is smaller."""
         return self.pool_bytes <= self.lower_bound_bytes
 
 
 def solve(
-    placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
+    buffers: Sequence[Lifetime],
+    start_offsets: Sequence[int],
+    seconds: float,
+    capacity_bytes: int | None = None,
 ) -> Incumbent:
     """Improve the plan `start` of one memory region.
 
@@ -68,32 +71,36 @@ def solve(
     KeyboardInterrupt
         On Ctrl-C.
     """
-    step = step_bytes(placed)
-    solution = Incumbent(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
+    step = step_bytes(buffers)
+    solution = Incumbent(
+        list(start_offsets), pool_end_bytes(buffers, start_offsets), lower_bound_bytes(buffers)
+    )
     deadline = time.monotonic() + seconds
-    rows, count = _rows(placed)
+    rows, count = _buffer_rows(buffers)
     goal = math.inf if capacity_bytes is None else capacity_bytes
-    decide = capacity_bytes is not None
+    decision_only = capacity_bytes is not None
 
-    def settled() -> bool:
+    def is_done() -> bool:
         """Whether the question is answered, or the time is up."""
-        if decide and (solution.pool_bytes <= goal or solution.lower_bound_bytes > goal):
+        if decision_only and (solution.pool_bytes <= goal or solution.lower_bound_bytes > goal):
             return True
-        return solution.closed or time.monotonic() >= deadline
+        return solution.is_optimal or time.monotonic() >= deadline
 
     nodes = _FIRST_NODES
-    while not settled():
+    while not is_done():
         # Below `low` there is no plan, or this round's limit of nodes was too small to find one.
         low = solution.lower_bound_bytes
         # Pools of packed plans are multiples of `step`.
         capacity = low if capacity_bytes is None else capacity_bytes // step * step
-        while not settled() and low < solution.pool_bytes:
-            outcome = _try(solution, placed, rows, count, capacity, nodes, deadline - time.monotonic())
+        while not is_done() and low < solution.pool_bytes:
+            outcome = _try_capacity(
+                solution, buffers, rows, count, capacity, nodes, deadline - time.monotonic()
+            )
             if outcome == _NONE:
                 solution.lower_bound_bytes = max(
                     solution.lower_bound_bytes, min(capacity + step, solution.pool_bytes)
                 )
-            if decide:
+            if decision_only:
                 break
             if outcome != _FOUND:
                 low = capacity + step
@@ -102,33 +109,33 @@ def solve(
     return solution
 
 
-def _try(
+def _try_capacity(
     solution: Incumbent,
-    placed: Sequence[Lifetime],
+    buffers: Sequence[Lifetime],
     rows: np.ndarray,
     count: int,
     capacity: int,
     nodes: int,
     seconds: float,
 ) -> int:
-    offsets = np.zeros(len(placed), np.int64)
+    offsets = np.zeros(len(buffers), np.int64)
     outcome: int
-    searched: int
-    outcome, searched = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
-    solution.nodes += searched
+    searched_nodes: int
+    outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
+    solution.nodes += searched_nodes
     if outcome == _FOUND:
         solution.offsets = offsets.tolist()
-        solution.pool_bytes = pool_end_bytes(placed, solution.offsets)
+        solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
     return outcome
 
 
-def _rows(placed: Sequence[Lifetime]) -> tuple[np.ndarray, int]:
-    first, last, count = sections(placed)
+def _buffer_rows(buffers: Sequence[Lifetime]) -> tuple[np.ndarray, int]:
+    first, last, count = live_sections(buffers)
     rows = [
         (
             *(begin, end, life.end - life.begin, life.size_bytes, life.alignment_bytes),
             -1 if life.offset_bytes is None else life.offset_bytes,
         )
-        for life, begin, end in zip(placed, first, last)
+        for life, begin, end in zip(buffers, first, last)
     ]
-    return np.array(rows, np.int64).reshape(len(placed), 6), count
+    return np.array(rows, np.int64).reshape(len(buffers), 6), count

@@ -12,7 +12,10 @@ from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes
 
 
 def solve(
-    placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
+    buffers: Sequence[Lifetime],
+    start_offsets: Sequence[int],
+    seconds: float,
+    capacity_bytes: int | None = None,
 ) -> Incumbent:
     """Improve the plan `start`; parameters as in `exact.solve`.
 
@@ -25,25 +28,27 @@ def solve(
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise UsageError("the planner 'ortools' needs OR-Tools; pip install 'pimflow[ortools]'") from error
-    solution = Incumbent(list(start), pool_end_bytes(placed, start), lower_bound_bytes(placed))
-    if solution.closed or (capacity_bytes is not None and solution.pool_bytes <= capacity_bytes):
+    solution = Incumbent(
+        list(start_offsets), pool_end_bytes(buffers, start_offsets), lower_bound_bytes(buffers)
+    )
+    if solution.is_optimal or (capacity_bytes is not None and solution.pool_bytes <= capacity_bytes):
         return solution
     model = cp_model.CpModel()
     goal = solution.pool_bytes - 1 if capacity_bytes is None else min(capacity_bytes, solution.pool_bytes - 1)
     if goal < solution.lower_bound_bytes:
         return solution
-    offsets, spans, lifetimes = [], [], []
+    offsets, byte_ranges, step_ranges = [], [], []
     pool = model.new_int_var(solution.lower_bound_bytes, goal, "pool")
-    for life in placed:
+    for life in buffers:
         multiple = model.new_int_var(0, goal // life.alignment_bytes, life.name)
         offset = multiple * life.alignment_bytes
         if life.offset_bytes is not None:
             model.add(offset == life.offset_bytes)
         model.add(offset + life.size_bytes <= pool)
         offsets.append(offset)
-        spans.append(model.new_fixed_size_interval_var(offset, life.size_bytes, life.name))
-        lifetimes.append(model.new_fixed_size_interval_var(life.begin, life.end - life.begin, life.name))
-    model.add_no_overlap_2d(lifetimes, spans)
+        byte_ranges.append(model.new_fixed_size_interval_var(offset, life.size_bytes, life.name))
+        step_ranges.append(model.new_fixed_size_interval_var(life.begin, life.end - life.begin, life.name))
+    model.add_no_overlap_2d(step_ranges, byte_ranges)
     if capacity_bytes is None:
         model.minimize(pool)
     solver = cp_model.CpSolver()
@@ -52,7 +57,7 @@ def solve(
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         solution.offsets = [solver.value(offset) for offset in offsets]
-        solution.pool_bytes = pool_end_bytes(placed, solution.offsets)
+        solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
     if capacity_bytes is None and status == cp_model.OPTIMAL:
         solution.lower_bound_bytes = solution.pool_bytes
     elif status == cp_model.INFEASIBLE:

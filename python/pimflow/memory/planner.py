@@ -19,13 +19,13 @@ from pimflow.memory.pools import (
     MemoryPlan,
     Pool,
     alias_class,
-    blocks,
+    lifetimes_by_memory,
     lower_bound_bytes,
-    memories,
+    merge_aliases,
     pool_end_bytes,
 )
 
-__all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "in_one_pool", "plan", "policy_bytes"]
+__all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "merge_pools", "plan", "policy_bytes"]
 
 # Solvers improve the best plan of the policies.
 _SOLVERS = {"exact": exact.solve, "ortools": ortools_solver.solve}
@@ -68,15 +68,15 @@ def plan(
     if policy not in PLANNERS:
         raise UnknownNameError("policy", policy, PLANNERS)
     start = time.monotonic()
-    regions = memories(lifetimes)
+    regions = lifetimes_by_memory(lifetimes)
     capacities = _capacities(capacity_bytes, regions)
     pools: list[Pool] = []
     offsets: dict[str, int] = {}
     for memory, members in regions.items():
-        left = max(start + seconds - time.monotonic(), 0.0)
-        pool, at = _plan_region(memory, members, policy, left, capacities.get(memory))
+        remaining_seconds = max(start + seconds - time.monotonic(), 0.0)
+        pool, pool_offsets = _plan_region(memory, members, policy, remaining_seconds, capacities.get(memory))
         pools.append(pool)
-        offsets |= at
+        offsets |= pool_offsets
     validator.check(lifetimes, offsets, {pool.memory: pool.pool_bytes for pool in pools}, capacities)
     return MemoryPlan(
         policy=policy,
@@ -87,7 +87,7 @@ def plan(
     )
 
 
-def in_one_pool(plan: MemoryPlan) -> MemoryPlan:
+def merge_pools(plan: MemoryPlan) -> MemoryPlan:
     """Lay the pools of a plan one behind the other in one allocation; offsets count from its begin.
 
     Raises
@@ -107,58 +107,58 @@ def in_one_pool(plan: MemoryPlan) -> MemoryPlan:
         begin += pool.pool_bytes
     begins = {pool.memory: pool.begin_bytes for pool in ranges}
     offsets = {life.name: begins[life.memory] + plan.offsets_bytes[life.name] for life in plan.lifetimes}
-    one = replace(plan, pools=tuple(ranges), offsets_bytes=offsets)
+    merged_plan = replace(plan, pools=tuple(ranges), offsets_bytes=offsets)
     validator.check_ranges(
         plan.lifetimes,
         offsets,
         {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in ranges},
-        one.pool_bytes,
+        merged_plan.pool_bytes,
     )
-    return one
+    return merged_plan
 
 
 def _plan_region(
     memory: str, members: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
 ) -> tuple[Pool, dict[str, int]]:
-    placed = blocks(members)
-    bound = lower_bound_bytes(placed)
+    buffers = merge_aliases(members)
+    bound = lower_bound_bytes(buffers)
     _check_capacity(memory, bound, bound, limit)
-    at, bound, by = _place(placed, policy, seconds, limit)
-    end = pool_end_bytes(placed, at)
+    buffer_offsets, bound, used_policy = _place_buffers(buffers, policy, seconds, limit)
+    end = pool_end_bytes(buffers, buffer_offsets)
     _check_capacity(memory, end, bound, limit)
-    by_class = {alias_class(block): offset for block, offset in zip(placed, at)}
+    by_class = {alias_class(block): offset for block, offset in zip(buffers, buffer_offsets)}
     offsets = {
         life.name: by_class[alias_class(life)] + life.within_bytes
         if alias_class(life) in by_class
         else life.offset_bytes or 0
         for life in members
     }
-    return Pool(memory=memory, pool_bytes=end, lower_bound_bytes=bound, policy=by), offsets
+    return Pool(memory=memory, pool_bytes=end, lower_bound_bytes=bound, policy=used_policy), offsets
 
 
 def policy_bytes(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
     """Pool bytes under each of Occamy's policies, over all memory regions."""
-    regions = [blocks(members) for members in memories(lifetimes).values()]
+    regions = [merge_aliases(members) for members in lifetimes_by_memory(lifetimes).values()]
     return {
-        policy: sum(pool_end_bytes(placed, place(placed, policy)) for placed in regions)
+        policy: sum(pool_end_bytes(buffers, place(buffers, policy)) for buffers in regions)
         for policy in POLICIES
     }
 
 
-def _place(
-    placed: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
+def _place_buffers(
+    buffers: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
 ) -> tuple[list[int], int, str]:
     """Offsets, the proved lower bound, and the policy that gave the offsets."""
-    bound = lower_bound_bytes(placed)
+    bound = lower_bound_bytes(buffers)
     if policy in POLICIES:
-        return place(placed, policy), bound, policy
-    plans = [(place(placed, name), name) for name in POLICIES]
-    at, by = min(plans, key=lambda each: pool_end_bytes(placed, each[0]))
-    if policy == "best" or pool_end_bytes(placed, at) == bound:
-        return at, bound, by
-    solution = _SOLVERS[policy](placed, at, seconds, limit)
-    improved = solution.pool_bytes < pool_end_bytes(placed, at)
-    return solution.offsets, solution.lower_bound_bytes, policy if improved else by
+        return place(buffers, policy), bound, policy
+    plans = [(place(buffers, name), name) for name in POLICIES]
+    offsets, best_policy = min(plans, key=lambda candidate: pool_end_bytes(buffers, candidate[0]))
+    if policy == "best" or pool_end_bytes(buffers, offsets) == bound:
+        return offsets, bound, best_policy
+    solution = _SOLVERS[policy](buffers, offsets, seconds, limit)
+    improved = solution.pool_bytes < pool_end_bytes(buffers, offsets)
+    return solution.offsets, solution.lower_bound_bytes, policy if improved else best_policy
 
 
 def _capacities(
@@ -178,10 +178,10 @@ def _check_capacity(memory: str, demand: int, bound: int, limit: int | None) -> 
     if limit is None or demand <= limit:
         return
     if bound > limit:
-        what = (
+        subject = (
             f"every plan of memory '{memory}' (lower bound {bound} B, {bound - limit} B above the capacity)"
         )
-        raise InfeasibleError(what, bound, limit, "B", [f"a capacity from {bound} B on (--capacity)"])
-    what = f"the best plan found of memory '{memory}' (lower bound {bound} B, gap {demand - bound} B)"
+        raise InfeasibleError(subject, bound, limit, "B", [f"a capacity from {bound} B on (--capacity)"])
+    subject = f"the best plan found of memory '{memory}' (lower bound {bound} B, gap {demand - bound} B)"
     levers = ["--policy exact", "a longer --time-limit", f"a capacity of {demand} B (--capacity)"]
-    raise InfeasibleError(what, demand, limit, "B", levers)
+    raise InfeasibleError(subject, demand, limit, "B", levers)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from pimflow.core.liveness import Lifetime
-from pimflow.host.charts import MANY, chart, fitting_names, tooltip, zoomed
+from pimflow.host.charts import PALETTE, bar_names, chart, tooltip, zoom_parameter
 from pimflow.host.pages import Chart
 from pimflow.host.pictures import save
 from pimflow.memory.pools import MemoryPlan
@@ -33,19 +33,20 @@ def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str) -> Chart
     """The chart of a plan, with a view for each memory region."""
     views = []
     for pool in plan.pools:
-        own = [life for life in lifetimes if life.memory == pool.memory]
-        placed = [
-            (life.name, life.begin, life.end, plan.offsets_bytes[life.name], life.size_bytes) for life in own
+        pool_lifetimes = [life for life in lifetimes if life.memory == pool.memory]
+        rectangles = [
+            (life.name, life.begin, life.end, plan.offsets_bytes[life.name], life.size_bytes)
+            for life in pool_lifetimes
         ]
         heading = {"text": f"{title}: {pool.memory}, {pool.policy}" if len(plan.pools) > 1 else title}
-        views.append(pool_view(placed, pool.pool_bytes, pool.lower_bound_bytes) | {"title": heading})
+        views.append(pool_view(rectangles, pool.pool_bytes, pool.lower_bound_bytes) | {"title": heading})
     if len(views) == 1:
         return chart(width=900, height=420, **views[0])
     return chart(vconcat=[{**view, "width": 900, "height": 320} for view in views])
 
 
 def pool_view(
-    placed: Sequence[tuple[str, int, int, int, int]], pool_bytes: int, lower_bound_bytes: int
+    rectangles: Sequence[tuple[str, int, int, int, int]], pool_bytes: int, lower_bound_bytes: int
 ) -> Chart:
     """One pool over the steps of a network.
 
@@ -55,13 +56,13 @@ def pool_view(
         Name, begin, end (exclusive), offset and size in bytes of each buffer. A buffer that is part of
         another is drawn as an outline only.
     """
-    wholes = _outermost(placed)
+    outermost = _outermost(rectangles)
     rows = [
         {
             "name": name,
-            "label": name.partition(":")[2] or name if name in wholes else "",
-            "opacity": 1.0 if name in wholes else 0.0,
-            "outline": 1.0 if name in wholes else 0.35,  # faint, since it may cross a name
+            "label": name.partition(":")[2] or name if name in outermost else "",
+            "opacity": 1.0 if name in outermost else 0.0,
+            "outline": 1.0 if name in outermost else 0.35,  # faint, since it may cross a name
             "begin": begin,
             "end": end,
             "low": offset / MB,
@@ -69,9 +70,9 @@ def pool_view(
             "middle": (begin + end) / 2,
             "centre": (offset + size / 2) / MB,
             "size": size / MB,
-            "colour": MANY[index % len(MANY)],
+            "colour": PALETTE[index % len(PALETTE)],
         }
-        for index, (name, begin, end, offset, size) in enumerate(placed)
+        for index, (name, begin, end, offset, size) in enumerate(rectangles)
         if size
     ]
     rows.sort(key=lambda row: -float(str(row["opacity"])))  # parts are drawn above their wholes
@@ -82,8 +83,8 @@ def pool_view(
     high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # a line of text
     x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
     x["axis"] = {"format": "d", "tickMinStep": 1}
-    x["scale"] = {"domain": [0, max((end for _, _, end, _, _ in placed), default=1)], "nice": False}
-    shown = tooltip(
+    x["scale"] = {"domain": [0, max((end for _, _, end, _, _ in rectangles), default=1)], "nice": False}
+    hover_text = tooltip(
         ("name", "tensor of"),
         ("begin", "from step", "d"),
         ("end", "to before step", "d"),
@@ -91,7 +92,7 @@ def pool_view(
         ("size", "size, MB", ".6f"),
     )
     boxes: Chart = {
-        "params": [zoomed("x", "y")],
+        "params": [zoom_parameter("x", "y")],
         "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
         "encoding": {
             "x": x,
@@ -101,10 +102,10 @@ def pool_view(
             "color": {"field": "colour", "type": "nominal", "scale": None},
             "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
             "strokeOpacity": {"field": "outline", "type": "quantitative", "scale": None},
-            "tooltip": shown,
+            "tooltip": hover_text,
         },
     }
-    where: Chart = {
+    label_position: Chart = {
         "x": {"field": "middle", "type": "quantitative"},
         "y": {"field": "centre", "type": "quantitative"},
     }
@@ -123,20 +124,22 @@ def pool_view(
     }
     return {
         "data": {"values": rows},
-        "layer": [boxes, fitting_names("label", "begin", "end", where, high), bounds],
+        "layer": [boxes, bar_names("label", "begin", "end", label_position, high), bounds],
     }
 
 
-def _outermost(placed: Sequence[tuple[str, int, int, int, int]]) -> set[str]:
+def _outermost(rectangles: Sequence[tuple[str, int, int, int, int]]) -> set[str]:
     """Names of the buffers that do not lie inside another while that is live."""
-    kept: list[tuple[str, int, int, int, int]] = []
-    by_area = sorted(placed, key=lambda each: (-(each[2] - each[1]) * each[4], each[0]))
-    for each in by_area:
-        _, begin, end, offset, size = each
-        inside = any(
+    outermost: list[tuple[str, int, int, int, int]] = []
+    by_area = sorted(
+        rectangles, key=lambda rectangle: (-(rectangle[2] - rectangle[1]) * rectangle[4], rectangle[0])
+    )
+    for rectangle in by_area:
+        _, begin, end, offset, size = rectangle
+        is_inside = any(
             b <= begin and end <= e and low <= offset and offset + size <= low + high
-            for _, b, e, low, high in kept
+            for _, b, e, low, high in outermost
         )
-        if not inside:
-            kept.append(each)
-    return {name for name, *_ in kept}
+        if not is_inside:
+            outermost.append(rectangle)
+    return {name for name, *_ in outermost}

@@ -11,7 +11,7 @@ from pimflow.core.liveness import Lifetime
 Hole = tuple[int, int | None]  # begin and end in bytes; the topmost has no end
 
 
-def place_in_order(placed: Sequence[Lifetime], order: Sequence[int], best_hole: bool) -> list[int]:
+def place_in_order(buffers: Sequence[Lifetime], order: Sequence[int], best_hole: bool) -> list[int]:
     """Place buffers one after another in `order`, each in the lowest hole that is big enough.
 
     Parameters
@@ -26,24 +26,24 @@ def place_in_order(placed: Sequence[Lifetime], order: Sequence[int], best_hole: 
     list of int
         Offset of each buffer, in bytes.
     """
-    begin = np.array([life.begin for life in placed])
-    end = np.array([life.end for life in placed])
-    size = np.array([life.size_bytes for life in placed])
-    offset = np.zeros(len(placed), np.int64)
-    done = np.zeros(len(placed), bool)
-    for index, life in enumerate(placed):
+    begin = np.array([life.begin for life in buffers])
+    end = np.array([life.end for life in buffers])
+    size = np.array([life.size_bytes for life in buffers])
+    offset = np.zeros(len(buffers), np.int64)
+    is_placed = np.zeros(len(buffers), bool)
+    for index, life in enumerate(buffers):
         if life.offset_bytes is not None:
             offset[index] = life.offset_bytes
-            done[index] = True
+            is_placed[index] = True
     for index in order:
-        if done[index]:
+        if is_placed[index]:
             continue
-        life = placed[index]
-        others = np.flatnonzero(done & (begin < life.end) & (end > life.begin))
-        others = others[np.argsort(offset[others], kind="stable")]
-        holes = _holes(offset[others], offset[others] + size[others], life)
+        life = buffers[index]
+        neighbours = np.flatnonzero(is_placed & (begin < life.end) & (end > life.begin))
+        neighbours = neighbours[np.argsort(offset[neighbours], kind="stable")]
+        holes = _holes(offset[neighbours], offset[neighbours] + size[neighbours], life)
         offset[index] = min(holes, key=_slack)[0] if best_hole else next(holes)[0]
-        done[index] = True
+        is_placed[index] = True
     return [int(x) for x in offset]
 
 
@@ -71,8 +71,8 @@ _POLICIES: dict[str, tuple[Callable[[Lifetime], int | tuple[int, int]], bool]] =
 POLICIES = tuple(_POLICIES)
 
 
-def place(placed: Sequence[Lifetime], policy: str) -> list[int]:
+def place(buffers: Sequence[Lifetime], policy: str) -> list[int]:
     """Offsets of the buffers of one memory region under one of `POLICIES`, in bytes."""
     key, best_hole = _POLICIES[policy]
-    order = sorted(range(len(placed)), key=lambda index: key(placed[index]))
-    return place_in_order(placed, order, best_hole)
+    order = sorted(range(len(buffers)), key=lambda index: key(buffers[index]))
+    return place_in_order(buffers, order, best_hole)

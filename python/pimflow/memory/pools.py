@@ -117,7 +117,7 @@ class MemoryPlan:
         return all(pool.optimal for pool in self.pools)
 
 
-def memories(lifetimes: Sequence[Lifetime]) -> dict[str, list[Lifetime]]:
+def lifetimes_by_memory(lifetimes: Sequence[Lifetime]) -> dict[str, list[Lifetime]]:
     """Lifetimes by memory region, in the order of the regions' names.
 
     Raises
@@ -160,7 +160,7 @@ def alias_class(life: Lifetime) -> tuple[str, str]:
     return ("alias", life.alias) if life.alias else ("name", life.name)
 
 
-def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+def merge_aliases(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
     """The buffers to place in one memory region: a buffer for each alias class.
 
     The buffer of a class has room for all of its members, from their first step to their last. Buffers of 0
@@ -175,20 +175,20 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
     """
     classes: dict[tuple[str, str], Lifetime] = {}
     for life in lifetimes:
-        key, block = alias_class(life), _block(life)
-        classes[key] = _joined(classes[key], block) if key in classes else block
-    placed = [life for life in classes.values() if life.size_bytes > 0]
-    alignment = max((life.alignment_bytes for life in placed), default=1)
-    demand = sum(life.size_bytes + alignment for life in placed)
-    demand += max((life.offset_bytes or 0 for life in placed), default=0)
+        key, block = alias_class(life), _class_buffer(life)
+        classes[key] = _merge(classes[key], block) if key in classes else block
+    buffers = [life for life in classes.values() if life.size_bytes > 0]
+    alignment = max((life.alignment_bytes for life in buffers), default=1)
+    demand = sum(life.size_bytes + alignment for life in buffers)
+    demand += max((life.offset_bytes or 0 for life in buffers), default=0)
     if demand > LARGEST_POOL_BYTES:
-        what = f"buffers of memory '{placed[0].memory}' side by side"
-        raise InfeasibleError(what, demand, LARGEST_POOL_BYTES, "B", ["smaller buffers"])
-    _check_fixed([life for life in placed if life.offset_bytes is not None])
-    return placed
+        subject = f"buffers of memory '{buffers[0].memory}' side by side"
+        raise InfeasibleError(subject, demand, LARGEST_POOL_BYTES, "B", ["smaller buffers"])
+    _check_required_offsets([life for life in buffers if life.offset_bytes is not None])
+    return buffers
 
 
-def _block(life: Lifetime) -> Lifetime:
+def _class_buffer(life: Lifetime) -> Lifetime:
     """The buffer of the alias class of `life`, if `life` were its only member."""
     if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
         raise LifetimeError(
@@ -205,7 +205,7 @@ def _block(life: Lifetime) -> Lifetime:
     )
 
 
-def _joined(a: Lifetime, b: Lifetime) -> Lifetime:
+def _merge(a: Lifetime, b: Lifetime) -> Lifetime:
     if None not in (a.offset_bytes, b.offset_bytes) and a.offset_bytes != b.offset_bytes:
         raise LifetimeError(
             f"buffers '{a.name}' and '{b.name}' share their bytes and have to lie at offsets "
@@ -221,7 +221,7 @@ def _joined(a: Lifetime, b: Lifetime) -> Lifetime:
     )
 
 
-def _check_fixed(fixed: Sequence[Lifetime]) -> None:
+def _check_required_offsets(fixed: Sequence[Lifetime]) -> None:
     required = [(life.offset_bytes, life) for life in fixed if life.offset_bytes is not None]
     by_offset = sorted(required, key=lambda pair: pair[0])
     for index, (low_bytes, low) in enumerate(by_offset):
@@ -236,7 +236,7 @@ def _check_fixed(fixed: Sequence[Lifetime]) -> None:
                 )
 
 
-def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
+def live_sections(buffers: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
     """Sections in order of time: the maximal sets of buffers that are live at once.
 
     Returns
@@ -246,51 +246,53 @@ def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
     count : int
         Number of sections.
     """
-    begins = sorted({life.begin for life in placed})
-    ends = sorted({life.end for life in placed})
+    begins = sorted({life.begin for life in buffers})
+    ends = sorted({life.end for life in buffers})
     times = []
-    for time, following in zip(begins, [*begins[1:], math.inf]):
+    for time, next_begin in zip(begins, [*begins[1:], math.inf]):
         # If nothing ends before the next begin, the set at the next begin contains this one.
-        if ends[bisect.bisect_right(ends, time)] <= following:
+        if ends[bisect.bisect_right(ends, time)] <= next_begin:
             times.append(time)
-    first = [bisect.bisect_left(times, life.begin) for life in placed]
-    last = [bisect.bisect_left(times, life.end) for life in placed]
+    first = [bisect.bisect_left(times, life.begin) for life in buffers]
+    last = [bisect.bisect_left(times, life.end) for life in buffers]
     return first, last, len(times)
 
 
-def step_bytes(placed: Sequence[Lifetime]) -> int:
+def step_bytes(buffers: Sequence[Lifetime]) -> int:
     """A unit in bytes: the pool of every packed plan is a multiple of it."""
-    step = math.gcd(*(life.size_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
-    alignments = {life.alignment_bytes for life in placed}
+    step = math.gcd(*(life.size_bytes for life in buffers), *(life.offset_bytes or 0 for life in buffers))
+    alignments = {life.alignment_bytes for life in buffers}
     while clashes := [a for a in alignments if step % a and a % step]:
         step = math.gcd(step, clashes[0])
     return max(step, 1)
 
 
-def lower_bound_bytes(placed: Sequence[Lifetime]) -> int:
+def lower_bound_bytes(buffers: Sequence[Lifetime]) -> int:
     """Lower bound of the bytes of all plans of one memory region.
 
     Buffers that are live at once lie one above the other. Each but the topmost counts up to where the next
     can begin: the next multiple of the unit that divides all alignments and required offsets. Any plan can be
     packed, and the pool of a packed plan is a multiple of `step_bytes`.
     """
-    if not placed:
+    if not buffers:
         return 0
-    unit = math.gcd(*(life.alignment_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
-    first, last, count = sections(placed)
+    unit = math.gcd(
+        *(life.alignment_bytes for life in buffers), *(life.offset_bytes or 0 for life in buffers)
+    )
+    first, last, count = live_sections(buffers)
     change = np.zeros(count + 1, np.int64)
     spare = np.zeros(count, np.int64)
-    for life, begin, end in zip(placed, first, last):
+    for life, begin, end in zip(buffers, first, last):
         stacked = -(-life.size_bytes // unit) * unit
         change[begin] += stacked
         change[end] -= stacked
         np.maximum(spare[begin:end], stacked - life.size_bytes, out=spare[begin:end])
-    ends = [life.offset_bytes + life.size_bytes for life in placed if life.offset_bytes is not None]
+    ends = [life.offset_bytes + life.size_bytes for life in buffers if life.offset_bytes is not None]
     bound = max(int((np.cumsum(change[:-1]) - spare).max()), *ends, 0)
-    step = step_bytes(placed)
+    step = step_bytes(buffers)
     return -(-bound // step) * step
 
 
-def pool_end_bytes(placed: Sequence[Lifetime], offsets: Sequence[int]) -> int:
+def pool_end_bytes(buffers: Sequence[Lifetime], offsets: Sequence[int]) -> int:
     """End of the highest buffer: the bytes of the pool."""
-    return max((int(offset) + life.size_bytes for life, offset in zip(placed, offsets)), default=0)
+    return max((int(offset) + life.size_bytes for life, offset in zip(buffers, offsets)), default=0)

@@ -19,7 +19,7 @@ import numpy as np
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.host import native
-from pimflow.memory.pools import alias_class, blocks, lower_bound_bytes
+from pimflow.memory.pools import alias_class, lower_bound_bytes, merge_aliases
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
@@ -74,14 +74,14 @@ class StepGraph:
         self.lifetimes()
 
     @classmethod
-    def of_regions(
+    def from_regions(
         cls,
         graph: RegionGraph,
         dtype: str,
         *,
-        waits: Mapping[str, Iterable[str]] | None = None,
-        inputs_count: bool = True,
-        together: Sequence[Sequence[str]] | None = None,
+        predecessors: Mapping[str, Iterable[str]] | None = None,
+        count_inputs: bool = True,
+        step_regions: Sequence[Sequence[str]] | None = None,
     ) -> StepGraph:
         """The graph of a network's regions, with one step a region.
 
@@ -101,29 +101,33 @@ class StepGraph:
             The regions of each step, where a step has several. Results that they pass to one another take no
             bytes: they are never stored.
         """
-        waits = waits or {}
-        together = together or [[region.name] for region in graph.regions]
-        buffers = graph.buffers(dtype)
-        awaited = dict.fromkeys(first for named in waits.values() for first in named)
-        done = {name: f"{name} done" for name in awaited}
-        size_bytes = buffers.size_bytes | dict.fromkeys(done.values(), 0)
-        if not inputs_count:
+        predecessors = predecessors or {}
+        step_regions = step_regions or [[region.name] for region in graph.regions]
+        buffers = graph.buffer_uses(dtype)
+        waited_for = dict.fromkeys(first for named in predecessors.values() for first in named)
+        markers = {name: f"{name} done" for name in waited_for}
+        size_bytes = buffers.size_bytes | dict.fromkeys(markers.values(), 0)
+        if not count_inputs:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
         element, workspaces = ELEMENT_BYTES[dtype], dict[str, str]()
-        for region in graph.regions if not inputs_count else ():
+        for region in graph.regions if not count_inputs else ():
             if region.workspace_elements:
                 workspaces[region.name] = f"workspace of {region.name}"
                 size_bytes[workspaces[region.name]] = region.workspace_elements * element
         by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
-        for names in together:
-            marks = {done[name] for name in names if name in done}
-            ended = {done[first] for name in names for first in waits.get(name, ())} - marks
-            made = {buffer for name in names[:-1] for buffer in by_region[name][1]}
+        for names in step_regions:
+            extra_writes = {markers[name] for name in names if name in markers}
+            extra_reads = {
+                markers[first] for name in names for first in predecessors.get(name, ())
+            } - extra_writes
+            internal_buffers = {buffer for name in names[:-1] for buffer in by_region[name][1]}
             reads = dict.fromkeys(buffer for name in names for buffer in by_region[name][0])
-            outside = [buffer for buffer in reads if buffer not in made]
-            marks |= {workspaces[name] for name in names if name in workspaces and len(names) == 1}
-            steps.append(((*outside, *sorted(ended)), (*by_region[names[-1]][1], *sorted(marks))))
+            external_reads = [buffer for buffer in reads if buffer not in internal_buffers]
+            extra_writes |= {workspaces[name] for name in names if name in workspaces and len(names) == 1}
+            steps.append(
+                ((*external_reads, *sorted(extra_reads)), (*by_region[names[-1]][1], *sorted(extra_writes)))
+            )
         return cls(
             steps=steps,
             size_bytes=size_bytes,
@@ -135,50 +139,50 @@ class StepGraph:
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
         """Lifetimes of the buffers with the steps in `order`, by default the original order."""
         steps = self.steps if order is None else [self.steps[step] for step in order]
-        liveness = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
+        liveness = Liveness.from_steps(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
         return liveness.with_aliases(self.aliases).lifetimes
 
     def peak_bytes(self, order: Sequence[int] | None = None) -> int:
         """The maximum of live bytes over the steps in `order`."""
-        return lower_bound_bytes(blocks(self.lifetimes(order)))
+        return lower_bound_bytes(merge_aliases(self.lifetimes(order)))
 
     @functools.cached_property
     def dependencies(self) -> tuple[tuple[int, int], ...]:
         """Pairs of a step and another step that has to run after it."""
-        written: dict[str, int] = {}
-        since: dict[str, list[int]] = {}  # readers since the last write
+        last_writer: dict[str, int] = {}
+        readers_since_write: dict[str, list[int]] = {}  # readers since the last write
         pairs: set[tuple[int, int]] = set()
-        touches: dict[str, list[int]] = {}
+        steps_by_buffer: dict[str, list[int]] = {}
         for step, (reads, writes) in enumerate(self.steps):
             for name in dict.fromkeys(reads):
-                if name in written:
-                    pairs.add((written[name], step))
-                since.setdefault(name, []).append(step)
-                touches.setdefault(name, []).append(step)
+                if name in last_writer:
+                    pairs.add((last_writer[name], step))
+                readers_since_write.setdefault(name, []).append(step)
+                steps_by_buffer.setdefault(name, []).append(step)
             for name in dict.fromkeys(writes):
-                pairs |= {(reader, step) for reader in since.pop(name, ())}
-                if name in written:
-                    pairs.add((written[name], step))
-                written[name] = step
-                touches.setdefault(name, []).append(step)
-        pairs |= self._overwritten(touches)
-        return tuple(sorted((first, then) for first, then in pairs if first != then))
+                pairs |= {(reader, step) for reader in readers_since_write.pop(name, ())}
+                if name in last_writer:
+                    pairs.add((last_writer[name], step))
+                last_writer[name] = step
+                steps_by_buffer.setdefault(name, []).append(step)
+        pairs |= self._overwrite_pairs(steps_by_buffer)
+        return tuple(sorted((first, later) for first, later in pairs if first != later))
 
-    def _overwritten(self, touches: Mapping[str, list[int]]) -> set[tuple[int, int]]:
+    def _overwrite_pairs(self, steps_by_buffer: Mapping[str, list[int]]) -> set[tuple[int, int]]:
         """Pairs of a step of a member of an alias class, and the step that overwrites that member."""
         pairs: set[tuple[int, int]] = set()
         classes: dict[str, list[str]] = {}
-        for name in touches:
+        for name in steps_by_buffer:
             if alias := self.aliases.get(name):
                 classes.setdefault(alias, []).append(name)
         for members in classes.values():
             for new in members:
                 if new in self.inputs:
                     continue
-                begin = touches[new][0]
+                begin = steps_by_buffer[new][0]
                 for old in members:
-                    if old != new and old not in self.outputs and touches[old][-1] <= begin:
-                        pairs |= {(step, begin) for step in touches[old]}
+                    if old != new and old not in self.outputs and steps_by_buffer[old][-1] <= begin:
+                        pairs |= {(step, begin) for step in steps_by_buffer[old]}
         return pairs
 
     @functools.cached_property
@@ -189,14 +193,21 @@ class StepGraph:
         """
         lives = {life.name: life for life in self.lifetimes()}
         numbers: dict[tuple[str, str], int] = {}
-        of = {name: numbers.setdefault(alias_class(life), len(numbers)) for name, life in lives.items()}
+        storage_of = {
+            name: numbers.setdefault(alias_class(life), len(numbers)) for name, life in lives.items()
+        }
         storages = np.zeros((len(numbers), 3), np.int64)
-        for name, storage in of.items():
+        for name, storage in storage_of.items():
             storages[storage, 0] = max(storages[storage, 0], lives[name].size_bytes)
             storages[storage, 1] |= name in self.inputs
             storages[storage, 2] |= name in self.outputs
         touches = sorted(
-            {(step, of[name]) for step, names in enumerate(self.steps) for part in names for name in part}
+            {
+                (step, storage_of[name])
+                for step, names in enumerate(self.steps)
+                for part in names
+                for name in part
+            }
         )
         return _pairs(self.dependencies), storages, _pairs(touches)
 
@@ -223,7 +234,7 @@ class Order:
 
     order: tuple[int, ...]
     peak_bytes: int
-    given_peak_bytes: int
+    original_peak_bytes: int
     lower_bound_bytes: int
     sets: int
     seconds: float
@@ -285,18 +296,18 @@ def reorder(graph: StepGraph, *, seconds: float = TIME_LIMIT_SECONDS) -> Order:
     """
     start = time.monotonic()
     deadline = start + seconds
-    given = graph.peak_bytes()
+    original_peak_bytes = graph.peak_bytes()
     bound = _bound(len(graph.steps), *graph.tables, seconds * _BOUND_SHARE)
-    state = _Progress(order=tuple(range(len(graph.steps))), peak_bytes=given, bound_bytes=bound)
+    state = _Progress(order=tuple(range(len(graph.steps))), peak_bytes=original_peak_bytes, bound_bytes=bound)
     width = _FIRST_WIDTH
-    while not state.closed and width <= _LARGEST_WIDTH and time.monotonic() < deadline:
+    while not state.is_optimal and width <= _LARGEST_WIDTH and time.monotonic() < deadline:
         for backwards in (False, True):
-            _round(graph, state, width, backwards, deadline)
+            _search_round(graph, state, width, backwards, deadline)
         width *= _WIDTH_GROWTH
     return Order(
         order=state.order,
         peak_bytes=state.peak_bytes,
-        given_peak_bytes=given,
+        original_peak_bytes=original_peak_bytes,
         lower_bound_bytes=state.bound_bytes,
         sets=state.sets,
         seconds=time.monotonic() - start,
@@ -311,17 +322,19 @@ class _Progress:
     sets: int = 0
 
     @property
-    def closed(self) -> bool:
+    def is_optimal(self) -> bool:
         return self.peak_bytes <= self.bound_bytes
 
 
-def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, deadline: float) -> None:
+def _search_round(graph: StepGraph, state: _Progress, width: int, backwards: bool, deadline: float) -> None:
     order = np.zeros(len(graph.steps), np.int64)
     unit = max(math.gcd(*(int(storage[0]) for storage in graph.tables[1])), 1)
     # Below `low` there is no order, or the search of this width did not find one.
     low = limit = state.bound_bytes
-    while low < state.peak_bytes and (left := deadline - time.monotonic()) > 0:
-        outcome, value, sets = _search(len(graph.steps), *graph.tables, order, limit, width, backwards, left)
+    while low < state.peak_bytes and (remaining_seconds := deadline - time.monotonic()) > 0:
+        outcome, value, sets = _search(
+            len(graph.steps), *graph.tables, order, limit, width, backwards, remaining_seconds
+        )
         state.sets += sets
         if outcome == _FOUND:
             state.order, state.peak_bytes = tuple(order.tolist()), value

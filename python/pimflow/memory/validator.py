@@ -35,7 +35,7 @@ def check(
         pool is above its capacity. The message names the first such buffers or pool.
     """
     for life in lifetimes:
-        _check_alone(life, offsets_bytes.get(life.name), pools_bytes.get(life.memory))
+        _check_lifetime(life, offsets_bytes.get(life.name), pools_bytes.get(life.memory))
     unknown = sorted(set(offsets_bytes) - {life.name for life in lifetimes})
     if unknown:
         raise VerificationError(f"the plan has an offset for '{unknown[0]}', which is no buffer")
@@ -75,10 +75,10 @@ def check_ranges(
             raise VerificationError(
                 f"memory '{memory}' takes bytes {begin} to {end}, outside of the pool of {pool_bytes} B"
             )
-        for other, (low, high) in ranges_bytes.items():
-            if other != memory and begin < high and low < end:
+        for other_memory, (low, high) in ranges_bytes.items():
+            if other_memory != memory and begin < high and low < end:
                 shared = max(begin, low)
-                raise VerificationError(f"memory '{memory}' and memory '{other}' share byte {shared}")
+                raise VerificationError(f"memory '{memory}' and memory '{other_memory}' share byte {shared}")
     for life in lifetimes:
         if life.name not in offsets_bytes:
             raise VerificationError(f"buffer '{life.name}' has no offset")
@@ -99,7 +99,7 @@ def check_ranges(
     _check_pairs(lifetimes, offsets_bytes)
 
 
-def _check_alone(life: Lifetime, offset: int | None, pool: int | None) -> None:
+def _check_lifetime(life: Lifetime, offset: int | None, pool: int | None) -> None:
     where = f"buffer '{life.name}'"
     if offset is None:
         raise VerificationError(f"{where} has no offset")
@@ -116,17 +116,17 @@ def _check_alone(life: Lifetime, offset: int | None, pool: int | None) -> None:
 
 
 def _check_aliases(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]) -> None:
-    first: dict[tuple[str, str], Lifetime] = {}
+    first_members: dict[tuple[str, str], Lifetime] = {}
     for life in lifetimes:
         if not life.alias:
             continue
-        other = first.setdefault((life.memory, life.alias), life)
-        apart = offsets_bytes[life.name] - offsets_bytes[other.name]
-        if apart != life.within_bytes - other.within_bytes:
+        first_member = first_members.setdefault((life.memory, life.alias), life)
+        distance = offsets_bytes[life.name] - offsets_bytes[first_member.name]
+        if distance != life.within_bytes - first_member.within_bytes:
             raise VerificationError(
-                f"buffers '{other.name}' and '{life.name}' share their bytes and lie at "
-                f"{offsets_bytes[other.name]} and {offsets_bytes[life.name]} B, {apart} and not "
-                f"{life.within_bytes - other.within_bytes} B apart"
+                f"buffers '{first_member.name}' and '{life.name}' share their bytes and lie at "
+                f"{offsets_bytes[first_member.name]} and {offsets_bytes[life.name]} B, {distance} and not "
+                f"{life.within_bytes - first_member.within_bytes} B apart"
             )
 
 
@@ -143,16 +143,16 @@ def _check_pairs(lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]
     groups: dict[tuple[str, str], int] = {}
     group = column([groups.setdefault((life.memory, life.alias), len(groups)) for life in lifetimes])
     for index, life in enumerate(lifetimes):
-        rest = slice(index + 1, None)
-        clash = (begin[rest] < life.end) & (end[rest] > life.begin)
-        clash &= (low[rest] < low[index] + size[index]) & (low[rest] + size[rest] > low[index])
-        clash &= (size[rest] > 0) & (life.size_bytes > 0) & (region[rest] == region[index])
+        later = slice(index + 1, None)
+        clash = (begin[later] < life.end) & (end[later] > life.begin)
+        clash &= (low[later] < low[index] + size[index]) & (low[later] + size[later] > low[index])
+        clash &= (size[later] > 0) & (life.size_bytes > 0) & (region[later] == region[index])
         if life.alias:
-            clash &= group[rest] != group[index]
+            clash &= group[later] != group[index]
         if clash.any():
-            other = lifetimes[index + 1 + int(np.argmax(clash))]
+            clashing = lifetimes[index + 1 + int(np.argmax(clash))]
             raise VerificationError(
-                f"buffers '{life.name}' and '{other.name}' are both live in step "
-                f"{max(life.begin, other.begin)} and share byte "
-                f"{max(offsets_bytes[life.name], offsets_bytes[other.name])} of memory '{life.memory}'"
+                f"buffers '{life.name}' and '{clashing.name}' are both live in step "
+                f"{max(life.begin, clashing.begin)} and share byte "
+                f"{max(offsets_bytes[life.name], offsets_bytes[clashing.name])} of memory '{life.memory}'"
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.channel_sets import channel_sets
-from pimflow.core.frames import frame
+from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
@@ -21,13 +21,13 @@ from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
-from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
-from pimflow.placement.candidates.through_l2 import switch
+from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
+from pimflow.placement.candidates.through_l2 import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import alone_search, gpu_alone, smallest_alone, unsearched
+from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
 from pimflow.placement.reasons import reason
-from pimflow.placement.solvers.capacity import row_bytes, rows_taken, uses_plain_memory
+from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import Goal
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = [
-    "Candidates",
+    "CandidateGenerator",
     "Costs",
     "Evaluation",
     "Goal",
     "Profiling",
-    "Searched",
+    "SearchResult",
     "profile",
     "search",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched:
+class SearchResult:
     """The result of a search: a plan, with the network, costs and candidates that it rests on.
 
     Attributes
@@ -83,22 +83,22 @@ class Searched:
 
     graph: RegionGraph
     system: System
-    maker: Candidates
+    generator: CandidateGenerator
     table: CostTable
     candidates: tuple[Candidate, ...]
     plan: Plan
     evaluation: Evaluation
     gpu_only: Evaluation
     goal: Goal
-    given: RegionGraph | None
+    original: RegionGraph | None
     baseline: Evaluation
     mixture: Evaluation | None
     gap: float = 0.0
 
     def __repr__(self) -> str:
         """One line: networks and cost tables are long."""
-        alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
-        return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+        gpu_only_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
+        return f"Searched({self.graph.name} on {self.system.name}: {gpu_only_ms:.4f} → {ms:.4f} ms)"
 
     def to_json(self) -> dict[str, Json]:
         """Latency and energy of the plan and of the GPU alone, and the plan as in its file."""
@@ -115,7 +115,7 @@ class Searched:
 
     def to_pandas(self) -> DataFrame:
         """One row for each choice of the plan; raises `UsageError` if pandas is not installed."""
-        return frame(self.plan.choices)
+        return data_frame(self.plan.choices)
 
     @property
     def speedup(self) -> float:
@@ -123,7 +123,7 @@ class Searched:
         return self.baseline.latency_ns / self.evaluation.latency_ns
 
     @functools.cached_property
-    def doing(self) -> dict[str, Candidate]:
+    def candidate_by_region(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""
         return {name: candidate for candidate in self.candidates for name in candidate.covers}
 
@@ -136,25 +136,25 @@ class Searched:
         programs, row_begin = {}, 0
         for candidate in self.candidates:
             if candidate.rewrite.mode == "PIPELINE":
-                programs |= pipelines.placed(self.maker, candidate, row_begin)
+                programs |= pipelines.pim_programs(self.generator, candidate, row_begin)
                 row_begin += candidate.placed_rows
             elif cached.is_cached(candidate):
                 programs |= self._attention[candidate.covers[-1]].programs
                 row_begin += candidate.placed_rows
             elif candidate.rewrite.mode != "GPU":
                 region = self.graph.region(candidate.covers[0])
-                programs[region.name] = self.maker.placed(region, candidate, row_begin)
+                programs[region.name] = self.generator.pim_program(region, candidate, row_begin)
                 row_begin += candidate.placed_rows
         return programs
 
-    def caches(self) -> tuple[cached.PlacedCache, ...]:
+    def placed_caches(self) -> tuple[cached.PlacedCache, ...]:
         """Attention layers whose caches lie in PIM, each with rows of its own."""
-        found, row_begin = [], 0
+        placed, row_begin = [], 0
         for candidate in self.candidates:
             if cached.is_cached(candidate):
-                found.append(cached.placed(self.graph, candidate, row_begin))
+                placed.append(cached.place_cache(self.graph, candidate, row_begin))
             row_begin += candidate.placed_rows
-        return tuple(found)
+        return tuple(placed)
 
     def attention(self) -> dict[str, CachedAttention]:
         """By region, attention over a cache in PIM, with its programs."""
@@ -162,18 +162,18 @@ class Searched:
 
     @functools.cached_property
     def _attention(self) -> dict[str, CachedAttention]:
-        side = self.maker.costs.side
+        pim_target = self.generator.costs.pim_target
         return {
-            placed.region: CachedAttention.of(
-                placed.attention,
-                placed.schedule,
-                side.pim,
-                side.dtype,
-                channels=side.channels,
-                region=placed.region,
-                row_begin=placed.row_begin,
+            cache.region: CachedAttention.from_schedule(
+                cache.attention,
+                cache.schedule,
+                pim_target.pim,
+                pim_target.dtype,
+                channels=pim_target.channels,
+                region=cache.region,
+                row_begin=cache.row_begin,
             )
-            for placed in self.caches()
+            for cache in self.placed_caches()
         }
 
     def splits(self) -> dict[str, Split]:
@@ -184,10 +184,12 @@ class Searched:
             if candidate.rewrite.mode == "SPLIT"
         }
 
-    def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
+    def group_tilings(self) -> dict[tuple[str, ...], GroupTiling]:
         """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
-        together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
-        return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
+        tiled_candidates = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
+        return {
+            candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in tiled_candidates
+        }
 
     def channel_sets(self) -> dict[str, str]:
         """By region, the set of memory channels that its result lies in; empty if there is one set."""
@@ -195,52 +197,56 @@ class Searched:
 
     def primitives(self) -> dict[str, Primitive]:
         """By region, the convolution primitive that replaces the operator on the GPU."""
-        named = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
-        return {region: PRIMITIVES[name] for region, name in named.items() if name}
+        primitive_names = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
+        return {region: PRIMITIVES[name] for region, name in primitive_names.items() if name}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines of the plan."""
-        staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
-        return tuple(pipelines.pipeline_of(candidate) for candidate in staged)
+        pipeline_candidates = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
+        return tuple(pipelines.to_pipeline(candidate) for candidate in pipeline_candidates)
 
 
-def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
+def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
-    maker.prepare()
-    caches = maker.costs.together(lambda: cached.found(maker))
-    runs = (pipelines.candidates(maker), fused_groups.candidates(maker), caches.candidates)
-    several = {r.name: tuple(c for each in runs for c in each.get(r.name, ())) for r in graph.regions}
+    generator.prepare()
+    caches = generator.costs.batch_kernels(lambda: cached.attention_candidates(generator))
+    runs = (pipelines.candidates(generator), fused_groups.candidates(generator), caches.candidates)
+    group_candidates = {
+        r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
+    }
 
-    def every() -> channel_modes.SharedCandidates:
-        return channel_modes.shared(maker, {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions})
+    def generate() -> channel_modes.SharedCandidates:
+        return channel_modes.expand_candidates(
+            generator, {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
+        )
 
-    forms = maker.costs.together(every)
-    candidates = forms.candidates
-    refused = {r.name: maker.refusal(r) for r in graph.regions}
-    capable = [r for r in graph.regions if not refused[r.name]]
-    refused |= dict.fromkeys(caches.capable, "") | caches.refused
+    shared = generator.costs.batch_kernels(generate)
+    candidates = shared.candidates
+    unsupported = {r.name: generator.unsupported_reason(r) for r in graph.regions}
+    capable = [r for r in graph.regions if not unsupported[r.name]]
+    unsupported |= dict.fromkeys(caches.capable, "") | caches.unsupported_reasons
     table = CostTable(
         candidates=candidates,
-        refused={name: reason for name, reason in refused.items() if reason},
-        settle={r.name: maker.settle(r) for r in capable},
-        absorb={r.name: maker.absorb(r) for r in capable},
-        transforms=forms.transforms,
-        switch=switch(maker),
-        launched_ahead=maker.system.launched_ahead,
-        digest=_digest(graph, maker),
+        unsupported_reasons={name: reason for name, reason in unsupported.items() if reason},
+        epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
+        fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
+        transforms=shared.transforms,
+        switch=mode_switch_cost(generator),
+        overlaps_launches=generator.system.overlaps_launches,
+        digest=_digest(graph, generator),
     )
     check_covers(graph, table)
     return table
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def search(
     graph: RegionGraph,
     system: System,
     costs: Costs | None = None,
     goal: Goal | None = None,
-    given: RegionGraph | None = None,
-) -> Searched:
+    original: RegionGraph | None = None,
+) -> SearchResult:
     """Search the best plan: the best with PIM, or the whole network on the GPU with all memory channels.
 
     Parameters
@@ -258,35 +264,39 @@ def search(
         If no plan keeps to the bounds.
     """
     goal = goal or Goal()
-    maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
-    table = profile(graph, maker)
-    alone = gpu_alone(maker, goal)
-    gpu_only = alone.evaluation
+    generator = CandidateGenerator(graph, system, costs, goal.modes, goal.primitives)
+    table = profile(graph, generator)
+    baseline_plan = gpu_only_plan(generator, goal)
+    gpu_only = baseline_plan.evaluation
     if goal.objective == "memory":
-        alone = smallest_alone(maker, goal)
+        baseline_plan = smallest_gpu_only_plan(generator, goal)
     plans = PlanSearch(graph, table, system, goal)
-    best = plans.best()
-    mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
-    if mixed and plans.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
-        mixed = None
-    if not mixed and not plans.allows(alone):
-        raise infeasible_error([plans, alone_search(maker, goal)])
-    solution = mixed.solution if mixed else alone.solution
-    if best and not mixed:  # a mixed plan that was not searched may be better than the GPU alone
-        value = goal.rank(alone)[-1]
-        solution = replace(solution, value=value, bound=min(best.solution.bound, value))
-    return as_searched(maker, table, solution, gpu_only, plans, given)
+    best_plan = plans.best()
+    mixed_plan = (
+        best_plan
+        if best_plan and any(c.rewrite.mode != "GPU" for c in best_plan.solution.candidates)
+        else None
+    )
+    if mixed_plan and plans.allows(baseline_plan) and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
+        mixed_plan = None
+    if not mixed_plan and not plans.allows(baseline_plan):
+        raise infeasible_error([plans, gpu_only_search(generator, goal)])
+    solution = mixed_plan.solution if mixed_plan else baseline_plan.solution
+    if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
+        value = goal.rank(baseline_plan)[-1]
+        solution = replace(solution, value=value, bound=min(best_plan.solution.bound, value))
+    return to_search_result(generator, table, solution, gpu_only, plans, original)
 
 
-def as_searched(
-    maker: Candidates,
+def to_search_result(
+    generator: CandidateGenerator,
     table: CostTable,
     solution: Solution,
     gpu_only: Evaluation,
     plans: PlanSearch,
-    given: RegionGraph | None,
+    original: RegionGraph | None,
     bounded: bool = True,
-) -> Searched:
+) -> SearchResult:
     """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
 
     The plan gets a lower bound of the latency only if `bounded`, since that takes a search; else 0.
@@ -296,41 +306,43 @@ def as_searched(
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
-    graph, system = maker.graph, maker.system
+    graph, system = generator.graph, generator.system
     bound_ns = min(plans.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
-    return Searched(
+    return SearchResult(
         graph=graph,
         system=system,
-        maker=maker,
+        generator=generator,
         table=table,
         candidates=solution.candidates,
-        plan=_plan(maker, table, solution, gpu_only, given, bound_ns),
+        plan=_plan(generator, table, solution, gpu_only, original, bound_ns),
         evaluation=evaluate(graph, solution.candidates, table, system),
         gpu_only=gpu_only,
         goal=plans.goal,
-        given=given,
-        baseline=gpu_only if given is None else gpu_alone(maker.of(given), plans.goal).evaluation,
-        mixture=None if given is None else gpu_only,
+        original=original,
+        baseline=gpu_only
+        if original is None
+        else gpu_only_plan(generator.with_graph(original), plans.goal).evaluation,
+        mixture=None if original is None else gpu_only,
         gap=solution.gap if bounded else 0.0,
     )
 
 
 def _plan(
-    maker: Candidates,
+    generator: CandidateGenerator,
     table: CostTable,
     solution: Solution,
     gpu_only: Evaluation,
-    given: RegionGraph | None,
+    original: RegionGraph | None,
     bound_ns: float,
 ) -> Plan:
     """`solution` in the form of a plan file; `bound_ns` is a lower bound of the latency of all plans."""
-    graph, system = maker.graph, maker.system
-    mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
-    _check_capacity(maker, table, solution.candidates)
+    graph, system = generator.graph, generator.system
+    is_mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
+    _check_capacity(generator, table, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
-    which = "no mixed plan" if given is None else "no mixed plan of the changed network"
+    subject = "no mixed plan" if original is None else "no mixed plan of the changed network"
     placed_rows = sum(c.placed_rows for c in solution.candidates)
-    rows_left = system.pim.rows_to_use - placed_rows
+    free_rows = system.pim.usable_rows - placed_rows
     choices = tuple(
         Choice(
             region=candidate.covers[0],
@@ -339,7 +351,7 @@ def _plan(
             schedule=candidate.rewrite.schedule,
             axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, gpu_only, mixed, which, rows_left),
+            reason=reason(table, candidate, gpu_only, is_mixed, subject, free_rows),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
@@ -353,43 +365,56 @@ def _plan(
     )
     return Plan(
         model=graph.digest,
-        system=_digest(graph, maker),
-        gpu_channels=(mixed and system.gpu_channels) or system.gpu.memory_channels,
+        system=_digest(graph, generator),
+        gpu_channels=(is_mixed and system.gpu_channels) or system.gpu.memory_channels,
         choices=choices,
         latency_ns=evaluation.latency_ns,
         lower_bound_ns=bound_ns,
     )
 
 
-def tried(searched: Searched, candidates: tuple[Candidate, ...]) -> Searched:
+def with_candidates(search_result: SearchResult, candidates: tuple[Candidate, ...]) -> SearchResult:
     """`searched` with other candidates, which cover every region once, in order; `plan` is not updated."""
-    evaluation = evaluate(searched.graph, candidates, searched.table, searched.system)
-    return replace(searched, candidates=candidates, evaluation=evaluation)
+    evaluation = evaluate(search_result.graph, candidates, search_result.table, search_result.system)
+    return replace(search_result, candidates=candidates, evaluation=evaluation)
 
 
-def as_planned(found: Searched) -> Searched:
+def with_plan(search_result: SearchResult) -> SearchResult:
     """The result of `tried` with `plan` updated; raises `InfeasibleError` as `as_searched` does."""
-    solution = unsearched(found.candidates, found.evaluation)
-    plan = _plan(found.maker, found.table, solution, found.gpu_only, found.given, found.plan.lower_bound_ns)
-    return replace(found, plan=plan)
+    solution = to_solution(search_result.candidates, search_result.evaluation)
+    plan = _plan(
+        search_result.generator,
+        search_result.table,
+        solution,
+        search_result.gpu_only,
+        search_result.original,
+        search_result.plan.lower_bound_ns,
+    )
+    return replace(search_result, plan=plan)
 
 
-def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candidate, ...]) -> None:
-    system, what, levers = maker.system, "weights", ["a plan with fewer PIM regions (--plan)"]
-    row_of_all_bytes = row_bytes(system) * system.pim_channels
-    held = {maker.graph.region(c.covers[-1]): c.placed_rows for c in candidates if cached.is_cached(c)}
-    if held:
-        token_bytes = sum(rows * row_of_all_bytes / each.attends.keys for each, rows in held.items())
-        what = f"weights and caches ({token_bytes:.0f} bytes a token)"
+def _check_capacity(
+    generator: CandidateGenerator, table: CostTable, candidates: tuple[Candidate, ...]
+) -> None:
+    system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
+    device_row_bytes = row_bytes(system) * system.pim_channels
+    cache_rows = {
+        generator.graph.region(c.covers[-1]): c.placed_rows for c in candidates if cached.is_cached(c)
+    }
+    if cache_rows:
+        token_bytes = sum(
+            rows * device_row_bytes / region.attention_layer.keys for region, rows in cache_rows.items()
+        )
+        subject = f"weights and caches ({token_bytes:.0f} bytes a token)"
         levers += ["fewer tokens (--context)", "a smaller batch"]
-    what += " on the PIM channels"
+    subject += " on the PIM channels"
     if any(map(uses_plain_memory, candidates)):
-        what += ", beside what they hold as plain memory,"
-    rows = rows_taken(system, PlanMemory(maker.graph, system.dtype, table), candidates)
-    check_rows(what, rows, system.pim, *levers)
+        subject += ", beside what they hold as plain memory,"
+    rows = bank_rows(system, PlanMemory(generator.graph, system.dtype, table), candidates)
+    check_rows(subject, rows, system.pim, *levers)
 
 
-def _digest(graph: RegionGraph, maker: Candidates) -> str:
+def _digest(graph: RegionGraph, generator: CandidateGenerator) -> str:
     return hashlib.sha256(
-        f"{graph.digest} {maker.system.identity} {maker.costs.profilers} {COST_MODEL}".encode()
+        f"{graph.digest} {generator.system.identity} {generator.costs.profilers} {COST_MODEL}".encode()
     ).hexdigest()[:16]

@@ -11,22 +11,22 @@ from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
-from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.candidates.tilings import Tiled
+from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.tilings import TiledGroup
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.forms import Forms
+from pimflow.placement.forms import DecompositionAlternatives
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.steps import check_covers, reads
+from pimflow.placement.solvers.steps import candidate_inputs, check_covers
 
 # Longest pipeline. Mixtures in which so many neighbours have all combinations of two alternatives contain,
 # together, every pipeline of every mixture of these two.
-NEIGHBOURS = max(pipelines.LENGTHS)
+MAX_NEIGHBOURS = max(pipelines.RUN_LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class DecompositionChoice:
     """The layers to decompose, and the figures behind that choice.
 
     Attributes
@@ -45,10 +45,12 @@ class Chosen:
     layers: dict[str, int]
     best: EvaluatedPlan
     on_gpu: EvaluatedPlan | None
-    alone_ns: dict[str, tuple[float, float]]
+    standalone_ns: dict[str, tuple[float, float]]
 
 
-def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
+def choose(
+    alternatives: DecompositionAlternatives, system: System, costs: Costs, goal: Goal
+) -> DecompositionChoice:
     """The alternatives of all layers with the best plan; layers that are not free are all or none chains.
 
     For free layers the choice is exact, with these exceptions: L2 rereads of partial sums (`Chosen.best`)
@@ -60,19 +62,22 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     InfeasibleError
         If no plan keeps to the bounds of `goal`.
     """
-    first = dict.fromkeys(forms.free, 0)
-    tries: list[dict[str, int]] = [
-        {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))
+    first_rule = dict.fromkeys(alternatives.independent_layers, 0)
+    dependent_rules: list[dict[str, int]] = [
+        {**first_rule, **dict.fromkeys(alternatives.dependent_layers, rule)}
+        for rule in range(len(alternatives.decomposed))
     ]
     tables = [
-        AllForms(forms, chosen, system, costs, goal)
-        for chosen in ([first, *tries] if forms.bound else tries[:1])
+        AlternativeCandidates(alternatives, chosen, system, costs, goal)
+        for chosen in (
+            [first_rule, *dependent_rules] if alternatives.dependent_layers else dependent_rules[:1]
+        )
     ]
     results = [result for table in tables if (result := table.best())]
     if not results:
-        raise tables[0].unreachable()
+        raise tables[0].infeasible_error()
     best = min(results, key=lambda chosen: goal.rank(chosen.best))
-    on_gpu = [each.on_gpu for each in results if each.on_gpu]
+    on_gpu = [choice.on_gpu for choice in results if choice.on_gpu]
     return replace(best, on_gpu=min(on_gpu, key=goal.rank, default=None))
 
 
@@ -88,8 +93,8 @@ class _Mixture:
         By decomposed layer, the number of its rule.
     """
 
-    maker: Candidates
-    chosen: Mapping[str, int]
+    generator: CandidateGenerator
+    rules: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,268 +102,353 @@ class _Group:
     """A group of regions in tiles, and the mixture that it belongs to."""
 
     mixture: _Mixture
-    tiled: Tiled
+    tiled: TiledGroup
 
 
-class AllForms:
+class AlternativeCandidates:
     """The candidates of all alternatives of the free layers, with the other layers as `chosen` says."""
 
-    def __init__(self, forms: Forms, chosen: Mapping[str, int], system: System, costs: Costs, goal: Goal):
-        self.forms, self.chosen, self.system, self.costs, self.goal = forms, chosen, system, costs, goal
-        self.graph = forms.mixture(chosen)
-        self.layer_of = {name: layer for layer in forms.free for name in forms.chains[layer]}
-        self.done: dict[tuple[str, str], dict[str, int | None]] = {}
-        maker = Candidates(self.graph, system, costs, goal.modes, goal.primitives)
-        self.again: dict[str, float] = {}
-        self.again = self._most_again(_Mixture(maker=maker, chosen=chosen))
-        own = _Mixture(maker=maker.of(self.graph, self.again), chosen=chosen)
-        table = profile(self.graph, own.maker)
-        self.uniform = [own, *(self._uniform(own, rule) for rule in range(1, len(forms.decomposed)))]
-        plain = self._of(own, dict.fromkeys(forms.free))
-        plain.maker.prepare()
-        candidates_of: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
-        self._add(candidates_of, own, itertools.chain(*table.candidates.values()))
-        settle, absorb = dict(table.settle), dict(table.absorb)
-        for mixture in self.uniform[1:]:
-            other = profile(mixture.maker.graph, mixture.maker)
-            self._add(candidates_of, mixture, itertools.chain(*other.candidates.values()))
-            settle |= self._between_links(mixture, other.settle)
-            absorb |= self._between_links(mixture, other.absorb)
-        self._add(candidates_of, plain, self._alone(plain, self._in_mixed_plan(plain.maker)))
-        groups = list(self._groups(own))
-        for mixture, found in self._pipelines(own):
-            self._add(candidates_of, mixture, found)
-        self._fuse(candidates_of, groups, 0)
-        self.table = _with(replace(table, settle=settle, absorb=absorb), candidates_of)
+    def __init__(
+        self,
+        alternatives: DecompositionAlternatives,
+        rules: Mapping[str, int],
+        system: System,
+        costs: Costs,
+        goal: Goal,
+    ):
+        self.alternatives, self.rules, self.system, self.costs, self.goal = (
+            alternatives,
+            rules,
+            system,
+            costs,
+            goal,
+        )
+        self.graph = alternatives.mixture(rules)
+        self.layer_by_region = {
+            name: layer for layer in alternatives.independent_layers for name in alternatives.chains[layer]
+        }
+        self.rules_by_candidate: dict[tuple[str, str], dict[str, int | None]] = {}
+        generator = CandidateGenerator(self.graph, system, costs, goal.modes, goal.primitives)
+        self.min_l2_rereads: dict[str, float] = {}
+        self.min_l2_rereads = self._max_l2_rereads(_Mixture(generator=generator, rules=rules))
+        base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
+        table = profile(self.graph, base.generator)
+        self.uniform_mixtures = [
+            base,
+            *(self._uniform_mixture(base, rule) for rule in range(1, len(alternatives.decomposed))),
+        ]
+        original = self._with_rules(base, dict.fromkeys(alternatives.independent_layers))
+        original.generator.prepare()
+        by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
+        self._add(by_region, base, itertools.chain(*table.candidates.values()))
+        epilogue_costs, fused_epilogue_costs = dict(table.epilogue_cost), dict(table.fused_epilogue_cost)
+        for mixture in self.uniform_mixtures[1:]:
+            rule_table = profile(mixture.generator.graph, mixture.generator)
+            self._add(by_region, mixture, itertools.chain(*rule_table.candidates.values()))
+            epilogue_costs |= self._link_costs(mixture, rule_table.epilogue_cost)
+            fused_epilogue_costs |= self._link_costs(mixture, rule_table.fused_epilogue_cost)
+        self._add(
+            by_region,
+            original,
+            self._original_candidates(original, self._mixed_plan_generator(original.generator)),
+        )
+        groups = list(self._groups(base))
+        for mixture, pipeline_candidates in self._pipelines(base):
+            self._add(by_region, mixture, pipeline_candidates)
+        self._fuse(by_region, groups, 0)
+        self.table = _with_candidates(
+            replace(table, epilogue_cost=epilogue_costs, fused_epilogue_cost=fused_epilogue_costs), by_region
+        )
         check_covers(self.graph, self.table)
         self.plans = PlanSearch(self.graph, self.table, system, goal)
-        alone = _with(table, self._on_gpu(plain, groups))
-        self.alone = PlanSearch(self.graph, alone, system, goal)
+        gpu_only_table = _with_candidates(table, self._gpu_only_candidates(original, groups))
+        self.gpu_only_plans = PlanSearch(self.graph, gpu_only_table, system, goal)
 
-    def _of(self, own: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
+    def _with_rules(self, base: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
         """The mixture `own` with other rules for some of the free layers; None for the original layer."""
-        forms = {layer: changes.get(layer, rule) for layer, rule in own.chosen.items()}
-        chosen = {
-            layer: self.forms.distinct[layer][rule] if layer in self.forms.distinct else rule
-            for layer, rule in forms.items()
+        rules = {layer: changes.get(layer, rule) for layer, rule in base.rules.items()}
+        distinct_rules = {
+            layer: self.alternatives.distinct_rules[layer][rule]
+            if layer in self.alternatives.distinct_rules
+            else rule
+            for layer, rule in rules.items()
             if rule is not None
         }
-        return _Mixture(maker=own.maker.of(self.forms.mixture(chosen), self.again), chosen=chosen)
+        return _Mixture(
+            generator=base.generator.with_graph(
+                self.alternatives.mixture(distinct_rules), self.min_l2_rereads
+            ),
+            rules=distinct_rules,
+        )
 
-    def _most_again(self, own: _Mixture) -> dict[str, float]:
+    def _max_l2_rereads(self, base: _Mixture) -> dict[str, float]:
         """By region, the maximum of `Candidates.reads_again` over the alternatives of its consumer."""
-        found: dict[str, float] = {}
-        for rule in (None, *range(len(self.forms.decomposed))):
-            maker = self._of(own, dict.fromkeys(self.forms.free, rule)).maker
-            for region in maker.graph.regions:
-                found[region.name] = max(found.get(region.name, 0.0), maker.reads_again(region))
-        return found
+        l2_rereads: dict[str, float] = {}
+        for rule in (None, *range(len(self.alternatives.decomposed))):
+            generator = self._with_rules(
+                base, dict.fromkeys(self.alternatives.independent_layers, rule)
+            ).generator
+            for region in generator.graph.regions:
+                l2_rereads[region.name] = max(l2_rereads.get(region.name, 0.0), generator.l2_rereads(region))
+        return l2_rereads
 
-    def _uniform(self, own: _Mixture, rule: int) -> _Mixture:
-        return self._of(own, dict.fromkeys(self.forms.free, rule))
+    def _uniform_mixture(self, base: _Mixture, rule: int) -> _Mixture:
+        return self._with_rules(base, dict.fromkeys(self.alternatives.independent_layers, rule))
 
-    def _between_links(self, mixture: _Mixture, edges: Mapping[str, EdgeCost]) -> dict[str, EdgeCost]:
+    def _link_costs(self, mixture: _Mixture, edges: Mapping[str, EdgeCost]) -> dict[str, EdgeCost]:
         """Costs of deferred epilogues between two links of a chain, which differ by rule."""
         return {
-            f"{name} {self._rule(layer, mixture)}": edges[name]
-            for name, layer in self.layer_of.items()
-            if name in edges and name != self.forms.chains[layer][-1]
+            f"{name} {self._rule_name(layer, mixture)}": edges[name]
+            for name, layer in self.layer_by_region.items()
+            if name in edges and name != self.alternatives.chains[layer][-1]
         }
 
-    def _rule(self, layer: str, mixture: _Mixture) -> str:
-        return self.forms.rules[mixture.chosen[layer]]
+    def _rule_name(self, layer: str, mixture: _Mixture) -> str:
+        return self.alternatives.rules[mixture.rules[layer]]
 
-    def _alone(self, plain: _Mixture, every: Callable[[Region], Sequence[Candidate]]) -> Iterator[Candidate]:
+    def _original_candidates(
+        self, original: _Mixture, generate: Callable[[Region], Sequence[Candidate]]
+    ) -> Iterator[Candidate]:
         """Candidates of the original free layers, one by one."""
-        for layer in self.forms.free:
-            for candidate in every(plain.maker.graph.region(layer)):
-                expanded = replace(candidate, covers=self.forms.chains[layer])
-                form = replace(plain.maker.graph.region(layer), inputs=reads(self.graph, expanded))
-                yield replace(candidate, original=form)
+        for layer in self.alternatives.independent_layers:
+            for candidate in generate(original.generator.graph.region(layer)):
+                expanded = replace(candidate, covers=self.alternatives.chains[layer])
+                original_region = replace(
+                    original.generator.graph.region(layer), inputs=candidate_inputs(self.graph, expanded)
+                )
+                yield replace(candidate, original=original_region)
 
     @staticmethod
-    def _in_mixed_plan(maker: Candidates) -> Callable[[Region], list[Candidate]]:
-        return lambda region: channel_modes.in_forms(maker, maker.all(region))
+    def _mixed_plan_generator(generator: CandidateGenerator) -> Callable[[Region], list[Candidate]]:
+        return lambda region: channel_modes.channel_variants(generator, generator.candidates(region))
 
     def _add(
         self, by_region: dict[str, list[Candidate]], mixture: _Mixture, candidates: Iterable[Candidate]
     ) -> None:
         """Add the candidates of a mixture as candidates of `graph`, without duplicates."""
         for candidate in candidates:
-            if candidate.leaves_open or candidate.goes_on_with:  # through the L2; here rules use these fields
+            if (
+                candidate.leaves_open or candidate.requires_open
+            ):  # through the L2; here rules use these fields
                 continue
-            made, forms = self._placed(mixture, candidate)
-            key = (made.covers[0], made.name)
-            if all(made.name != other.name for other in by_region[made.covers[0]]):
-                self.done[key] = forms
-                by_region[made.covers[0]].append(made)
+            graph_candidate, rules = self._to_graph_candidate(mixture, candidate)
+            key = (graph_candidate.covers[0], graph_candidate.name)
+            if all(
+                graph_candidate.name != existing.name for existing in by_region[graph_candidate.covers[0]]
+            ):
+                self.rules_by_candidate[key] = rules
+                by_region[graph_candidate.covers[0]].append(graph_candidate)
 
-    def _placed(self, mixture: _Mixture, candidate: Candidate) -> tuple[Candidate, dict[str, int | None]]:
+    def _to_graph_candidate(
+        self, mixture: _Mixture, candidate: Candidate
+    ) -> tuple[Candidate, dict[str, int | None]]:
         """A candidate of a mixture as one of `graph`, and the rules of the free layers that it does."""
-        forms: dict[str, int | None] = {}
+        rules: dict[str, int | None] = {}
         covers: list[str] = []
         for name in candidate.covers:
-            layer = self.layer_of.get(name, name)
-            if layer in self.forms.free:
-                forms[layer] = mixture.chosen.get(layer)
-            covers += self.forms.chains[name] if name in self.forms.free else (name,)
-        first, last = (self.layer_of.get(covers[at], "") for at in (0, -1))
-        several = len(self.forms.rules) > 1
-        opens = several and last and covers[-1] != self.forms.chains[last][-1]
-        goes_on = several and first and covers[0] != self.forms.chains[first][0]
-        said = [
-            f"{layer} as it came" if rule is None else f"{layer} {self.forms.rules[rule]}"
-            for layer, rule in forms.items()
-            if rule is None or several
-        ]
-        begun = [
-            (layer, rule)
-            for layer, rule in {**mixture.chosen, **forms}.items()
-            if rule is not None and self.forms.chains[layer][0] in candidate.covers
-        ]
-        changed = any(rule not in (None, self.chosen[layer]) for layer, rule in forms.items())
-        made = replace(
-            candidate,
-            name=f"{candidate.name} ({', '.join(said)})" if said else candidate.name,
-            covers=tuple(covers),
-            error=sum(self.forms.errors[layer][rule] for layer, rule in begun if layer in self.forms.errors),
-            goes_on_with=self._rule(first, mixture) if goes_on else "",
-            leaves_open=self._rule(last, mixture) if opens else "",
-            regions=tuple(map(mixture.maker.graph.region, candidate.covers)) if changed else (),
+            layer = self.layer_by_region.get(name, name)
+            if layer in self.alternatives.independent_layers:
+                rules[layer] = mixture.rules.get(layer)
+            covers += (
+                self.alternatives.chains[name] if name in self.alternatives.independent_layers else (name,)
+            )
+        first_layer, last_layer = (self.layer_by_region.get(covers[end], "") for end in (0, -1))
+        has_several_rules = len(self.alternatives.rules) > 1
+        leaves_chain_open = (
+            has_several_rules and last_layer and covers[-1] != self.alternatives.chains[last_layer][-1]
         )
-        return made, forms
+        continues_chain = (
+            has_several_rules and first_layer and covers[0] != self.alternatives.chains[first_layer][0]
+        )
+        labels = [
+            f"{layer} as it came" if rule is None else f"{layer} {self.alternatives.rules[rule]}"
+            for layer, rule in rules.items()
+            if rule is None or has_several_rules
+        ]
+        begun_layers = [
+            (layer, rule)
+            for layer, rule in {**mixture.rules, **rules}.items()
+            if rule is not None and self.alternatives.chains[layer][0] in candidate.covers
+        ]
+        is_changed = any(rule not in (None, self.rules[layer]) for layer, rule in rules.items())
+        graph_candidate = replace(
+            candidate,
+            name=f"{candidate.name} ({', '.join(labels)})" if labels else candidate.name,
+            covers=tuple(covers),
+            error=sum(
+                self.alternatives.errors[layer][rule]
+                for layer, rule in begun_layers
+                if layer in self.alternatives.errors
+            ),
+            requires_open=self._rule_name(first_layer, mixture) if continues_chain else "",
+            leaves_open=self._rule_name(last_layer, mixture) if leaves_chain_open else "",
+            regions=tuple(map(mixture.generator.graph.region, candidate.covers)) if is_changed else (),
+        )
+        return graph_candidate, rules
 
-    def _mixtures(self, own: _Mixture) -> Iterator[_Mixture]:
+    def _mixtures(self, base: _Mixture) -> Iterator[_Mixture]:
         """Mixtures that contain, together, all runs of regions that are considered.
 
         For each rule, all combinations of decomposed and original layers among `NEIGHBOURS` layers; and any
         two rules in alternation. Further layers repeat these patterns.
         """
-        free, rules = self.forms.free, range(len(self.forms.rules))
+        layers, rules = self.alternatives.independent_layers, range(len(self.alternatives.rules))
         for rule in rules:
-            for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
-                given = {layer: None for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1}
-                yield self._of(own, {**dict.fromkeys(free, rule), **given})
+            for pattern in range(1, 2 ** min(MAX_NEIGHBOURS, len(layers))):
+                original_layers = {
+                    layer: None
+                    for position, layer in enumerate(layers)
+                    if pattern >> position % MAX_NEIGHBOURS & 1
+                }
+                yield self._with_rules(base, {**dict.fromkeys(layers, rule), **original_layers})
         for pair in itertools.permutations(rules, 2):
-            yield self._of(own, {layer: pair[i % 2] for i, layer in enumerate(free)})
+            yield self._with_rules(base, {layer: pair[position % 2] for position, layer in enumerate(layers)})
 
-    def _new(self, mixture: _Mixture, seen: set[object]) -> Callable[[tuple[str, ...]], bool]:
+    def _new_run_filter(self, mixture: _Mixture, seen: set[object]) -> Callable[[tuple[str, ...]], bool]:
         """A predicate of region names: whether they mix rules or have original layers, and were not seen."""
 
-        def new(names: tuple[str, ...]) -> bool:
+        def is_new_run(names: tuple[str, ...]) -> bool:
             """Whether to consider these regions; they are not new the next time."""
-            layers = [self.layer_of.get(name, name) for name in names]
-            forms = [mixture.chosen.get(layer) for layer in layers if layer in self.forms.distinct]
-            key = (names, *forms)
-            is_new = (None in forms or len(set(forms)) > 1) and key not in seen
+            layers = [self.layer_by_region.get(name, name) for name in names]
+            rules = [
+                mixture.rules.get(layer) for layer in layers if layer in self.alternatives.distinct_rules
+            ]
+            key = (names, *rules)
+            is_new = (None in rules or len(set(rules)) > 1) and key not in seen
             seen.update([key] if is_new else [])
             return is_new
 
-        return new
+        return is_new_run
 
-    def _pipelines(self, own: _Mixture) -> Iterator[tuple[_Mixture, list[Candidate]]]:
+    def _pipelines(self, base: _Mixture) -> Iterator[tuple[_Mixture, list[Candidate]]]:
         """Pipelines that mix rules or have original layers.
 
         Their regions were timed for all alternatives. A run is the same in all mixtures that contain it.
         """
-        if "PIPELINE" not in self.goal.modes or not self.system.views:
+        if "PIPELINE" not in self.goal.modes or not self.system.uses_views:
             return
         seen = set[object]()
-        for mixture in self._mixtures(own):
-            found = pipelines.candidates(mixture.maker, self._new(mixture, seen))
-            yield mixture, channel_modes.in_forms(mixture.maker, itertools.chain(*found.values()))
+        for mixture in self._mixtures(base):
+            by_region = pipelines.candidates(mixture.generator, self._new_run_filter(mixture, seen))
+            yield (
+                mixture,
+                channel_modes.channel_variants(mixture.generator, itertools.chain(*by_region.values())),
+            )
 
-    def _groups(self, own: _Mixture) -> Iterator[_Group]:
+    def _groups(self, base: _Mixture) -> Iterator[_Group]:
         """Groups in tiles that mix rules or have original layers."""
         if not self.graph.fusible:
             return
-        seen = {channels: set[object]() for channels in fused_groups.channel_counts(own.maker)}
-        for mixture in self._mixtures(own):
-            groups: dict[Tiled, None] = {}
-            for channels, known in seen.items():
-                tilings = mixture.maker.tilings
-                groups |= dict.fromkeys(tilings.search(channels, self._new(mixture, known)))
-            for each in groups:
-                yield _Group(mixture=mixture, tiled=each)
+        seen = {channels: set[object]() for channels in fused_groups.channel_counts(base.generator)}
+        for mixture in self._mixtures(base):
+            groups: dict[TiledGroup, None] = {}
+            for channels, seen_runs in seen.items():
+                tilings = mixture.generator.tilings
+                groups |= dict.fromkeys(tilings.search(channels, self._new_run_filter(mixture, seen_runs)))
+            for tiled_group in groups:
+                yield _Group(mixture=mixture, tiled=tiled_group)
 
     def _fuse(self, by_region: dict[str, list[Candidate]], groups: Sequence[_Group], channels: int) -> None:
         """Add the candidates of `groups` with `channels` memory channels; 0: those of a mixed plan."""
 
-        def each() -> list[tuple[_Mixture, Candidate]]:
+        def generate() -> list[tuple[_Mixture, Candidate]]:
             """Generate the candidates of the groups, each with its mixture."""
-            made = [
-                (m, fused_groups.make(m.maker, tiled.covers, channels or None, tiled.tiling))
-                for m, tiled in ((x.mixture, x.tiled) for x in groups)
+            group_candidates = [
+                (mixture, fused_groups.make(mixture.generator, tiled.covers, channels or None, tiled.tiling))
+                for mixture, tiled in ((group.mixture, group.tiled) for group in groups)
             ]
             if channels:
-                return made
-            return [(m, form) for m, c in made for form in channel_modes.in_forms(m.maker, [c])]
+                return group_candidates
+            return [
+                (mixture, variant)
+                for mixture, group_candidate in group_candidates
+                for variant in channel_modes.channel_variants(mixture.generator, [group_candidate])
+            ]
 
-        for mixture, candidate in self.costs.together(each):
+        for mixture, candidate in self.costs.batch_kernels(generate):
             self._add(by_region, mixture, [candidate])
 
-    def _on_gpu(self, plain: _Mixture, groups: Sequence[_Group]) -> Mapping[str, list[Candidate]]:
+    def _gpu_only_candidates(
+        self, original: _Mixture, groups: Sequence[_Group]
+    ) -> Mapping[str, list[Candidate]]:
         """By region, the GPU candidates with all memory channels."""
         channels = self.system.gpu.memory_channels
         by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
-        for mixture in self.uniform:
-            every = fused_groups.every_on_gpu(mixture.maker, channels)
-            self._add(by_region, mixture, itertools.chain(*every.values()))
+        for mixture in self.uniform_mixtures:
+            candidates = fused_groups.gpu_candidates(mixture.generator, channels)
+            self._add(by_region, mixture, itertools.chain(*candidates.values()))
         self._fuse(by_region, groups, channels)
-        self._add(by_region, plain, self._alone(plain, lambda each: plain.maker.on_gpu(each, channels)))
+        self._add(
+            by_region,
+            original,
+            self._original_candidates(
+                original, lambda layer: original.generator.gpu_candidates(layer, channels)
+            ),
+        )
         return by_region
 
-    def best(self) -> Chosen | None:
+    def best(self) -> DecompositionChoice | None:
         """The best choice; None if no plan keeps to the bounds."""
-        mixed, alone = self.plans.best(), self.alone.best()
-        if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
-            mixed = None  # with all channels such a plan is faster
-        plans = [each for each in (alone, mixed) if each]
+        mixed_plan, gpu_only_plan = self.plans.best(), self.gpu_only_plans.best()
+        if mixed_plan and all(c.rewrite.mode == "GPU" for c in mixed_plan.solution.candidates):
+            mixed_plan = None  # with all channels such a plan is faster
+        plans = [plan for plan in (gpu_only_plan, mixed_plan) if plan]
         if not plans:
             return None
         best = min(plans, key=self.goal.rank)
-        chosen: dict[str, int | None] = dict(self.chosen)
+        rules: dict[str, int | None] = dict(self.rules)
         for candidate in best.solution.candidates:
-            chosen |= self.done[candidate.covers[0], candidate.name]
-        layers = {layer: chosen[layer] for layer in self.forms.chains if chosen.get(layer) is not None}
-        return Chosen(layers=layers, best=best, on_gpu=alone, alone_ns=self._alone_ns())
+            rules |= self.rules_by_candidate[candidate.covers[0], candidate.name]
+        layers = {layer: rules[layer] for layer in self.alternatives.chains if rules.get(layer) is not None}
+        return DecompositionChoice(
+            layers=layers, best=best, on_gpu=gpu_only_plan, standalone_ns=self._standalone_ns()
+        )
 
-    def unreachable(self) -> Exception:
+    def infeasible_error(self) -> Exception:
         """The error if no plan keeps to the bounds."""
-        return infeasible_error([self.plans, self.alone])
+        return infeasible_error([self.plans, self.gpu_only_plans])
 
-    def _alone_ns(self) -> dict[str, tuple[float, float]]:
+    def _standalone_ns(self) -> dict[str, tuple[float, float]]:
         times_ns, table = {}, self.table
-        chained = {
-            name: [c for c in candidates if None not in self.done[name, c.name].values()]
+        chain_candidates = {
+            name: [c for c in candidates if None not in self.rules_by_candidate[name, c.name].values()]
             for name, candidates in table.candidates.items()
         }
-        chains = _with(table, chained)
-        for layer in self.forms.free:
-            covers = self.forms.chains[layer]
-            alone = PlanSearch(*_cut_out(self.graph, chains, covers), self.system, Goal())
-            given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
+        chain_table = _with_candidates(table, chain_candidates)
+        for layer in self.alternatives.independent_layers:
+            covers = self.alternatives.chains[layer]
+            chain_search = PlanSearch(*_subnetwork(self.graph, chain_table, covers), self.system, Goal())
+            original_candidates = [
+                c for c in table.candidates[covers[0]] if c.original and c.covers == covers
+            ]
             times_ns[layer] = (
-                min(Cost.of(c).latency_ns for c in given),
-                alone.latency_bound_ns,
+                min(Cost.from_candidate(c).latency_ns for c in original_candidates),
+                chain_search.latency_bound_ns,
             )
         return times_ns
 
 
-def _cut_out(graph: RegionGraph, table: CostTable, covers: tuple[str, ...]) -> tuple[RegionGraph, CostTable]:
+def _subnetwork(
+    graph: RegionGraph, table: CostTable, covers: tuple[str, ...]
+) -> tuple[RegionGraph, CostTable]:
     """Some regions as a network of their own, with the candidates that cover only these."""
 
-    def renamed(name: str) -> str:
+    def input_name(name: str) -> str:
         return name if name in covers else f"%{name}"
 
     regions = tuple(
-        replace(graph.region(name), inputs=tuple(map(renamed, graph.region(name).inputs))) for name in covers
+        replace(graph.region(name), inputs=tuple(map(input_name, graph.region(name).inputs)))
+        for name in covers
     )
-    inside = set(covers)
-    candidates = {name: [c for c in table.candidates[name] if inside.issuperset(c.covers)] for name in covers}
-    return RegionGraph(name=graph.name, regions=regions, outputs=covers[-1:]), _with(table, candidates)
+    covered = set(covers)
+    candidates = {
+        name: [c for c in table.candidates[name] if covered.issuperset(c.covers)] for name in covers
+    }
+    return RegionGraph(name=graph.name, regions=regions, outputs=covers[-1:]), _with_candidates(
+        table, candidates
+    )
 
 
-def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
+def _with_candidates(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
     """`table` with other candidates."""
     return replace(table, candidates={name: tuple(c) for name, c in candidates.items()})

@@ -11,7 +11,7 @@ from pimflow.core.region import Region, RegionGraph
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forms:
+class DecompositionAlternatives:
     """The alternatives of a network: the original, and with all layers decomposed by each of some rules.
 
     Attributes
@@ -28,25 +28,28 @@ class Forms:
         By layer, the error of its chain by each rule (`Candidate.error`); 0 for layers that are left out.
     """
 
-    given: RegionGraph
+    original: RegionGraph
     decomposed: tuple[RegionGraph, ...]
     chains: dict[str, tuple[str, ...]]
     rules: tuple[str, ...] = ("",)
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @functools.cached_property
-    def distinct(self) -> dict[str, tuple[int, ...]]:
+    def distinct_rules(self) -> dict[str, tuple[int, ...]]:
         """By free layer and rule, the first rule with the same chain."""
         shapes = {
             layer: [
                 tuple(graph.region(name).geometry for name in self.chains[layer]) for graph in self.decomposed
             ]
-            for layer in self.free
+            for layer in self.independent_layers
         }
-        return {layer: tuple(each.index(shape) for shape in each) for layer, each in shapes.items()}
+        return {
+            layer: tuple(layer_shapes.index(shape) for shape in layer_shapes)
+            for layer, layer_shapes in shapes.items()
+        }
 
     @functools.cached_property
-    def free(self) -> tuple[str, ...]:
+    def independent_layers(self) -> tuple[str, ...]:
         """Layers that can be replaced by their chains without a change to any other region.
 
         If a layer stores a tensor for others, such as a concatenation, its ``fconv`` stores it instead.
@@ -54,124 +57,132 @@ class Forms:
         return tuple(
             layer
             for layer in self.chains
-            if all(self._exchangeable(layer, graph) for graph in self.decomposed)
+            if all(self._is_exchangeable(layer, graph) for graph in self.decomposed)
         )
 
     @property
-    def bound(self) -> tuple[str, ...]:
+    def dependent_layers(self) -> tuple[str, ...]:
         """Decomposed layers that are not `free`: all of them have the same rule, or all are original."""
-        return tuple(layer for layer in self.chains if layer not in self.free)
+        return tuple(layer for layer in self.chains if layer not in self.independent_layers)
 
-    def _exchangeable(self, layer: str, graph: RegionGraph) -> bool:
-        chain, known = self.chains[layer], {region.name for region in graph.regions}
-        if layer not in {region.name for region in self.given.regions} or not known.issuperset(chain):
+    def _is_exchangeable(self, layer: str, graph: RegionGraph) -> bool:
+        chain, region_names = self.chains[layer], {region.name for region in graph.regions}
+        if layer not in {region.name for region in self.original.regions} or not region_names.issuperset(
+            chain
+        ):
             return False
-        links, whole = [graph.region(name) for name in chain], self.given.region(layer)
+        links, original_layer = [graph.region(name) for name in chain], self.original.region(layer)
         order = [region.name for region in graph.regions]
         begin = order.index(chain[0])
-        in_a_row = tuple(order[begin : begin + len(chain)]) == chain and all(
-            after.first_result == before.name
-            and graph.consumers[before.name] == (after.name,)
-            and before.name not in graph.outputs
-            for before, after in itertools.pairwise(links)
+        is_chain = tuple(order[begin : begin + len(chain)]) == chain and all(
+            consumer.first_result_input == producer.name
+            and graph.consumers[producer.name] == (consumer.name,)
+            and producer.name not in graph.outputs
+            for producer, consumer in itertools.pairwise(links)
         )
         first, last = links[0], links[-1]
         operands = [
-            (self._given_name(name), *rest)
+            (self._original_name(name), *rest)
             for link in links
             for name, *rest in _operands(link)
             if name not in chain
         ]
         return (
-            in_a_row
-            and operands == _operands(whole)
-            and self._alike(graph.consumers[last.name], self.given.consumers[layer])
-            and self._alike(_kept_readers(graph, first.name), _kept_readers(self.given, layer))
-            and layer not in self.given.kept_outputs
-            and (first.prologue, first.operands) == (whole.prologue, whole.operands)
-            and first.kept_elements == whole.kept_elements
+            is_chain
+            and operands == _operands(original_layer)
+            and self._is_equivalent(graph.consumers[last.name], self.original.consumers[layer])
+            and self._is_equivalent(
+                _side_result_readers(graph, first.name), _side_result_readers(self.original, layer)
+            )
+            and layer not in self.original.kept_outputs
+            and (first.prologue, first.operands) == (original_layer.prologue, original_layer.operands)
+            and first.kept_elements == original_layer.kept_elements
             and not any(link.kept_elements for link in links[1:])
-            and _left_undone(last) == _left_undone(whole)
+            and _epilogue_properties(last) == _epilogue_properties(original_layer)
         )
 
-    def _alike(self, decomposed: Sequence[str], given: Sequence[str]) -> bool:
+    def _is_equivalent(self, decomposed: Sequence[str], original: Sequence[str]) -> bool:
         """Whether regions of a decomposed and of the original graph do the same."""
-        return [self._given_name(name) for name in decomposed] == list(given)
+        return [self._original_name(name) for name in decomposed] == list(original)
 
-    def _given_name(self, name: str) -> str:
+    def _original_name(self, name: str) -> str:
         """The region of `given` that does what region `name` of `decomposed` is part of."""
-        return self._layer_of.get(name, name)
+        return self._layer_by_region.get(name, name)
 
     @functools.cached_property
-    def _layer_of(self) -> dict[str, str]:
+    def _layer_by_region(self) -> dict[str, str]:
         return {name: layer for layer, chain in self.chains.items() for name in chain}
 
-    def mixture(self, chosen: Mapping[str, int]) -> RegionGraph:
+    def mixture(self, rules: Mapping[str, int]) -> RegionGraph:
         """The network with the layers `chosen` decomposed, each by the rule of that number.
 
         All other layers are original. The `bound` layers must all have the same rule, or all be original.
         """
-        uniform = {chosen.get(layer) for layer in self.chains}
+        uniform = {rules.get(layer) for layer in self.chains}
         if len(uniform) == 1:
-            return self._in_form(uniform.pop())
-        whole = chosen.get(self.bound[0]) if self.bound else 0
-        base = self._in_form(whole)
+            return self._uniform_graph(uniform.pop())
+        base_rule = rules.get(self.dependent_layers[0]) if self.dependent_layers else 0
+        base = self._uniform_graph(base_rule)
         # From the region of `base` that stores a layer's result, or a tensor beside it, to the mixture's.
-        results, kept = (
+        results, side_results = (
             {
-                (x if whole is None else self.chains[x][at]): self.chains[x][at] if x in chosen else x
-                for x in self.free
+                (layer_name if base_rule is None else self.chains[layer_name][link]): self.chains[layer_name][
+                    link
+                ]
+                if layer_name in rules
+                else layer_name
+                for layer_name in self.independent_layers
             }
-            for at in (-1, 0)
+            for link in (-1, 0)
         )
         regions: list[Region] = []
         for region in base.regions:
-            layer = self._given_name(region.name)
-            if layer not in self.free or chosen.get(layer) == whole:
+            layer = self._original_name(region.name)
+            if layer not in self.independent_layers or rules.get(layer) == base_rule:
                 regions.append(region)
-            elif region.name == (layer if whole is None else self.chains[layer][0]):
-                regions += self._exchanged(layer, base, self._in_form(chosen.get(layer)))
-        known = {region.name for region in regions}
+            elif region.name == (layer if base_rule is None else self.chains[layer][0]):
+                regions += self._replacement_regions(layer, base, self._uniform_graph(rules.get(layer)))
+        region_names = {region.name for region in regions}
         return RegionGraph(
             name=base.name,
             regions=tuple(
-                _renamed(region, lambda name, keeps: (kept if keeps else results).get(name, name))
+                _with_inputs(region, lambda name, keeps: (side_results if keeps else results).get(name, name))
                 for region in regions
             ),
             outputs=tuple(results.get(name, name) for name in base.outputs),
             kept_outputs=base.kept_outputs,
-            runs=tuple(run for run in self.decomposed[0].runs if known.issuperset(run)),
+            runs=tuple(run for run in self.decomposed[0].runs if region_names.issuperset(run)),
             fusible=tuple(region.name for region in regions if region.name in self._fusible),
         )
 
-    def _in_form(self, rule: int | None) -> RegionGraph:
+    def _uniform_graph(self, rule: int | None) -> RegionGraph:
         """The network with all layers decomposed by a rule; the original for None."""
-        return self.given if rule is None else self.decomposed[rule]
+        return self.original if rule is None else self.decomposed[rule]
 
     @functools.cached_property
     def _fusible(self) -> frozenset[str]:
         """Regions, original or of chains, that may be part of groups."""
-        return frozenset((*self.given.fusible, *self.decomposed[0].fusible))
+        return frozenset((*self.original.fusible, *self.decomposed[0].fusible))
 
-    def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
+    def _replacement_regions(self, layer: str, base: RegionGraph, source: RegionGraph) -> list[Region]:
         """The regions of `layer` in `other`, with the operands that it has in `base`."""
-        operands, others = (
+        operands, source_operands = (
             [
                 (name, keeps)
-                for region in self._doing(layer, graph)
+                for region in self._layer_regions(layer, graph)
                 for name, keeps, _ in _operands(region)
                 if name not in self.chains[layer]
             ]
-            for graph in (base, other)
+            for graph in (base, source)
         )
-        names = {operand: name for operand, (name, _) in zip(others, operands, strict=True)}
+        names = {operand: name for operand, (name, _) in zip(source_operands, operands, strict=True)}
         return [
-            _renamed(region, lambda name, keeps: names.get((name, keeps), name))
-            for region in self._doing(layer, other)
+            _with_inputs(region, lambda name, keeps: names.get((name, keeps), name))
+            for region in self._layer_regions(layer, source)
         ]
 
-    def _doing(self, layer: str, graph: RegionGraph) -> list[Region]:
-        names = (layer,) if graph is self.given else self.chains[layer]
+    def _layer_regions(self, layer: str, graph: RegionGraph) -> list[Region]:
+        names = (layer,) if graph is self.original else self.chains[layer]
         return [graph.region(name) for name in names]
 
 
@@ -183,17 +194,22 @@ def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
     ]
 
 
-def _kept_readers(graph: RegionGraph, name: str) -> list[str]:
+def _side_result_readers(graph: RegionGraph, name: str) -> list[str]:
     """Regions that read the tensor that `name` keeps beside its result."""
-    return [r.name for r in graph.regions for read, keeps, _ in _operands(r) if keeps and read == name]
+    return [
+        region.name
+        for region in graph.regions
+        for read, keeps, _ in _operands(region)
+        if keeps and read == name
+    ]
 
 
-def _renamed(region: Region, new: Callable[[str, bool], str]) -> Region:
+def _with_inputs(region: Region, new_name: Callable[[str, bool], str]) -> Region:
     """`region` with renamed operands: `new` maps a name, and whether it is kept beside a result."""
-    return replace(region, inputs=tuple(new(name, keeps) for name, keeps, _ in _operands(region)))
+    return replace(region, inputs=tuple(new_name(name, keeps) for name, keeps, _ in _operands(region)))
 
 
-def _left_undone(region: Region) -> tuple[object, ...]:
+def _epilogue_properties(region: Region) -> tuple[object, ...]:
     """The properties of a region that decide the cost of its deferred epilogue."""
     results = region.geometry and region.geometry.pixels * region.geometry.oc
     return region.output_shape, results, region.input_elements[region.operands :]

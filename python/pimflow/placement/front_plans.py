@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pimflow.placement.best_plan import Searched, as_searched
+from pimflow.placement.best_plan import SearchResult, to_search_result
 from pimflow.placement.given_plan import apply
-from pimflow.placement.gpu_alone import alone_table
+from pimflow.placement.gpu_alone import gpu_only_table
 from pimflow.placement.solvers.front import front
 from pimflow.placement.solvers.plan_search import PlanSearch
 
 
-def front_plans(searched: Searched, points: int | None) -> list[Searched]:
+def front_plans(search_result: SearchResult, points: int | None) -> list[SearchResult]:
     """At most `points` plans of the front within the bounds of the search; the whole front if None.
 
     Whatever the objective of the search, the front has the best plans in latency, energy and memory. Plans
@@ -20,26 +20,28 @@ def front_plans(searched: Searched, points: int | None) -> list[Searched]:
     UsageError
         For fewer points than one.
     """
-    maker, table, goal = searched.maker, searched.table, searched.goal
-    graph, system = searched.graph, searched.system
+    generator, table, goal = search_result.generator, search_result.table, search_result.goal
+    graph, system = search_result.graph, search_result.system
     plans = PlanSearch(graph, table, system, goal)
-    alone = PlanSearch(graph, alone_table(maker), system, goal)
-    on_gpu = [plan.evaluated() for plan in front(alone, points)]
-    found = []
-    for front_plan in front(plans, points, on_gpu):
-        evaluated = front_plan.evaluated()
-        solution = evaluated.solution
-        plan = as_searched(maker, table, solution, searched.gpu_only, plans, searched.given)
-        if evaluated not in on_gpu and all(c.rewrite.mode == "GPU" for c in solution.candidates):
+    gpu_only_search = PlanSearch(graph, gpu_only_table(generator), system, goal)
+    gpu_only_plans = [plan.evaluate() for plan in front(gpu_only_search, points)]
+    search_results = []
+    for front_plan in front(plans, points, gpu_only_plans):
+        evaluated_plan = front_plan.evaluate()
+        solution = evaluated_plan.solution
+        plan = to_search_result(
+            generator, table, solution, search_result.gpu_only, plans, search_result.original
+        )
+        if evaluated_plan not in gpu_only_plans and all(c.rewrite.mode == "GPU" for c in solution.candidates):
             # Its candidates have the GPU channels of a mixed plan; a plan without PIM has all channels.
             plan = apply(
                 graph,
                 system,
                 plan.plan,
-                maker.costs,
+                generator.costs,
                 primitives=goal.primitives,
-                given=searched.given,
+                original=search_result.original,
                 bounded=True,
             )
-        found.append(plan)
-    return found
+        search_results.append(plan)
+    return search_results

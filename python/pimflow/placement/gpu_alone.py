@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.solution import LATENCY, Solution
 
 
-def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
+def gpu_only_plan(generator: CandidateGenerator, goal: Goal) -> EvaluatedPlan:
     """The fastest plan of the GPU alone within the memory bound of `goal`, or without it if none is."""
-    most = Goal(max_memory_bytes=goal.max_memory_bytes)
-    search = PlanSearch(maker.graph, alone_table(maker), maker.system, most)
-    return search.minimum(LATENCY) or search.unbounded(LATENCY)
+    memory_goal = Goal(max_memory_bytes=goal.max_memory_bytes)
+    search = PlanSearch(generator.graph, gpu_only_table(generator), generator.system, memory_goal)
+    return search.minimum(LATENCY) or search.best_without_bounds(LATENCY)
 
 
-def alone_table(maker: Candidates) -> CostTable:
+def gpu_only_table(generator: CandidateGenerator) -> CostTable:
     """The cost table of the GPU with all memory channels. Nothing is deferred, so it has no transitions."""
-    channels = maker.system.gpu.memory_channels
-    candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
+    channels = generator.system.gpu.memory_channels
+    candidates = generator.costs.batch_kernels(lambda: fused_groups.gpu_candidates(generator, channels))
     return CostTable(
         candidates=candidates,
-        refused={},
-        settle={},
-        absorb={},
-        launched_ahead=maker.system.launched_ahead,
+        unsupported_reasons={},
+        epilogue_cost={},
+        fused_epilogue_cost={},
+        overlaps_launches=generator.system.overlaps_launches,
     )
 
 
-def alone_search(maker: Candidates, goal: Goal) -> PlanSearch:
+def gpu_only_search(generator: CandidateGenerator, goal: Goal) -> PlanSearch:
     """The search of plans of the GPU alone."""
-    return PlanSearch(maker.graph, alone_table(maker), maker.system, goal)
+    return PlanSearch(generator.graph, gpu_only_table(generator), generator.system, goal)
 
 
-def smallest_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
+def smallest_gpu_only_plan(generator: CandidateGenerator, goal: Goal) -> EvaluatedPlan:
     """The plan of minimum memory of the GPU alone within the bounds of `goal`; else the fastest."""
-    return alone_search(maker, goal).best() or gpu_alone(maker, goal)
+    return gpu_only_search(generator, goal).best() or gpu_only_plan(generator, goal)
 
 
-def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
+def to_solution(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
     """Make a solution of candidates and their evaluation, without a search."""
     latency_ns = evaluation.latency_ns
     return Solution(candidates=candidates, value=latency_ns, bound=latency_ns)

@@ -8,7 +8,7 @@ from pimflow.placement.solvers.evaluate import Evaluation
 
 
 def reason(
-    table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str, rows_left: int
+    table: CostTable, candidate: Candidate, gpu_only: Evaluation, is_mixed: bool, subject: str, free_rows: int
 ) -> str:
     """Why a region stays on the GPU; empty if it does not.
 
@@ -25,37 +25,47 @@ def reason(
     rows_left : int
         Rows of each PIM bank that the plan leaves free.
     """
-    name = chosen.covers[0]
-    if chosen.rewrite.mode != "GPU":
+    name = candidate.covers[0]
+    if candidate.rewrite.mode != "GPU":
         return ""
-    if name in table.refused:
-        return table.refused[name]
-    together = [c for c in table.several.get(name, ()) if is_cached(c)]
-    alone = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
-    least = min((c.placed_rows for c in together or alone), default=0)
-    if least > rows_left:
-        what = f"{', '.join(together[0].covers)} together" if together else "its weights"
-        return f"{what} take at least {least} rows of each PIM bank; the rest leaves {rows_left}"
-    if not mixed:
-        return f"{which} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
-    if len(chosen.covers) > 1:
-        return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
-    if together:
-        return _of_cache(table, min(together, key=lambda c: Cost.of(c).latency_ns))
-    if not alone:
+    if name in table.unsupported_reasons:
+        return table.unsupported_reasons[name]
+    cached_candidates = [c for c in table.multi_region_candidates.get(name, ()) if is_cached(c)]
+    single_candidates = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
+    min_rows = min((c.placed_rows for c in cached_candidates or single_candidates), default=0)
+    if min_rows > free_rows:
+        requirement = (
+            f"{', '.join(cached_candidates[0].covers)} together" if cached_candidates else "its weights"
+        )
+        return f"{requirement} take at least {min_rows} rows of each PIM bank; the rest leaves {free_rows}"
+    if not is_mixed:
+        return f"{subject} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
+    if len(candidate.covers) > 1:
+        return f"one candidate, {candidate.name}, does {', '.join(candidate.covers)}"
+    if cached_candidates:
+        return _cache_reason(table, min(cached_candidates, key=lambda c: Cost.from_candidate(c).latency_ns))
+    if not single_candidates:
         return "none of the modes that were asked for does it alone in another way"
-    best = min(alone, key=lambda c: Cost.of(c).latency_ns)
-    chosen_ns = Cost.of(chosen).latency_ns  # an edited plan's candidate may not be in the table
-    best_ns = Cost.of(best).latency_ns
-    times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
-    return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"
+    best = min(single_candidates, key=lambda c: Cost.from_candidate(c).latency_ns)
+    candidate_ns = Cost.from_candidate(
+        candidate
+    ).latency_ns  # an edited plan's candidate may not be in the table
+    best_ns = Cost.from_candidate(best).latency_ns
+    times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {candidate_ns / 1e3:.1f} us"
+    return (
+        times if best_ns >= candidate_ns else f"{times}, but transitions around it cost more than that saves"
+    )
 
 
-def _of_cache(table: CostTable, best: Candidate) -> str:
+def _cache_reason(table: CostTable, best: Candidate) -> str:
     """Why the regions of `best`, a candidate of attention in PIM, stay on the GPU."""
-    best_ns = Cost.of(best).latency_ns
-    on_gpu = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
-    gpu_ns = sum(min(Cost.of(c).latency_ns for c in each) for name, each in zip(best.covers, on_gpu) if each)
+    best_ns = Cost.from_candidate(best).latency_ns
+    gpu_candidates = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
+    gpu_ns = sum(
+        min(Cost.from_candidate(c).latency_ns for c in candidates)
+        for name, candidates in zip(best.covers, gpu_candidates)
+        if candidates
+    )
     names = ", ".join(best.covers)
     times = f"{names} together take {best_ns / 1e3:.1f} us on PIM, {gpu_ns / 1e3:.1f} us on the GPU"
     return times if best_ns >= gpu_ns else f"{times}, but transitions around them cost more than that saves"

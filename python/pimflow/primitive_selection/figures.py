@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import pictures
-from pimflow.host.charts import MANY, chart, legend_at_top, tooltip
+from pimflow.host.charts import PALETTE, chart, legend_at_top, tooltip
 from pimflow.host.pages import Chart
 from pimflow.primitive_selection.problem import SelectionProblem, Sums
 from pimflow.primitive_selection.search import Point, fastest
@@ -58,21 +58,23 @@ def figure(selection: Selection) -> Chart:
         layers_view(selection.problem, {"fastest": quick, "selected": selection.selected.choice}),
         families_view(selection.front, over),
     ]
-    return panelled(f"{selection.problem.graph.name}, {selection.profile.device.name}", panels, 3)
+    return arrange_panels(f"{selection.problem.graph.name}, {selection.profile.device.name}", panels, 3)
 
 
-def panelled(title: str, panels: Sequence[Chart], columns: int) -> Chart:
+def arrange_panels(title: str, panels: Sequence[Chart], columns: int) -> Chart:
     """Arrange views in rows of `columns`, each view with its own scales."""
-    rows = [list(panels[at : at + columns]) for at in range(0, len(panels), columns)]
-    apart = {"scale": {"color": "independent", "shape": "independent", "xOffset": "independent"}}
-    return chart(title=title, vconcat=[{"hconcat": row, "resolve": apart} for row in rows], resolve=apart)
+    rows = [list(panels[begin : begin + columns]) for begin in range(0, len(panels), columns)]
+    independent = {"scale": {"color": "independent", "shape": "independent", "xOffset": "independent"}}
+    return chart(
+        title=title, vconcat=[{"hconcat": row, "resolve": independent} for row in rows], resolve=independent
+    )
 
 
 def _scale(values: Iterable[float]) -> Chart:
     """A logarithmic scale if values have a wide range, with room at both ends; else the default scale."""
-    known = list(values)
-    wide = bool(known) and min(known) > 0 and max(known) > WIDE_RANGE * min(known)
-    return {"type": "log", "domain": [min(known) / 2, max(known) * 2], "nice": False} if wide else {}
+    numbers = list(values)
+    wide = bool(numbers) and min(numbers) > 0 and max(numbers) > WIDE_RANGE * min(numbers)
+    return {"type": "log", "domain": [min(numbers) / 2, max(numbers) * 2], "nice": False} if wide else {}
 
 
 def _short(value: float) -> str:
@@ -89,14 +91,14 @@ def _bars(
     scale = _scale(sizes) or {"domainMax": max(sizes, default=1.0) * 1.1}
     y: Chart = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
     where: Chart = {"x": x, "y": y}
-    colour: Chart = {"value": MANY[0]}
+    colour: Chart = {"value": PALETTE[0]}
     if group:
         names = list(dict.fromkeys(str(row[group]) for row in rows))
         where["xOffset"] = {"field": group, "type": "nominal", "sort": names}
         colour = {
             "field": group,
             "type": "nominal",
-            "scale": {"domain": names, "range": list(MANY[: len(names)])},
+            "scale": {"domain": names, "range": list(PALETTE[: len(names)])},
         }
         colour["legend"] = legend_at_top()
     low = {"y2": {"datum": scale["domain"][0]}} if "domain" in scale else {}
@@ -134,35 +136,40 @@ def times_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
 def memory_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
     """Figures 1, 2 and 5b: memory, and the largest footprint of a layer, of each selection in `kinds`."""
     rows = []
-    for what, field in (("memory", "memory_bytes"), ("largest layer", "workspace_bytes")):
+    for quantity, field in (("memory", "memory_bytes"), ("largest layer", "workspace_bytes")):
         for label, sums in kinds.items():
             size = getattr(sums, field) / MIB
-            rows.append({"name": label, "what": what, "value": size, "told": _short(size)})
+            rows.append({"name": label, "what": quantity, "value": size, "told": _short(size)})
     return _bars(rows, name or "memory, and the largest layer's footprint", "MiB", "what")
 
 
 def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = "") -> Chart:
     """Figures 6 to 9: time over memory or workspace, of the front, the greedy selection, and `kinds`."""
 
-    def row(what: str, sums: Sums) -> dict[str, object]:
+    def row(quantity: str, sums: Sums) -> dict[str, object]:
         """A point of the chart."""
-        taken = (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
-        return {"what": what, "taken": taken, "ms": sums.time_ns / 1e6}
+        size_mib = (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
+        return {"what": quantity, "taken": size_mib, "ms": sums.time_ns / 1e6}
 
     selected = [row("integer program", point.selected.sums) for point in points]
     greedily = [row("greedy", point.greedy) for point in points if point.greedy]
     others = [row(label, sums) for label, sums in kinds.items()]
     rows = [*selected, *greedily, *others]
-    names = list(dict.fromkeys(str(each["what"]) for each in rows))
-    what = "memory" if over == "memory" else "footprint of the largest layer"
-    x: Chart = {"field": "taken", "type": "quantitative", "title": f"{what} (MiB)", "scale": {"zero": False}}
+    names = list(dict.fromkeys(str(entry["what"]) for entry in rows))
+    quantity = "memory" if over == "memory" else "footprint of the largest layer"
+    x: Chart = {
+        "field": "taken",
+        "type": "quantitative",
+        "title": f"{quantity} (MiB)",
+        "scale": {"zero": False},
+    }
     y: Chart = {"field": "ms", "type": "quantitative", "title": "time (ms)"}
-    y["scale"] = _scale(float(str(each["ms"])) for each in rows) or {"zero": False}
+    y["scale"] = _scale(float(str(entry["ms"])) for entry in rows) or {"zero": False}
     colours = ["#4477aa", "#cc3311", *["#59636e"] * len(names)][: len(names)]
     if "greedy" not in names:
         colours = ["#4477aa", *["#59636e"] * len(names)][: len(names)]
-    told: Chart = {"field": "what", "type": "nominal", "sort": names, "legend": legend_at_top(3)}
-    colour = {**told, "scale": {"domain": names, "range": colours}}
+    series: Chart = {"field": "what", "type": "nominal", "sort": names, "legend": legend_at_top(3)}
+    colour = {**series, "scale": {"domain": names, "range": colours}}
     shapes = (
         "circle",
         "cross",
@@ -174,7 +181,7 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
         "stroke",
     )
     shape = {
-        **told,
+        **series,
         "scale": {"domain": names, "range": [shapes[i % len(shapes)] for i in range(len(names))]},
     }
     line: Chart = {
@@ -182,7 +189,7 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
         "mark": {"type": "line", "interpolate": "step-after", "color": "#4477aa"},
         "encoding": {"x": x, "y": y},
     }
-    shown: Chart = {
+    markers: Chart = {
         "mark": {"type": "point", "size": 50},
         "encoding": {
             "x": x,
@@ -192,7 +199,7 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
             "tooltip": tooltip(("what", "by"), ("taken", "MiB", ".2f"), ("ms", "ms", ".3f")),
         },
     }
-    return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": [line, shown]}
+    return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": [line, markers]}
 
 
 def speedups_view(points: Sequence[Point]) -> Chart:
@@ -221,12 +228,12 @@ def layers_view(problem: SelectionProblem, choices: Mapping[str, Mapping[str, Ca
         rows += [
             {"choice": label, "at": step / len(sizes), "mib": size / MIB} for step, size in enumerate(sizes)
         ]
-    what = "footprint" if problem.memory_model == "sum" else "live, without filters"
+    quantity = "footprint" if problem.memory_model == "sum" else "live, without filters"
     names = list(choices)
-    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    colours = {"domain": names, "range": list(PALETTE[: len(names)])}
     encoding: Chart = {
         "x": {"field": "at", "type": "quantitative", "title": "share of the layers"},
-        "y": {"field": "mib", "type": "quantitative", "title": f"{what} (MiB)"},
+        "y": {"field": "mib", "type": "quantitative", "title": f"{quantity} (MiB)"},
         "color": {"field": "choice", "type": "nominal", "scale": colours, "legend": legend_at_top()},
     }
     mark = {"type": "line", "interpolate": "step-after"}
@@ -257,7 +264,7 @@ def families_view(points: Sequence[Point], over: str) -> Chart:
         ]
     names = [TITLES.get(family, family) for family in FAMILIES]
     used = [name for name in names if any(row["family"] == name for row in rows)]
-    colours = {"domain": used, "range": [MANY[names.index(name) % len(MANY)] for name in used]}
+    colours = {"domain": used, "range": [PALETTE[names.index(name) % len(PALETTE)] for name in used]}
     x: Chart = {"field": "budget", "type": "ordinal", "sort": None, "title": f"{over} budget (MiB)"}
     x["axis"] = {"labelAngle": -60}
     encoding: Chart = {

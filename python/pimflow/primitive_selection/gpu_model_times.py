@@ -8,7 +8,7 @@ from math import prod
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.host.result_cache import sources_digest
-from pimflow.primitive_selection.profile import ANALYTIC, Device, Move, Profile, applicable
+from pimflow.primitive_selection.profile import ANALYTIC, Device, Move, Profile, applicable_primitives
 from pimflow.primitives import Primitive
 from pimflow.primitives.launches import launches
 from pimflow.primitives.layer import FP32_BYTES
@@ -17,12 +17,12 @@ from pimflow.simulators.gpu.model import kernel_cost
 COMPUTED_BY = ("primitives", "core", "hardware", "simulators")
 
 
-def device_of(gpu: GpuSpec) -> Device:
+def model_device(gpu: GpuSpec) -> Device:
     """The device under whose name the model's times for `gpu` are stored."""
     return Device(cpu=ANALYTIC, model=gpu.name, threads=gpu.sms, unit="multiprocessors")
 
 
-def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec) -> Profile:
+def analytic_profile(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec) -> Profile:
     """Times of primitives for `layers`, and of layout transforms, in fp32 on all channels of `gpu`.
 
     The model covers primitives with tiles in shared memory, and the operator's own kernels, depthwise ones
@@ -31,11 +31,11 @@ def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec
     times = {
         (primitive.name, layer): primitive_ns(primitive, layer, gpu)
         for layer in dict.fromkeys(layers)
-        for primitive in applicable(layer, "cuda")
+        for primitive in applicable_primitives(layer, "cuda")
         if primitive.shared or primitive.family == "operator"
     }
     return Profile(
-        device=device_of(gpu),
+        device=model_device(gpu),
         code=sources_digest(COMPUTED_BY)[:16],
         times_ns=times,
         moves_ns={move: _move_ns(move, gpu) for move in moves},

@@ -30,7 +30,9 @@ from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 keep_registers.register()
 
 SCHEME = "rpc:"
-FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
+ADDRESS_FORM = (
+    "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
+)
 ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only after that
 LIBRARY = "primitives"
 
@@ -58,12 +60,12 @@ class Machine:
 
     def __init__(self, target: tvm.target.Target | None = None):
         self.target = target or tvm.target.Target({"kind": "llvm", "mcpu": cpu_name()})
-        by = f"C by {builds.compiler().version} for " if self.in_c else ""
-        threads = 1 if self.in_c else thread_count()
-        self.device = Device(cpu=by + cpu_name(), model=_model_name(), threads=threads)
+        compiler_prefix = f"C by {builds.require_compiler().version} for " if self.has_c_kernels else ""
+        threads = 1 if self.has_c_kernels else thread_count()
+        self.device = Device(cpu=compiler_prefix + cpu_name(), model=_model_name(), threads=threads)
 
     @property
-    def in_c(self) -> bool:
+    def has_c_kernels(self) -> bool:
         """Whether kernels are C, on one core."""
         return self.target.kind.name == "c"
 
@@ -85,17 +87,17 @@ class Machine:
         ArtifactError
             If the C compiler fails.
         """
-        if self.in_c:
-            return builds.loaded(self._source(scheduled))
-        return self._compiled(scheduled).jit()
+        if self.has_c_kernels:
+            return builds.load_module(self._source(scheduled))
+        return self._compile(scheduled).jit()
 
-    def _compiled(self, scheduled: tvm.IRModule) -> tvm.runtime.Executable:
+    def _compile(self, scheduled: tvm.IRModule) -> tvm.runtime.Executable:
         return tvm.compile(scheduled, self.target, tir_pipeline=keep_registers.PIPELINE)
 
     def _source(self, scheduled: tvm.IRModule) -> str:
         return kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
-    def require(self) -> None:
+    def require_answer(self) -> None:
         """Raise `ProfilerError` if the machine does not answer any more."""
 
 
@@ -162,14 +164,18 @@ class Remote(Machine):
     def __init__(self, address: Address, target: str = ""):
         self.address = address
         kind = target.partition(" ")[0]
-        described = cpu_target(target.replace("c", "llvm", 1) if kind == "c" else target) if target else None
+        explicit_target = (
+            cpu_target(target.replace("c", "llvm", 1) if kind == "c" else target) if target else None
+        )
         self._session = _session(address)
         self._loaded = 0
-        self._machine = self._own_target() if described is None or target == "c" else described
+        self._machine = self._own_target() if explicit_target is None or target == "c" else explicit_target
         self.target = tvm.target.Target("c") if kind == "c" else self._machine
-        threads = 1 if self.in_c else int(self._asked("runtime.NumThreads"))
-        by = self._c_compiler() if self.in_c else ""
-        self.device = Device(cpu=f"{by}{_described(self._machine)}", model=address.name, threads=threads)
+        threads = 1 if self.has_c_kernels else int(self._call("runtime.NumThreads"))
+        compiler_prefix = self._c_compiler() if self.has_c_kernels else ""
+        self.device = Device(
+            cpu=f"{compiler_prefix}{_target_text(self._machine)}", model=address.name, threads=threads
+        )
 
     @property
     def cpu(self) -> tvm.runtime.Device:
@@ -178,15 +184,15 @@ class Remote(Machine):
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
         """Compile here if there is a compiler for the machine; else the machine's own compiler links."""
         self._loaded += 1
-        if self.in_c:
-            return self._built_c(self._source(scheduled))
+        if self.has_c_kernels:
+            return self._build_c(self._source(scheduled))
         linker = _linker(str(self._machine.attrs.get("mtriple", "")))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{LIBRARY}{self._loaded}.{'so' if linker else 'tar'}"
-            self._compiled(scheduled).export_library(str(path), **({"cc": linker} if linker else {}))
-            return self._sent(path)
+            self._compile(scheduled).export_library(str(path), **({"cc": linker} if linker else {}))
+            return self._upload(path)
 
-    def _sent(self, path: Path) -> tvm.runtime.Module:
+    def _upload(self, path: Path) -> tvm.runtime.Module:
         self._session.upload(str(path))
         return self._session.load_module(path.name)
 
@@ -195,52 +201,52 @@ class Remote(Machine):
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
         self._compiler = builds.compiler_for(triple, cpu)
         try:
-            self._built_c("int pimflow_probe(void) { return 0; }\n")
+            self._build_c("int pimflow_probe(void) { return 0; }\n")
         except Exception as error:  # any error of a compiler, here or there, or of the connection
-            self.require()
+            self.require_answer()
             lines = str(error).strip().splitlines() or ["no reason given"]
             reason = next((line for line in lines if "error: " in line), lines[-1]).strip()
             raise ProfilerError(
-                f"{self.address.text}: no compiler builds C for '{_described(self._machine)}' ({reason}); "
+                f"{self.address.text}: no compiler builds C for '{_target_text(self._machine)}' ({reason}); "
                 "give one here (TRIPLE-gcc) or there, and a CPU it knows: --target 'c -mtriple=… -mcpu=…'"
             ) from error
         return f"C by {self._compiler.version if self._compiler else 'its own compiler'} for "
 
-    def _built_c(self, code: str) -> tvm.runtime.Module:
+    def _build_c(self, code: str) -> tvm.runtime.Module:
         with tempfile.TemporaryDirectory() as folder:
             if self._compiler:
                 path = Path(folder) / f"{LIBRARY}{self._loaded}.so"
-                self._compiler.library(code, path)
-                return self._sent(path)
+                self._compiler.build_library(code, path)
+                return self._upload(path)
             source = Path(folder) / f"{LIBRARY}.c"
-            source.write_text(builds.without_options(self._machine) + code)
+            source.write_text(builds.optimisation_pragmas(self._machine) + code)
             path = Path(folder) / f"{LIBRARY}{self._loaded}.tar"
             with tarfile.open(path, "w") as tar:
                 tar.add(source, source.name)
-            return self._sent(path)
+            return self._upload(path)
 
-    def require(self) -> None:
+    def require_answer(self) -> None:
         try:
-            self._asked("runtime.NumThreads")
+            self._call("runtime.NumThreads")
         except Exception as error:  # a broken connection may raise anything
             raise ProfilerError(
                 f"{self.address.text}: the connection was lost: the machine is gone, or cannot run code for "
-                f"'{_described(self.target)}' (--target)"
+                f"'{_target_text(self.target)}' (--target)"
             ) from error
 
     def close(self) -> None:
         """End the session, so that others can use the machine."""
         with contextlib.suppress(Exception):  # the machine may be gone
-            self._asked("CloseRPCConnection")
+            self._call("CloseRPCConnection")
 
-    def _asked(self, function: str) -> object:
+    def _call(self, function: str) -> object:
         return self._session.get_function(function)()
 
     def _own_target(self) -> tvm.target.Target:
         """The target as the machine's own LLVM describes it; raises `UsageError` without LLVM there."""
         names = ("target.llvm_get_system_triple", "target.llvm_get_system_cpu")
         try:
-            triple, cpu = (str(self._asked(name)) for name in names)
+            triple, cpu = (str(self._call(name)) for name in names)
         except Exception as error:  # a runtime without LLVM
             raise UsageError(
                 f"{self.address.text} has no LLVM to say what it is; say it with --target, such as "
@@ -268,9 +274,9 @@ class Address:
         """Read ``rpc:HOST:PORT/KEY`` or ``rpc:HOST:PORT``; raises `UsageError` for anything else."""
         place, slash, key = text.removeprefix(SCHEME).partition("/")
         host, _, port = place.rpartition(":")
-        right = text.startswith(SCHEME) and host and port.isascii() and port.isdigit()
-        if not right or not 0 < int(port) < 1 << 16 or (slash and not key) or len(key.split()) > 1:
-            raise UsageError(f"--device '{text}' is no machine: give {FORM}")
+        is_valid = text.startswith(SCHEME) and host and port.isascii() and port.isdigit()
+        if not is_valid or not 0 < int(port) < 1 << 16 or (slash and not key) or len(key.split()) > 1:
+            raise UsageError(f"--device '{text}' is no machine: give {ADDRESS_FORM}")
         return cls(host, int(port), key)
 
     @property
@@ -314,11 +320,11 @@ def _model_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    model_names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(model_names, "") or platform.processor() or platform.machine()
 
 
-def _described(target: tvm.target.Target) -> str:
+def _target_text(target: tvm.target.Target) -> str:
     """A target's attributes as text, which tell it from other targets; its kind if it has none."""
     parts = [target.attrs.get(name) for name in ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")]
     texts = [part if isinstance(part, str) else ",".join(map(str, part)) for part in parts if part]
@@ -338,7 +344,7 @@ def _session(address: Address) -> rpc.RPCSession:
         if not _is_tracker(address):
             return rpc.connect(address.host, address.port, address.key)
         tracker = rpc.connect_tracker(address.host, address.port)
-        _require_free(address, tracker.summary())
+        _require_free_machine(address, tracker.summary())
         return tracker.request(address.key, max_retry=1)
     except OSError as error:
         raise ProfilerError(f"{address.text}: {error.strerror or error}") from error
@@ -346,7 +352,7 @@ def _session(address: Address) -> rpc.RPCSession:
         if "matches key" in str(error):
             key = address.key or "none"
             raise ProfilerError(
-                f"{address.text}: the server was started with another key than {key}; give it as {FORM}"
+                f"{address.text}: the server was started with another key than {key}; give it as {ADDRESS_FORM}"
             ) from error
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise ProfilerError(f"{address.text}: no session: {reason}") from error
@@ -354,13 +360,15 @@ def _session(address: Address) -> rpc.RPCSession:
 
 def _is_tracker(address: Address) -> bool:
     """Whether the address is a tracker's: a server closes the connection after a tracker's greeting."""
-    silent = f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
+    no_answer = (
+        f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
+    )
     try:
         with socket.create_connection((address.host, address.port), ANSWER_SECONDS) as connection:
             connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
             answer = connection.recv(4)
     except TimeoutError as error:
-        raise ProfilerError(silent) from error
+        raise ProfilerError(no_answer) from error
     except ConnectionResetError:
         return False
     if answer and answer != struct.pack("<i", base.RPC_TRACKER_MAGIC):
@@ -368,7 +376,7 @@ def _is_tracker(address: Address) -> bool:
     return bool(answer)
 
 
-def _require_free(address: Address, summary: dict) -> None:
+def _require_free_machine(address: Address, summary: dict) -> None:
     """Raise an error unless the tracker has a free machine of that name: a request would wait for one."""
     keys = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
     if not keys:

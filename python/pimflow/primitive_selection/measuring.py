@@ -17,7 +17,7 @@ from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import last_line
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
-from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, duration, promising
+from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, duration, measuring_order
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.kernels.prim_func import kernel
@@ -45,16 +45,16 @@ IN_C = (
 # run since they were last used.
 COLD = "cache_flush_cpu_non_first_arg"
 CALLS = (3, 9)  # minimum and maximum number of calls, of which the median counts
-ENOUGH_NS = 3e7  # of all calls together: short calls are noisier and need more of them
+MIN_TOTAL_NS = 3e7  # of all calls together: short calls are noisier and need more of them
 MOVES_AT_ONCE = 40  # transforms, or pools, compiled as one module
 TVM_LAYOUTS = {"HWC": "NHWC", "CHW": "NCHW", "CHWc16": f"NCHW{BLOCK}c"}
 
 Progress = Callable[[float], None]
 
 
-def code_digest(*, in_c: bool = False) -> str:
+def code_digest(*, has_c_kernels: bool = False) -> str:
     """Digest of the code that determines how fast a primitive of given parameters is on a device."""
-    parts = (*MEASURED, *IN_C) if in_c else MEASURED
+    parts = (*MEASURED, *IN_C) if has_c_kernels else MEASURED
     return f"{sources_digest(parts)[:16]} {COLD} {compiler()}"
 
 
@@ -67,10 +67,10 @@ def compiler() -> str:
 def measure(
     layers: Iterable[ConvGeometry],
     moves: Iterable[Move],
-    most: int | None = None,
+    max_primitives: int | None = None,
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
-    named: Iterable[tuple[str, ConvGeometry]] = (),
+    extra_keys: Iterable[tuple[str, ConvGeometry]] = (),
     machine: Machine | None = None,
     pools: Iterable[tuple[Pooling, str]] = (),
 ) -> Profile:
@@ -94,44 +94,48 @@ def measure(
         If the machine is gone; times measured until then are stored.
     """
     machine = machine or Machine()
-    device, code = machine.device, code_digest(in_c=machine.in_c)
-    times_kept = Measurements(cache, code, device)
-    layers, small = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
-    every = {layer: promising(layer, device.target) for layer in layers}
-    asked = [(p.name, layer) for layer, primitives in every.items() for p in primitives]
-    known = times_kept.get([*asked, *small])
-    times = {key: known[key] for key in asked if key in known}
-    wanted = [(p.name, layer) for layer, primitives in every.items() for p in primitives[:most]]
-    missing = [key for key in dict.fromkeys([*wanted, *named]) if key not in times]
-    untimed = [key for key in small if key not in known]
+    device, code = machine.device, code_digest(has_c_kernels=machine.has_c_kernels)
+    cached_times = Measurements(cache, code, device)
+    layers, small_keys = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
+    primitives_by_layer = {layer: measuring_order(layer, device.target) for layer in layers}
+    all_keys = [(p.name, layer) for layer, primitives in primitives_by_layer.items() for p in primitives]
+    known_ns = cached_times.get([*all_keys, *small_keys])
+    times = {key: known_ns[key] for key in all_keys if key in known_ns}
+    requested = [
+        (p.name, layer)
+        for layer, primitives in primitives_by_layer.items()
+        for p in primitives[:max_primitives]
+    ]
+    missing = [key for key in dict.fromkeys([*requested, *extra_keys]) if key not in times]
+    untimed = [key for key in small_keys if key not in known_ns]
     total = len(missing) + len(untimed)
     failed: dict[tuple[str, ConvGeometry], str] = {}
     for done, key in enumerate(missing, start=1):
         try:
             times[key] = primitive_ns(*key, machine)
         except Exception as error:  # a compiler may raise anything
-            machine.require()
+            machine.require_answer()
             failed[key] = last_line(error)
         else:
-            times_kept.put({key: times[key]})
+            cached_times.put({key: times[key]})
         progress(done / total)
     for begin in range(0, len(untimed), MOVES_AT_ONCE):
         part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
             times_ns = dict(zip(part, small_ns(part, machine)))
         except Exception:  # a broken connection may raise anything
-            machine.require()
+            machine.require_answer()
             raise
-        known |= times_ns
-        times_kept.put(times_ns)
+        known_ns |= times_ns
+        cached_times.put(times_ns)
         progress((len(missing) + begin + len(part)) / total)
-    timed = {key: known[key] for key in small}
+    small_times_ns = {key: known_ns[key] for key in small_keys}
     return Profile(
         device=device,
         code=code,
         times_ns=times,
-        moves_ns={key: ns for key, ns in timed.items() if not isinstance(key[0], Pooling)},
-        pools_ns={key: ns for key, ns in timed.items() if isinstance(key[0], Pooling)},
+        moves_ns={key: ns for key, ns in small_times_ns.items() if not isinstance(key[0], Pooling)},
+        pools_ns={key: ns for key, ns in small_times_ns.items() if isinstance(key[0], Pooling)},
         failed=failed,
     )
 
@@ -152,16 +156,16 @@ class Measurements:
 
     def get(self, keys: Iterable) -> dict:
         """Stored times, by those of `keys` that have one."""
-        by_cause = {self._cause(key): key for key in keys}
-        kept = self.cache.get(by_cause, self.code, read=duration) if self.cache else {}
-        return {by_cause[cause]: ns for cause, ns in kept.items()}
+        keys_by_cache_key = {self._cache_key(key): key for key in keys}
+        times_ns = self.cache.get(keys_by_cache_key, self.code, read=duration) if self.cache else {}
+        return {keys_by_cache_key[cache_key]: ns for cache_key, ns in times_ns.items()}
 
     def put(self, times_ns: dict) -> None:
         """Store times, by key."""
         if self.cache:
-            self.cache.put({self._cause(key): ns for key, ns in times_ns.items()}, self.code)
+            self.cache.put({self._cache_key(key): ns for key, ns in times_ns.items()}, self.code)
 
-    def _cause(self, key: object) -> tuple:
+    def _cache_key(self, key: object) -> tuple:
         """The cache's key: `key` with the primitive's parameters in place of its name, and the device."""
         if isinstance(key, tuple) and key[0] in PRIMITIVES:
             key = (replace(PRIMITIVES[key[0]], name=""), *key[1:])
@@ -172,8 +176,8 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
     """Median time of a primitive's kernel; its input is in the caches, filters and output are not."""
     primitive, machine = PRIMITIVES[name], machine or Machine()
     if primitive.family == "operator":
-        whole = convolution_kernel(layer, "fp32")
-        function = single_kernels.primitive(whole, "fp32", machine.target, machine.device.threads)
+        conv_kernel = convolution_kernel(layer, "fp32")
+        function = single_kernels.primitive(conv_kernel, "fp32", machine.target, machine.device.threads)
     else:
         function = kernel(primitive, layer)
     return _medians_ns([function], machine)[0]
@@ -181,7 +185,9 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
 
 def small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
     """Median times of layout transforms and pools; inputs are in the caches, outputs are not."""
-    functions = [pooling(*key) if isinstance(key[0], Pooling) else transform(key) for key in keys]
+    functions = [
+        pooling_kernel(*key) if isinstance(key[0], Pooling) else transform_kernel(key) for key in keys
+    ]
     return _medians_ns(functions, machine)
 
 
@@ -189,36 +195,36 @@ def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[fl
     medians = []
     for time_ns in timers(functions, machine):
         first_ns = max(time_ns(1)[0], 1.0)
-        medians.append(median(time_ns(int(np.clip(ENOUGH_NS // first_ns, *CALLS)))))
+        medians.append(median(time_ns(int(np.clip(MIN_TOTAL_NS // first_ns, *CALLS)))))
     return medians
 
 
-def compiled(functions: Mapping[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
+def build_kernels(functions: Mapping[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
     """Build kernels for `machine`, with the schedules and passes of a network's kernels."""
-    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    functions_by_name = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
-        scheduled = machine.schedule(tvm.IRModule(named))
+        scheduled = machine.schedule(tvm.IRModule(functions_by_name))
     return machine.build(scheduled)
 
 
 def timers(functions: Sequence[tirx.PrimFunc], machine: Machine) -> Iterator[Callable[[int], list[float]]]:
     """For each function, a timer: it makes a number of calls and returns their times in ns."""
-    named = {f"kernel{n}": function for n, function in enumerate(functions)}
-    built = compiled(named, machine)
+    functions_by_name = {f"kernel{n}": function for n, function in enumerate(functions)}
+    library = build_kernels(functions_by_name, machine)
     flush = COLD if machine.cpu.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
-    for name, function in named.items():
+    for name, function in functions_by_name.items():
         shapes = ([int(extent) for extent in param.shape] for param in function.params)
         tensors = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), machine.cpu) for shape in shapes]
-        yield partial(kernel_times_ns, built, name, machine.cpu, tensors, f_preproc=flush)
+        yield partial(kernel_times_ns, library, name, machine.cpu, tensors, f_preproc=flush)
 
 
-def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
+def pooling_kernel(pool: Pooling, layout: str) -> tirx.PrimFunc:
     """The kernel of a pool in a layout."""
-    window, named = pool.window, TVM_LAYOUTS[layout]
+    window, tvm_layout = pool.window, TVM_LAYOUTS[layout]
     shape = tensor_shape(layout, window.n, window.c, window.h, window.w)
     x = te.placeholder(shape, "float32", name="x")
     if not pool.operator.startswith("nn."):
-        pixels = [named.index("H"), named.index("W")]
+        pixels = [tvm_layout.index("H"), tvm_layout.index("W")]
         if pool.operator == "mean":
             y = topi.divide(topi.sum(x, pixels, keepdims=True), float(window.h * window.w))
         else:
@@ -227,23 +233,23 @@ def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
         kind = "max" if "max" in pool.operator else "avg"
         size = [window.kh, window.kw]
         sides = [window.stride, window.dilation, window.padding]
-        y = topi.nn.pool2d(x, size, *map(list, sides), kind, layout=named, count_include_pad=False)
+        y = topi.nn.pool2d(x, size, *map(list, sides), kind, layout=tvm_layout, count_include_pad=False)
     return te.create_prim_func([x, y], index_dtype_override="int64").without_attr("global_symbol")
 
 
-def transform(move: Move) -> tirx.PrimFunc:
+def transform_kernel(move: Move) -> tirx.PrimFunc:
     """The kernel that transforms a tensor from the first layout of `move` into the second."""
-    (n, h, w, c), given, taken = move
-    x = te.placeholder(tensor_shape(given, n, c, h, w), "float32", name="x")
+    (n, h, w, c), source, target = move
+    x = te.placeholder(tensor_shape(source, n, c, h, w), "float32", name="x")
 
     def element(*index: tirx.Var) -> tirx.Expr:
-        return x[_into(given, *_from(taken, index))]
+        return x[_layout_index(source, *_logical_index(target, index))]
 
-    made = te.compute(tensor_shape(taken, n, c, h, w), element, name="transformed")
-    return te.create_prim_func([x, made], index_dtype_override="int64").without_attr("global_symbol")
+    result = te.compute(tensor_shape(target, n, c, h, w), element, name="transformed")
+    return te.create_prim_func([x, result], index_dtype_override="int64").without_attr("global_symbol")
 
 
-def _from(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
+def _logical_index(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
     """Batch, row, column and channel of an element from its index in `layout`."""
     if layout == "HWC":
         return tuple(index)
@@ -254,7 +260,7 @@ def _from(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
     return n, h, w, block * BLOCK + c
 
 
-def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
+def _layout_index(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
     if layout == "HWC":
         return n, h, w, c
     return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)

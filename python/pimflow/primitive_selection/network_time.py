@@ -12,7 +12,7 @@ from pimflow.compiler.kernel_calls import KernelCall
 from pimflow.compiler.measurement.single_kernels import arguments
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.host.result_cache import ResultCache, sources_digest
-from pimflow.pim_backend.runtime.targets import this_cpu
+from pimflow.pim_backend.runtime.targets import this_cpu_target
 from pimflow.primitive_selection.machines import Machine, thread_count
 from pimflow.primitive_selection.measuring import CALLS, Measurements, compiler
 from pimflow.primitive_selection.profile import KernelTime, NetworkTime
@@ -46,7 +46,7 @@ def network_time(
     by_key = {call.key: call for call in calls}
     keys = [call.key for call in calls]
     if known_ns is None:
-        known_ns = _measured(by_key, cache, progress)
+        known_ns = _measure_kernels(by_key, cache, progress)
     if not all(key in known_ns for key in keys):
         return None
     times = (
@@ -56,17 +56,17 @@ def network_time(
     return NetworkTime(kernels=tuple(times))
 
 
-def _measured(
+def _measure_kernels(
     calls: Mapping[str, KernelCall], cache: ResultCache | None, progress: Callable[[float], None]
 ) -> dict[str, float]:
     code = f"{COLD} {compiler()} {sources_digest(BUILT_BY)}"
-    kept = Measurements(cache, code, Machine().device)
-    times_ns = kept.get(calls)
+    measurements = Measurements(cache, code, Machine().device)
+    times_ns = measurements.get(calls)
     missing = [key for key in calls if key not in times_ns]
     for begin in range(0, len(missing), KERNELS_AT_ONCE):
         keys = missing[begin : begin + KERNELS_AT_ONCE]
         new = dict(zip(keys, _times_ns([calls[key] for key in keys]), strict=True))
-        kept.put(new)
+        measurements.put(new)
         times_ns |= new
         progress(len(times_ns) / len(calls))
     return times_ns
@@ -86,35 +86,41 @@ class KernelTimer:
 
     def __init__(self, calls: Sequence[KernelCall]):
         keep_registers.register()
-        named = {f"kernel{n}": call.function for n, call in enumerate(calls)} | {"wake": _wake()}
-        functions = {name: function.with_attr("global_symbol", name) for name, function in named.items()}
-        whole = tvm.compile(tvm.IRModule(functions), this_cpu(), tir_pipeline=keep_registers.PIPELINE)
-        self._built = whole.jit()
+        functions_by_name = {f"kernel{n}": call.function for n, call in enumerate(calls)} | {
+            "wake": _wake_kernel()
+        }
+        functions = {
+            name: function.with_attr("global_symbol", name) for name, function in functions_by_name.items()
+        }
+        executable = tvm.compile(
+            tvm.IRModule(functions), this_cpu_target(), tir_pipeline=keep_registers.PIPELINE
+        )
+        self._library = executable.jit()
         self._cold: list[tvm.runtime.Tensor] = []
         flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
-        wake, woken = self._built["wake"], arguments(named["wake"], tvm.cpu())
+        wake, wake_arguments = self._library["wake"], arguments(functions_by_name["wake"], tvm.cpu())
 
         def prepare(first: tvm.runtime.Tensor, *_: tvm.runtime.Tensor) -> None:
             """Flush the cold operands from the caches, and wake all threads."""
             flush(first, *self._cold)
-            wake(*woken)
+            wake(*wake_arguments)
 
         tvm.register_global_func(PREPARE, prepare, override=True)
-        self._timed = []
+        self._calls = []
         for n, call in enumerate(calls):
             tensors = arguments(call.function, tvm.cpu())
-            self._timed.append((f"kernel{n}", tensors, [tensors[i] for i in call.cold]))
+            self._calls.append((f"kernel{n}", tensors, [tensors[i] for i in call.cold]))
 
     def round_ns(self) -> list[float]:
         """One time of every kernel; rounds spread a disturbance over many kernels, once each."""
         times = []
-        for name, tensors, cold in self._timed:
+        for name, tensors, cold in self._calls:
             self._cold[:] = cold
-            times += kernel_times_ns(self._built, name, tvm.cpu(), tensors, 1, f_preproc=PREPARE)
+            times += kernel_times_ns(self._library, name, tvm.cpu(), tensors, 1, f_preproc=PREPARE)
         return times
 
 
-def _wake() -> tirx.PrimFunc:
+def _wake_kernel() -> tirx.PrimFunc:
     """A kernel in which every thread does almost nothing."""
     threads = thread_count()
     written = te.compute((threads, 16), lambda i, j: tirx.const(0.0, "float32"), name="woken")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.placement import Goal
 from pimflow.primitive_selection.search import check_names
@@ -21,7 +21,7 @@ CUDA = "cuda"  # a value of --device
 MEASURE = 12  # primitives of a layer that are measured by default
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
     """Options of a selection.
@@ -72,7 +72,7 @@ class SelectionOptions:
     measure: int | None = MEASURE
 
     def __post_init__(self) -> None:
-        for name, kind, wanted in (
+        for name, kind, expected in (
             ("memory_budget_bytes", Real, "a number of bytes or None"),
             ("time_budget_ns", Real, "a number of ns or None"),
             ("pareto", Integral, "a number of points or None"),
@@ -81,7 +81,7 @@ class SelectionOptions:
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise UsageError(f"{name} is {wanted}, not {value!r} ({type(value).__name__})")
+                raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
         for name in ("minimize", "memory_model", "target"):
             value = getattr(self, name)
             if not isinstance(value, str):
@@ -105,7 +105,7 @@ class SelectionKeywords(TypedDict, total=False):
 
 
 def selection_options(
-    given: SelectionOptions | Mapping[str, object], options: SelectionOptions | None = None
+    selection: SelectionOptions | Mapping[str, object], options: SelectionOptions | None = None
 ) -> SelectionOptions:
     """`given` if it is options; else `options`, by default the defaults, with the fields that `given` has.
 
@@ -116,21 +116,21 @@ def selection_options(
     UsageError
         For anything else than options or keywords.
     """
-    if isinstance(given, SelectionOptions):
-        return given
-    if not isinstance(given, Mapping) or not isinstance(options, SelectionOptions | None):
-        wrong = options if isinstance(given, Mapping) else given
+    if isinstance(selection, SelectionOptions):
+        return selection
+    if not isinstance(selection, Mapping) or not isinstance(options, SelectionOptions | None):
+        wrong = options if isinstance(selection, Mapping) else selection
         raise UsageError(f"a selection is a SelectionOptions or a mapping of its fields, not {wrong!r}")
-    known = tuple(each.name for each in fields(SelectionOptions))
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("option of a selection", str(name), known)
-    fresh: dict[str, Any] = dict(given)  # whose types `SelectionOptions` checks
-    return replace(options or SelectionOptions(), **fresh)
+    field_names = tuple(option_field.name for option_field in fields(SelectionOptions))
+    for name in selection:
+        if name not in field_names:
+            raise UnknownNameError("option of a selection", str(name), field_names)
+    new_values: dict[str, Any] = dict(selection)  # whose types `SelectionOptions` checks
+    return replace(options or SelectionOptions(), **new_values)
 
 
 # Options of a selection that a plan has options of its own for: name on the command line, default, advice.
-_OF_THE_PLAN = {
+_PLAN_OPTIONS = {
     "minimize": ("--minimize", "time", "a plan is the least of --objective"),
     "time_budget_ns": ("--time-budget", None, "bound the plan by --max-latency"),
     "memory_model": ("--memory-model", "liveness", "a plan counts what is live at once"),
@@ -158,10 +158,10 @@ def goal_with_primitives(goal: Goal, options: SelectionOptions | None) -> Goal:
     """
     if options is None or options.device != CUDA:
         return goal
-    for key, (name, default, instead) in _OF_THE_PLAN.items():
-        given = getattr(options, key)
-        if given != default:
-            raise UsageError(f"{name} {given}: with --device cuda {instead}; leave it out")
+    for key, (name, default, instead) in _PLAN_OPTIONS.items():
+        value = getattr(options, key)
+        if value != default:
+            raise UsageError(f"{name} {value}: with --device cuda {instead}; leave it out")
     if options.memory_budget_bytes is None:
         return replace(goal, primitives=True)
     return replace(goal, primitives=True, max_memory_bytes=options.memory_budget_bytes)

@@ -14,13 +14,13 @@ import numpy as np
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfileError
-from pimflow.primitive_selection.profile import Profile, applicable, bound_ns, macs
+from pimflow.primitive_selection.profile import Profile, applicable_primitives, bound_ns, macs
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.layer import LAYOUTS, input_bytes
 
 Key = tuple[str, ConvGeometry]
-LEAST = 30  # with fewer measured times, trees would only repeat them
+MIN_MEASURED = 30  # with fewer measured times, trees would only repeat them
 TREES = 300
 PARAMETERS = {"max_depth": 6, "eta": 0.08, "subsample": 0.9, "min_child_weight": 2, "nthread": 1, "seed": 0}
 
@@ -52,7 +52,7 @@ def features(name: str, layer: ConvGeometry) -> list[float]:
     ]
 
 
-def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, float]:
+def predict_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, float]:
     """Predict times of the primitives for `layers` that have none in `profile` and did not fail.
 
     Raises
@@ -62,21 +62,21 @@ def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, 
     """
     import xgboost  # takes a second, so it is imported only where it is needed
 
-    known = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
-    if len(known) < LEAST:
+    measured_ns = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
+    if len(measured_ns) < MIN_MEASURED:
         raise ProfileError(
-            f"{len(known)} measured times are too few to predict others from; {LEAST} are needed: measure "
+            f"{len(measured_ns)} measured times are too few to predict others from; {MIN_MEASURED} are needed: measure "
             "more (--measure)"
         )
-    asked = [(p.name, layer) for layer in dict.fromkeys(layers) for p in applicable(layer)]
-    asked = [key for key in asked if key not in known and key not in profile.failed]
-    if not asked:
+    missing = [(p.name, layer) for layer in dict.fromkeys(layers) for p in applicable_primitives(layer)]
+    missing = [key for key in missing if key not in measured_ns and key not in profile.failed]
+    if not missing:
         return {}
-    factors = [math.log(max(ns, 1.0) / _bound(key)) for key, ns in known.items()]
-    data = xgboost.DMatrix(np.array([features(*key) for key in known]), label=np.array(factors))
+    factors = [math.log(max(ns, 1.0) / _bound(key)) for key, ns in measured_ns.items()]
+    data = xgboost.DMatrix(np.array([features(*key) for key in measured_ns]), label=np.array(factors))
     trees = xgboost.train(PARAMETERS, data, num_boost_round=TREES)
-    predicted = trees.predict(xgboost.DMatrix(np.array([features(*key) for key in asked])))
-    return {key: _bound(key) * math.exp(float(factor)) for key, factor in zip(asked, predicted)}
+    predicted = trees.predict(xgboost.DMatrix(np.array([features(*key) for key in missing])))
+    return {key: _bound(key) * math.exp(float(factor)) for key, factor in zip(missing, predicted)}
 
 
 def _bound(key: Key) -> float:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
-from pimflow.core.liveness import Liveness, aligned
+from pimflow.core.liveness import Liveness, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")
 FP32_BYTES = ELEMENT_BYTES["fp32"]
-RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # port of the results of a network
+OUTPUT_PORT = Port(layout="HWC", dtype="fp32", device="cpu")  # port of the results of a network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Sums:
     time_layer: str
     transforms: tuple[Transform, ...]
 
-    def within(self, budgets: Budgets) -> bool:
+    def is_within(self, budgets: Budgets) -> bool:
         """Whether all of `budgets` are kept."""
         # The integer program bounds times only up to rounding; bytes are whole numbers.
         return (
@@ -97,7 +97,7 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selected:
+class SelectionResult:
     """A choice of candidates with its sums, and the proved gap to the best one.
 
     Attributes
@@ -146,13 +146,13 @@ class SelectionProblem:
             )
             for region in self.graph.regions
         ]
-        out = [_handing_out(name) for name in dict.fromkeys(self.graph.outputs)]
+        out = [_return_step(name) for name in dict.fromkeys(self.graph.outputs)]
         return (*regions, *out)
 
     @functools.cached_property
     def tensor_bytes(self) -> dict[str, int]:
         """Bytes of each tensor in fp32, rounded up to the alignment."""
-        return {name: aligned(size) for name, size in self.graph.tensor_bytes("fp32").items()}
+        return {name: align_up(size) for name, size in self.graph.tensor_bytes("fp32").items()}
 
     @functools.cached_property
     def weight_bytes(self) -> int:
@@ -161,13 +161,13 @@ class SelectionProblem:
         total = 0
         for r in self.graph.regions:
             filters = r.geometry.oc * r.geometry.reduction if r.geometry and r.name in chosen else 0
-            total += aligned(FP32_BYTES * max(0, r.weight_elements - filters))
+            total += align_up(FP32_BYTES * max(0, r.weight_elements - filters))
         return total
 
     def layouts(self, tensor: str) -> tuple[str, ...]:
         """The possible layouts of `tensor`."""
         if tensor in self.table.inputs or tensor not in self.table.candidates:
-            return (self.table.inputs.get(tensor, RETURNED).layout,)
+            return (self.table.inputs.get(tensor, OUTPUT_PORT).layout,)
         return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
 
     def time_ns(self, candidate: Candidate) -> float:
@@ -179,20 +179,24 @@ class SelectionProblem:
         if not step.chosen:
             return 0
         tensors = sum(self.tensor_bytes[name] for name in (*step.reads, step.name))
-        return tensors + aligned(candidate.filter_bytes) + aligned(candidate.workspace_bytes)
+        return tensors + align_up(candidate.filter_bytes) + align_up(candidate.workspace_bytes)
 
     def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
         """The layout transforms that `choice` needs."""
         transforms = []
         for step in self.steps:
-            taken = choice[step.name].input.layout if step.name in choice else RETURNED.layout
+            target = choice[step.name].input.layout if step.name in choice else OUTPUT_PORT.layout
             for tensor in step.reads:
-                given = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
-                edge = self.table.transform(tensor, given, taken)
-                if given != taken and edge.task:
+                source = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
+                edge = self.table.transform(tensor, source, target)
+                if source != target and edge.task:
                     transforms.append(
                         Transform(
-                            tensor=tensor, reader=step.name, given=given, taken=taken, time_ns=edge.latency_ns
+                            tensor=tensor,
+                            reader=step.name,
+                            given=source,
+                            taken=target,
+                            time_ns=edge.latency_ns,
                         )
                     )
         return tuple(transforms)
@@ -208,7 +212,7 @@ class SelectionProblem:
         else:
             live, names = self.liveness(choice)
             peaks = [live.live_bytes(step) for step in range(live.steps)]
-            filters = sum(aligned(candidate.filter_bytes) for candidate in choice.values())
+            filters = sum(align_up(candidate.filter_bytes) for candidate in choice.values())
             memory_bytes = max(peaks) + filters + self.weight_bytes
             memory_layer = names[peaks.index(max(peaks))]
         return Sums(
@@ -229,46 +233,46 @@ class SelectionProblem:
         for transform in self.transforms(choice):
             by_reader.setdefault(transform.reader, {})[transform.tensor] = transform
         for step in self.steps:
-            made = by_reader.get(step.name, {})
+            copies = by_reader.get(step.name, {})
             read = []
             for tensor in step.reads:
-                read.append(f"{tensor}@{step.name}" if tensor in made else tensor)
-                if tensor in made:
+                read.append(f"{tensor}@{step.name}" if tensor in copies else tensor)
+                if tensor in copies:
                     sizes[read[-1]] = self.tensor_bytes[tensor]
                     steps.append(((tensor,), (read[-1],)))
                     names.append(step.name)
             written = []
             if step.name in choice:
                 workspace = f"{step.name} workspace"
-                sizes[workspace] = aligned(choice[step.name].workspace_bytes)
+                sizes[workspace] = align_up(choice[step.name].workspace_bytes)
                 written = [step.name, workspace]
             steps.append((read, written))
             names.append(step.name if step.name in choice else step.reads[0])
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
-        return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
+        return Liveness.from_steps(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
 
-    def others(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    def layout_choices(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
         """The part of `choice` for layers without primitives, of which only the layout is chosen."""
         return {
             step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
         }
 
-    def restricted(self, wanted: Callable[[str, Candidate], bool]) -> SelectionProblem:
+    def restrict(self, accept: Callable[[str, Candidate], bool]) -> SelectionProblem:
         """The problem with only those candidates for which `wanted` is true."""
-        kept = {
-            name: tuple(c for c in candidates if wanted(name, c))
+        remaining = {
+            name: tuple(c for c in candidates if accept(name, c))
             for name, candidates in self.table.candidates.items()
         }
-        return replace(self, table=replace(self.table, candidates=kept))
+        return replace(self, table=replace(self.table, candidates=remaining))
 
 
-def _handing_out(tensor: str) -> SelectionStep:
+def _return_step(tensor: str) -> SelectionStep:
     candidate = Candidate(
         name="returned",
         covers=(f"{tensor}>",),
         gpu_share=None,
-        input=RETURNED,
-        output=RETURNED,
+        input=OUTPUT_PORT,
+        output=OUTPUT_PORT,
         tasks=(),
         rewrite=Rewrite(mode="CPU", gpu_rows=0),
     )

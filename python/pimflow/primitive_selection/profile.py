@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pimflow.core.json_form import OMITTED, report_of
+from pimflow.core.json_form import OMITTED, report_from
 from pimflow.core.region import ConvGeometry
 from pimflow.core.table_files import read_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
-from pimflow.primitives.families import tiles
+from pimflow.primitives.families import tile_counts
 from pimflow.primitives.layer import FP32_BYTES, Shape, input_bytes
 
 VERSION = "pimflow-profile/1"
@@ -170,7 +170,7 @@ class NetworkTime:
             primitives_ns=primitives_ns,
             transforms_ns=transforms_ns,
             others_ns=others_ns,
-            kernels=tuple(report_of(KernelReport, kernel) for kernel in self.kernels),
+            kernels=tuple(report_from(KernelReport, kernel) for kernel in self.kernels),
             measured_ns=self.measured_ns,
             difference=None if self.measured_ns is None else self.time_ns / self.measured_ns - 1,
         )
@@ -207,7 +207,7 @@ class Profile:
     failed: dict[tuple[str, ConvGeometry], str] = field(default_factory=dict)
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """The contents of the file, in an order that does not depend on the order of measurements."""
         layers: dict[ConvGeometry, dict[str, float]] = {}
         for (name, layer), ns in sorted(
@@ -218,13 +218,15 @@ class Profile:
             "version": VERSION,
             "device": dataclasses.asdict(self.device),
             "code": self.code,
-            "layers": [{"layer": _short(layer), "times_ns": times} for layer, times in layers.items()],
+            "layers": [
+                {"layer": _without_defaults(layer), "times_ns": times} for layer, times in layers.items()
+            ],
             "transforms": [
-                [list(shape), given, taken, round(ns)]
-                for (shape, given, taken), ns in sorted(self.moves_ns.items())
+                [list(shape), source, target, round(ns)]
+                for (shape, source, target), ns in sorted(self.moves_ns.items())
             ],
             "pools": [
-                [pool.operator, _short(pool.window), layout, round(ns)]
+                [pool.operator, _without_defaults(pool.window), layout, round(ns)]
                 for (pool, layout), ns in sorted(self.pools_ns.items(), key=lambda item: repr(item[0]))
             ],
             "kernels": [[key, round(ns)] for key, ns in sorted(self.kernels_ns.items())],
@@ -232,7 +234,7 @@ class Profile:
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the file; raises `OutputError` if it cannot be written."""
-        plain = self.plain()
+        plain = self.to_plain()
         lists = [
             f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in plain.pop(key)) + "\n]" for key in ROWS
         ]
@@ -258,8 +260,8 @@ class Profile:
                     layer = from_fields(ConvGeometry, row["layer"])
                     times |= {(name, layer): duration(ns) for name, ns in row["times_ns"].items()}
                 elif name == "transforms":
-                    shape, given, taken, ns = row
-                    moves[tuple(shape), given, taken] = duration(ns)
+                    shape, source, target, ns = row
+                    moves[tuple(shape), source, target] = duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
                     pool = Pooling(operator=str(kind), window=from_fields(ConvGeometry, window))
@@ -273,16 +275,21 @@ class Profile:
             raise ProfileError(
                 f"{path}: {where}: {error!r}; measure anew with 'pimflow select -o'"
             ) from error
-        known = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
-        timed = {"times_ns": known, "moves_ns": moves, "pools_ns": pools, "kernels_ns": kernels}
-        return cls(device=device, code=code, **timed)
+        known_times_ns = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
+        times_by_field = {
+            "times_ns": known_times_ns,
+            "moves_ns": moves,
+            "pools_ns": pools,
+            "kernels_ns": kernels,
+        }
+        return cls(device=device, code=code, **times_by_field)
 
-    def require(self, device: Device | None, named: str | None) -> None:
+    def require_device(self, device: Device | None, device_name: str | None) -> None:
         """Raise `ProfileError` if this profile is of another device than `named`, or than `device`.
 
         Without a name, `device` is the expected one.
         """
-        expected = named or (device.name if device else "")
+        expected = device_name or (device.name if device else "")
         if self.device.name != expected:
             raise ProfileError(
                 f"the profile was measured on '{self.device.name}', not on '{expected}': measure here, or "
@@ -302,13 +309,13 @@ def duration(ns: float) -> float:
     return float(ns)
 
 
-def _short(layer: ConvGeometry) -> dict[str, Any]:
+def _without_defaults(layer: ConvGeometry) -> dict[str, Any]:
     """The fields of `layer` that differ from their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
     return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
 
 
-def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
+def applicable_primitives(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
     """Primitives of `target` that compute `layer`."""
     return [p for p in PRIMITIVES.values() if p.target == target and p.applies(layer)]
 
@@ -317,7 +324,7 @@ def macs(primitive: Primitive, layer: ConvGeometry) -> float:
     """Multiply-accumulates of the sums that `primitive` computes."""
     uses = layer.pixels
     if primitive.family in ("winograd", "fft"):
-        rows, columns = tiles(primitive, layer)
+        rows, columns = tile_counts(primitive, layer)
         uses = layer.n * (layer.oh if primitive.directions == 1 else rows) * columns
     if primitive.family == "fft":
         uses *= 2  # a complex product is four real ones, of two real numbers that are stored
@@ -332,33 +339,35 @@ def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
     if primitive.places:
         rate = MACS_PER_NS * min(1.0, primitive.extents(layer).places / FEW_PLACES)
     output_bytes = FP32_BYTES * layer.pixels * layer.oc
-    moved = input_bytes(layer) + output_bytes + primitive.filter_bytes(layer)
-    moved += 2 * primitive.workspace_bytes(layer)
-    return macs(primitive, layer) / rate + moved / BYTES_PER_NS
+    moved_bytes = input_bytes(layer) + output_bytes + primitive.filter_bytes(layer)
+    moved_bytes += 2 * primitive.workspace_bytes(layer)
+    return macs(primitive, layer) / rate + moved_bytes / BYTES_PER_NS
 
 
-def promising(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
+def measuring_order(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
     """Primitives of `target` for `layer`, in the order in which to measure them.
 
     First comes the one with the smallest bound of each kind (family, layout, tile), then the second of each,
     and so on.
     """
     kinds: dict[tuple, list[Primitive]] = {}
-    for primitive in sorted(applicable(layer, target), key=lambda p: bound_ns(p, layer)):
+    for primitive in sorted(applicable_primitives(layer, target), key=lambda p: bound_ns(p, layer)):
         kind = (primitive.family, primitive.layout, primitive.tile, primitive.directions)
         kinds.setdefault(kind, []).append(primitive)
-    ranked = [(rank, bound_ns(p, layer), p) for of in kinds.values() for rank, p in enumerate(of)]
-    return [p for _, _, p in sorted(ranked, key=lambda each: each[:2])]
+    ranked = [
+        (rank, bound_ns(p, layer), p) for primitives in kinds.values() for rank, p in enumerate(primitives)
+    ]
+    return [p for _, _, p in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 def is_free(move: Move) -> bool:
     """Whether the bytes of a tensor have the same order in both layouts."""
-    (_, height, width, channels), given, taken = move
+    (_, height, width, channels), source, target = move
     blocks = {layout: channels if layout == "HWC" else 1 for layout in ("HWC", "CHW")} | {"CHWc16": 16}
-    return given == taken or height * width == 1 or blocks[given] == blocks[taken]
+    return source == target or height * width == 1 or blocks[source] == blocks[target]
 
 
-def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
+def count_unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
     """How many of the primitives that apply to `layers` have no time."""
-    wanted = ((p.name, layer) for layer in layers for p in applicable(layer, profile.device.target))
-    return sum(key not in profile.times_ns for key in wanted)
+    keys = ((p.name, layer) for layer in layers for p in applicable_primitives(layer, profile.device.target))
+    return sum(key not in profile.times_ns for key in keys)

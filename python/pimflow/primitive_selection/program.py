@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
-from pimflow.core.liveness import Liveness, aligned
-from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, SelectionStep
+from pimflow.core.liveness import Liveness, align_up
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, SelectionStep
 
 # The solver's tolerance is absolute, 1e-6. With these units, two sizes differ by at least a thousand times as
 # much, and a time budget is met as exactly as `Sums.within` requires.
@@ -25,7 +25,7 @@ TIME_UNITS = 1000.0  # units of a time budget
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
+class LayoutCopy:
     """A column that is 1 if a tensor is copied from one layout into another for a reader."""
 
     column: Column
@@ -42,22 +42,22 @@ class SelectionProgram:
         for step in problem.steps:
             small = [
                 candidate
-                for candidate in _undominated(problem, step)
+                for candidate in _pareto_candidates(problem, step)
                 if problem.footprint_bytes(step, candidate) <= budgets.workspace_bytes
             ]
-            self.columns[step.name] = [(self.program.binary(), candidate) for candidate in small]
-            self.program.cover(column for column, _ in self.columns[step.name])
+            self.columns[step.name] = [(self.program.add_binary(), candidate) for candidate in small]
+            self.program.add_exactly_one(column for column, _ in self.columns[step.name])
         self.copies = {step.name: list(self._copies(step)) for step in problem.steps}
         if objective == "time":
-            self.program.charge(self._time(1.0))
+            self.program.add_costs(self._time(1.0))
         if budgets.time_ns < math.inf:
             unit_ns = max(budgets.time_ns, 1.0) / TIME_UNITS
-            self.program.row(self._time(unit_ns), high=budgets.time_ns / unit_ns)
+            self.program.add_row(self._time(unit_ns), high=budgets.time_ns / unit_ns)
         if objective == "memory" or budgets.memory_bytes < math.inf:
             memory = self._sum() if problem.memory_model == "sum" else self._liveness()
-            self.program.row(memory, high=budgets.memory_bytes / UNIT_BYTES)
+            self.program.add_row(memory, high=budgets.memory_bytes / UNIT_BYTES)
             if objective == "memory":
-                self.program.charge(memory)
+                self.program.add_costs(memory)
 
     def solve(self) -> tuple[Outcome, dict[str, Candidate]]:
         """The outcome within the time limit, and the chosen candidate of every region."""
@@ -66,28 +66,32 @@ class SelectionProgram:
             name: candidate
             for name in self.problem.table.candidates
             for column, candidate in self.columns[name]
-            if outcome.chosen(column)
+            if outcome.is_chosen(column)
         }
         return outcome, choice
 
-    def _copies(self, step: SelectionStep) -> Iterator[Copy]:
+    def _copies(self, step: SelectionStep) -> Iterator[LayoutCopy]:
         """Add columns and rows for tensors of `step` that may need a transform; yields copies in order."""
-        sinks = _by_layout((c.input.layout, column) for column, c in self.columns[step.name])
+        sinks = _group_by_layout((c.input.layout, column) for column, c in self.columns[step.name])
         for tensor in step.reads:
-            sources = _by_layout((c.output.layout, column) for column, c in self.columns.get(tensor, ()))
+            sources = _group_by_layout(
+                (c.output.layout, column) for column, c in self.columns.get(tensor, ())
+            )
             layouts = sources or self.problem.layouts(tensor)  # an input has one layout, and no columns
             pairs = [(source, sink) for source in layouts for sink in sinks]
             edges = {pair: self.problem.table.transform(tensor, *pair) for pair in pairs}
             priced = {pair: edge for pair, edge in edges.items() if pair[0] != pair[1] and edge.task}
             if not priced:
                 continue
-            shares = {pair: self.program.column(upper=1.0) for pair in pairs}
+            shares = {pair: self.program.add_column(upper=1.0) for pair in pairs}
             for end, by_layout in enumerate((sources, sinks)):
                 for layout, columns in by_layout.items():
-                    carried = [(share, 1.0) for pair, share in shares.items() if pair[end] == layout]
-                    self.program.row(carried + [(column, -1.0) for column in columns], low=0.0, high=0.0)
+                    layout_shares = [(share, 1.0) for pair, share in shares.items() if pair[end] == layout]
+                    self.program.add_row(
+                        layout_shares + [(column, -1.0) for column in columns], low=0.0, high=0.0
+                    )
             for pair, edge in priced.items():
-                yield Copy(column=shares[pair], tensor=tensor, time_ns=edge.latency_ns)
+                yield LayoutCopy(column=shares[pair], tensor=tensor, time_ns=edge.latency_ns)
 
     def _entries(self, amount: Callable[[SelectionStep, Candidate], float], unit: float) -> Entries:
         return [
@@ -106,12 +110,14 @@ class SelectionProgram:
 
     def _liveness(self) -> Entries:
         """The peak of live bytes, weights included, plus all filters."""
-        peak, weight_bytes = self.program.column(), self.problem.weight_bytes
+        peak, weight_bytes = self.program.add_column(), self.problem.weight_bytes
         for position in range(len(self.problem.steps)):
             for tensor_bytes, entries in self._moments(position):
                 scaled = [(column, size / UNIT_BYTES) for column, size in entries]
-                self.program.row([*scaled, (peak, -1.0)], high=-(tensor_bytes + weight_bytes) / UNIT_BYTES)
-        return [(peak, 1.0), *self._entries(lambda _, c: aligned(c.filter_bytes), UNIT_BYTES)]
+                self.program.add_row(
+                    [*scaled, (peak, -1.0)], high=-(tensor_bytes + weight_bytes) / UNIT_BYTES
+                )
+        return [(peak, 1.0), *self._entries(lambda _, c: align_up(c.filter_bytes), UNIT_BYTES)]
 
     def _moments(self, position: int) -> Iterator[tuple[int, Entries]]:
         """Bytes of tensors at each moment of a step, and bytes of copies and workspaces by column.
@@ -121,14 +127,14 @@ class SelectionProgram:
         """
         step, copies = self.problem.steps[position], list[tuple[Column, float]]()
         live = [life for life in self._tensors.lifetimes if life.begin <= position < life.end]
-        kept = {life.name for life in live if life.end > position + 1}
+        live_after = {life.name for life in live if life.end > position + 1}
         for tensor in step.reads:
             size = float(self.problem.tensor_bytes[tensor])
             entries = [(copy.column, size) for copy in self.copies[step.name] if copy.tensor == tensor]
             if entries:
                 yield sum(life.size_bytes for life in live if life.name != step.name), copies + entries
-            copies += entries if tensor in kept else []
-        workspaces = [(column, float(aligned(c.workspace_bytes))) for column, c in self.columns[step.name]]
+            copies += entries if tensor in live_after else []
+        workspaces = [(column, float(align_up(c.workspace_bytes))) for column, c in self.columns[step.name]]
         yield sum(life.size_bytes for life in live), copies + workspaces
 
     @functools.cached_property
@@ -137,25 +143,27 @@ class SelectionProgram:
         sizes = self.problem.tensor_bytes
         steps = [(step.reads, [step.name] if step.name in sizes else []) for step in self.problem.steps]
         inputs = [name for name in sizes if name.startswith("%")]
-        return Liveness.of(steps, sizes, inputs=inputs, outputs=self.problem.graph.outputs)
+        return Liveness.from_steps(steps, sizes, inputs=inputs, outputs=self.problem.graph.outputs)
 
 
-def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
+def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> SelectionResult | None:
     """The choice of minimal time or memory within `budgets`; None if there is none."""
     outcome, choice = SelectionProgram(problem, objective, budgets).solve()
     if outcome.values is None:
         return None
     unit = UNIT_BYTES if objective == "memory" else 1.0
-    return Selected(choice=choice, sums=problem.evaluate(choice), value=outcome.value * unit, gap=outcome.gap)
+    return SelectionResult(
+        choice=choice, sums=problem.evaluate(choice), value=outcome.value * unit, gap=outcome.gap
+    )
 
 
-def _undominated(problem: SelectionProblem, step: SelectionStep) -> list[Candidate]:
+def _pareto_candidates(problem: SelectionProblem, step: SelectionStep) -> list[Candidate]:
     """Candidates that are not dominated by another one of the same layouts; of equal ones the first."""
 
     def amounts(candidate: Candidate) -> tuple[float, ...]:
         """Time, workspace and filters of a candidate."""
         sizes = (candidate.workspace_bytes, candidate.filter_bytes)
-        return (problem.time_ns(candidate), *map(aligned, sizes))
+        return (problem.time_ns(candidate), *map(align_up, sizes))
 
     candidates: list[Candidate] = []
     for candidate in sorted(step.candidates, key=amounts):  # what dominates another comes before it
@@ -166,7 +174,7 @@ def _undominated(problem: SelectionProblem, step: SelectionStep) -> list[Candida
     return candidates
 
 
-def _by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
+def _group_by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
     by_layout = defaultdict(list)
     for layout, column in columns:
         by_layout[layout].append(column)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Cost
 from pimflow.core.json_form import OMITTED
-from pimflow.placement import Searched
+from pimflow.placement import SearchResult
 from pimflow.primitive_selection.problem import Transform
 from pimflow.primitive_selection.profile import NetworkTimeReport
 from pimflow.primitives import PRIMITIVES
-from pimflow.primitives.launches import usable
+from pimflow.primitives.launches import usable_primitives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class TimesReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontPoint(Figures):
+class SelectionFrontPoint(Figures):
     """A point of a front, and the time of the paper's greedy selection within the same budget."""
 
     greedy_time_ns: float | None
@@ -119,7 +119,7 @@ class SelectionReport:
     device: str
     measured: TimesReport
     network_time: NetworkTimeReport | None = field(default=None, metadata=OMITTED)
-    front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
+    front: tuple[SelectionFrontPoint, ...] | None = field(default=None, metadata=OMITTED)
 
     @property
     def figures(self) -> Figures:
@@ -182,7 +182,7 @@ class PlanPrimitives:
     filter_bytes: int
 
 
-def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
+def plan_primitives(search_result: SearchResult, operators: SearchResult) -> PlanPrimitives:
     """The GPU's primitives in a plan, for a report.
 
     Parameters
@@ -190,53 +190,53 @@ def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
     operators : Searched
         Result of the same search without primitives.
     """
-    costs, graph, choices = searched.maker.costs, searched.graph, []
-    for name, primitive in searched.primitives().items():
-        candidate, region = searched.doing[name], graph.region(name)
-        cost = Cost.of(candidate)
-        operator = searched.maker.make(region, "GPU", gpu_channels=searched.plan.gpu_channels)
+    costs, graph, choices = search_result.generator.costs, search_result.graph, []
+    for name, primitive in search_result.primitives().items():
+        candidate, region = search_result.candidate_by_region[name], graph.region(name)
+        cost = Cost.from_candidate(candidate)
+        operator = search_result.generator.make(region, "GPU", gpu_channels=search_result.plan.gpu_channels)
         choices.append(
             PlannedPrimitive(
                 layer=name,
                 primitive=primitive.name,
                 launches=len(candidate.tasks),
                 time_ns=cost.latency_ns,
-                operator_ns=Cost.of(operator).latency_ns,
+                operator_ns=Cost.from_candidate(operator).latency_ns,
                 known=cost.known["gpu"].value,
                 workspace_bytes=candidate.workspace_bytes,
                 filter_bytes=candidate.filter_bytes,
             )
         )
     return PlanPrimitives(
-        device=f"{searched.system.gpu.name}, {costs.profiling.gpu.name}",
-        layers=sum(bool(usable(region)) for region in graph.regions),
+        device=f"{search_result.system.gpu.name}, {costs.profiling.gpu.name}",
+        layers=sum(bool(usable_primitives(region)) for region in graph.regions),
         choices=tuple(choices),
         latency_operators_ns=operators.evaluation.latency_ns,
-        saved_ns=operators.evaluation.latency_ns - searched.evaluation.latency_ns,
+        saved_ns=operators.evaluation.latency_ns - search_result.evaluation.latency_ns,
         latency_gpu_only_operators_ns=operators.baseline.latency_ns,
-        saved_gpu_only_ns=operators.baseline.latency_ns - searched.baseline.latency_ns,
-        workspace_bytes=max((each.workspace_bytes for each in choices), default=0),
-        filter_bytes=sum(each.filter_bytes for each in choices),
+        saved_gpu_only_ns=operators.baseline.latency_ns - search_result.baseline.latency_ns,
+        workspace_bytes=max((choice.workspace_bytes for choice in choices), default=0),
+        filter_bytes=sum(choice.filter_bytes for choice in choices),
     )
 
 
-def primitives_text(chosen: SelectionReport | PlanPrimitives) -> list[str]:
+def primitives_text(report: SelectionReport | PlanPrimitives) -> list[str]:
     """Lines about primitives in the table that ``pimflow compile`` prints."""
-    if isinstance(chosen, PlanPrimitives):
-        return [_plan_text(chosen)]
+    if isinstance(report, PlanPrimitives):
+        return [_plan_text(report)]
     line = (
-        f"primitives of {len(chosen.choices)} layers for {chosen.device}: "
-        f"{chosen.time_ns / 1e6:.3f} ms by themselves, {chosen.status}"
+        f"primitives of {len(report.choices)} layers for {report.device}: "
+        f"{report.time_ns / 1e6:.3f} ms by themselves, {report.status}"
     )
-    return [line, chosen.network_time.text()] if chosen.network_time else [line]
+    return [line, report.network_time.text()] if report.network_time else [line]
 
 
-def _plan_text(part: PlanPrimitives) -> str:
-    families = Counter(PRIMITIVES[each.primitive].family for each in part.choices)
-    which = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
+def _plan_text(report: PlanPrimitives) -> str:
+    families = Counter(PRIMITIVES[choice.primitive].family for choice in report.choices)
+    families_text = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
     return (
-        f"primitives of {len(part.choices)} of {part.layers} layers{which and f' ({which})'}: "
-        f"{part.saved_ns / 1e3:.2f} us saved against operators alone, "
-        f"{part.saved_gpu_only_ns / 1e3:.2f} us of the GPU alone; workspaces up to "
-        f"{part.workspace_bytes / 2**20:.2f} MiB, filters {part.filter_bytes / 2**20:.2f} MiB"
+        f"primitives of {len(report.choices)} of {report.layers} layers{families_text and f' ({families_text})'}: "
+        f"{report.saved_ns / 1e3:.2f} us saved against operators alone, "
+        f"{report.saved_gpu_only_ns / 1e3:.2f} us of the GPU alone; workspaces up to "
+        f"{report.workspace_bytes / 2**20:.2f} MiB, filters {report.filter_bytes / 2**20:.2f} MiB"
     )

@@ -12,8 +12,8 @@ from pimflow.primitive_selection.problem import (
     MEMORY_MODELS,
     OBJECTIVES,
     Budgets,
-    Selected,
     SelectionProblem,
+    SelectionResult,
     Sums,
 )
 from pimflow.primitive_selection.program import solve
@@ -34,7 +34,7 @@ class Point:
         The paper's greedy selection within that budget; None if it finds none.
     """
 
-    selected: Selected
+    selected: SelectionResult
     budget_bytes: int
     greedy: Sums | None
 
@@ -47,7 +47,9 @@ def check_names(objective: str, memory_model: str) -> None:
         raise UnknownNameError("memory model", memory_model, MEMORY_MODELS)
 
 
-def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
+def minimise(
+    problem: SelectionProblem, objective: str = "time", budgets: Budgets = NO_BUDGETS
+) -> SelectionResult:
     """The selection of minimal `objective` within `budgets`; of equal ones the fastest.
 
     ``time`` is equation 13 of the paper, ``memory`` 14, ``workspace`` 15.
@@ -62,25 +64,25 @@ def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budget
     if not any(step.chosen for step in problem.steps):
         raise UsageError(f"'{problem.graph.name}' has no convolution to choose a primitive for")
     if objective == "workspace":
-        return _least_workspace(problem, budgets)
+        return _min_workspace(problem, budgets)
     selected = solve(problem, objective, budgets)
     if selected is None:
-        raise _infeasible(problem, budgets)
+        raise _infeasible_error(problem, budgets)
     if objective == "time":
         return selected
     tighter = replace(budgets, memory_bytes=min(budgets.memory_bytes, selected.sums.memory_bytes))
     return replace(solve(problem, "time", tighter) or selected, gap=selected.gap)
 
 
-def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
+def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> SelectionResult:
     """The selection of minimal time; without budgets, the optimum of PBQP (Anderson and Gregg 2018)."""
     selected = solve(problem, "time", budgets)
     if selected is None:
-        raise _infeasible(problem, budgets)
+        raise _infeasible_error(problem, budgets)
     return selected
 
 
-def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
+def _min_workspace(problem: SelectionProblem, budgets: Budgets) -> SelectionResult:
     """Equation 15: the smallest footprint for which equation 13 has a solution.
 
     The workspace of the fastest selection is an upper bound. A bisection over the footprints of all
@@ -100,32 +102,36 @@ def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
     return best
 
 
-def _infeasible(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
+def _infeasible_error(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
     """The error if no selection is within `budgets`.
 
     It names the first budget that cannot be met together with those before it.
     """
     name = problem.graph.name
-    kept = NO_BUDGETS
+    met_budgets = NO_BUDGETS
     if budgets.memory_bytes < math.inf:
-        least = solve(problem, "memory", kept).sums
-        if least.memory_bytes > budgets.memory_bytes:
-            what = f"memory of '{name}' ({problem.memory_model}), at its peak in layer '{least.memory_layer}'"
-            levers = [f"--memory-budget {least.memory_bytes}B or more"]
-            return InfeasibleError(what, least.memory_bytes, int(budgets.memory_bytes), "B", levers)
-        kept = replace(kept, memory_bytes=budgets.memory_bytes)
+        smallest_memory = solve(problem, "memory", met_budgets).sums
+        if smallest_memory.memory_bytes > budgets.memory_bytes:
+            subject = f"memory of '{name}' ({problem.memory_model}), at its peak in layer '{smallest_memory.memory_layer}'"
+            levers = [f"--memory-budget {smallest_memory.memory_bytes}B or more"]
+            return InfeasibleError(
+                subject, smallest_memory.memory_bytes, int(budgets.memory_bytes), "B", levers
+            )
+        met_budgets = replace(met_budgets, memory_bytes=budgets.memory_bytes)
     if budgets.workspace_bytes < math.inf:
-        smallest = _least_workspace(problem, kept).sums
-        if smallest.workspace_bytes > budgets.workspace_bytes:
-            what = f"workspace of '{name}', largest in layer '{smallest.workspace_layer}'"
-            levers = [f"a budget of {smallest.workspace_bytes} B or more"]
-            return InfeasibleError(what, smallest.workspace_bytes, int(budgets.workspace_bytes), "B", levers)
-        kept = replace(kept, workspace_bytes=budgets.workspace_bytes)
-    quickest = solve(problem, "time", kept).sums
-    within = " within the other budgets" if kept != NO_BUDGETS else ""
-    what = f"time of '{name}'{within}, most of it in layer '{quickest.time_layer}'"
-    least_ns = math.ceil(quickest.time_ns)
-    return InfeasibleError(what, least_ns, budgets.time_ns, "ns", [f"--time-budget {least_ns}ns or more"])
+        smallest_workspace = _min_workspace(problem, met_budgets).sums
+        if smallest_workspace.workspace_bytes > budgets.workspace_bytes:
+            subject = f"workspace of '{name}', largest in layer '{smallest_workspace.workspace_layer}'"
+            levers = [f"a budget of {smallest_workspace.workspace_bytes} B or more"]
+            return InfeasibleError(
+                subject, smallest_workspace.workspace_bytes, int(budgets.workspace_bytes), "B", levers
+            )
+        met_budgets = replace(met_budgets, workspace_bytes=budgets.workspace_bytes)
+    quickest = solve(problem, "time", met_budgets).sums
+    condition = " within the other budgets" if met_budgets != NO_BUDGETS else ""
+    subject = f"time of '{name}'{condition}, most of it in layer '{quickest.time_layer}'"
+    min_ns = math.ceil(quickest.time_ns)
+    return InfeasibleError(subject, min_ns, budgets.time_ns, "ns", [f"--time-budget {min_ns}ns or more"])
 
 
 def front(
@@ -158,29 +164,33 @@ def front(
     """
     if points < 2:
         raise UsageError(f"a front has at least 2 points, not {points}")
-    small, quick = minimise(problem, over, budgets), minimise(problem, "time", budgets)
-    low, high = _taken(small.sums, over), _taken(quick.sums, over)
-    tried: list[Point] = []
+    smallest, quickest = minimise(problem, over, budgets), minimise(problem, "time", budgets)
+    low, high = _used_bytes(smallest.sums, over), _used_bytes(quickest.sums, over)
+    all_points: list[Point] = []
     for number in range(points):
         budget_bytes = low + (high - low) * number // (points - 1)
-        ends = {0: small, points - 1: quick}
-        selected = ends.get(number) or fastest(problem, _limited(budgets, over, budget_bytes))
-        greedily = greedy(problem, _limited(NO_BUDGETS, over, budget_bytes))
-        tried.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedily))
+        ends = {0: smallest, points - 1: quickest}
+        selected = ends.get(number) or fastest(problem, _with_budget(budgets, over, budget_bytes))
+        greedy_sums = greedy(problem, _with_budget(NO_BUDGETS, over, budget_bytes))
+        all_points.append(Point(selected=selected, budget_bytes=budget_bytes, greedy=greedy_sums))
         progress((number + 1) / points)
-    return tuple(p for n, p in enumerate(tried) if not any(_as_fast(o, p) for o in tried[:n]))
+    return tuple(
+        point
+        for number_before, point in enumerate(all_points)
+        if not any(_is_as_fast(o, point) for o in all_points[:number_before])
+    )
 
 
-def _as_fast(smaller: Point, larger: Point) -> bool:
+def _is_as_fast(smaller: Point, larger: Point) -> bool:
     """Whether the selection of a smaller budget is as fast as that of a larger one, up to rounding."""
     return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
 
 
-def _taken(sums: Sums, over: str) -> int:
+def _used_bytes(sums: Sums, over: str) -> int:
     return sums.memory_bytes if over == "memory" else sums.workspace_bytes
 
 
-def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
+def _with_budget(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
     return replace(budgets, **{f"{over}_bytes": budget_bytes})
 
 
@@ -195,10 +205,10 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
     layers = [step for step in problem.steps if step.chosen]
     sums = problem.evaluate(choice)
     space = replace(budgets, time_ns=math.inf)
-    while not sums.within(space):
-        now = {step.name: problem.footprint_bytes(step, choice[step.name]) for step in layers}
-        for step in sorted(layers, key=lambda step: -now[step.name]):
-            smaller = [c for c in step.candidates if problem.footprint_bytes(step, c) < now[step.name]]
+    while not sums.is_within(space):
+        footprints = {step.name: problem.footprint_bytes(step, choice[step.name]) for step in layers}
+        for step in sorted(layers, key=lambda step: -footprints[step.name]):
+            smaller = [c for c in step.candidates if problem.footprint_bytes(step, c) < footprints[step.name]]
             if smaller:
                 choice[step.name] = min(smaller, key=problem.time_ns)
                 break
@@ -206,19 +216,19 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
             return None
         sums = problem.evaluate(choice)
     names = {step.name for step in layers}
-    relaxed = problem.restricted(lambda name, c: name not in names or c is choice[name])
+    relaxed = problem.restrict(lambda name, c: name not in names or c is choice[name])
     selected = solve(relaxed, "time", space)
     sums = selected.sums if selected else sums
-    return sums if sums.within(budgets) else None
+    return sums if sums.is_within(budgets) else None
 
 
-def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
+def uniform_selection(problem: SelectionProblem, kinds: Sequence[Callable[[Candidate], bool]]) -> Sums:
     """One kind of primitive in every layer: the first of `wanted` that a layer has, else any candidate.
 
     Of several candidates of the kind, the fastest is taken.
     """
-    picked = {}
+    kind_by_step = {}
     for step in problem.steps:
-        kind = next((w for w in wanted if any(map(w, step.candidates))), lambda _: True)
-        picked[step.name] = kind if step.chosen else lambda _: True
-    return fastest(problem.restricted(lambda name, c: picked[name](c))).sums
+        kind = next((is_kind for is_kind in kinds if any(map(is_kind, step.candidates))), lambda _: True)
+        kind_by_step[step.name] = kind if step.chosen else lambda _: True
+    return fastest(problem.restrict(lambda name, c: kind_by_step[name](c))).sums

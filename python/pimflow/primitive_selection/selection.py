@@ -9,43 +9,43 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, Known
+from pimflow.core.candidate import Candidate, Provenance
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
-from pimflow.primitive_selection.layers import Layers, apart
+from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, Sums
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     NetworkTime,
     Profile,
-    applicable,
-    unmeasured,
+    applicable_primitives,
+    count_unmeasured,
 )
 from pimflow.primitive_selection.report import (
     ChosenPrimitive,
     Figures,
-    FrontPoint,
     OtherLayer,
+    SelectionFrontPoint,
     SelectionReport,
     TimesReport,
 )
 from pimflow.primitive_selection.search import (
     Point,
-    everywhere,
     fastest,
     front,
     greedy,
     minimise,
+    uniform_selection,
 )
-from pimflow.primitive_selection.time_sources import Progress, times_of
+from pimflow.primitive_selection.time_sources import Progress, selection_times
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pimflow.host.result_cache import ResultCache
 
 # Baselines of the paper (Figure 5): one family, in its layout, for all layers.
-EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
+UNIFORM_FAMILIES = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
 
 
@@ -73,7 +73,7 @@ class Selection:
     objective: str
     budgets: Budgets
     profile: Profile
-    selected: Selected
+    selected: SelectionResult
     greedy: Sums | None
     baselines: dict[str, Sums]
     front: tuple[Point, ...]
@@ -93,7 +93,7 @@ class Selection:
     @property
     def layouts(self) -> dict[str, str]:
         """By layer without a primitive, the layout that it works in."""
-        others = self.problem.others(self.selected.choice)
+        others = self.problem.layout_choices(self.selected.choice)
         return {name: candidate.input.layout for name, candidate in others.items()}
 
 
@@ -137,12 +137,12 @@ def select_for(
     """
     options = options or SelectionOptions()
     minimize, pareto = options.minimize, options.pareto
-    layers = Layers(apart(graph), "cuda" if options.device == CUDA else "cpu")
+    layers = Layers(separate_concats(graph), "cuda" if options.device == CUDA else "cpu")
     budgets = Budgets(
         time_ns=math.inf if options.time_budget_ns is None else options.time_budget_ns,
         memory_bytes=math.inf if options.memory_budget_bytes is None else options.memory_budget_bytes,
     )
-    with times_of(options, layers, cache, progress) as times:
+    with selection_times(options, layers, cache, progress) as times:
         while True:
             table = layers.table(times.profile)
             problem = SelectionProblem(graph=layers.graph, table=table, memory_model=options.memory_model)
@@ -158,46 +158,49 @@ def select_for(
         budgets=budgets,
         profile=times.profile,
         selected=selected,
-        greedy=greedy(problem, _no_larger(minimize, selected.sums, budgets)),
+        greedy=greedy(problem, _tighten_budgets(minimize, selected.sums, budgets)),
         baselines=baselines(problem),
         front=front(problem, pareto, over, budgets) if pareto is not None else (),
         solve_seconds=solve_seconds,
     )
 
 
-def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
+def _tighten_budgets(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
     """`budgets` for a fair baseline: if memory or workspace was minimised, that of `sums`, and any time."""
     if objective == "time":
         return budgets
-    least = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
-    return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": least})
+    smallest = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
+    return replace(budgets, time_ns=math.inf, **{f"{objective}_bytes": smallest})
 
 
 def baselines(problem: SelectionProblem) -> dict[str, Sums]:
     """The baselines of the paper, by name."""
 
-    def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
+    def family_filter(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
         """A predicate: whether a candidate is of the family, and in the layout."""
 
-        def wanted(candidate: Candidate) -> bool:
+        def is_match(candidate: Candidate) -> bool:
             """Whether a candidate is of the family, and in the layout."""
             primitive = PRIMITIVES[candidate.rewrite.primitive] if candidate.rewrite.primitive else None
             return bool(primitive) and primitive.family == family and layout in (None, primitive.layout)
 
-        return wanted
+        return is_match
 
     by_name = {"fastest": fastest(problem).sums}
-    for name, family in EVERYWHERE.items():
-        kinds = [of(family, LAYOUT_OF.get(name)), *map(of, ("direct", "depthwise", "loops", "operator"))]
-        by_name[name] = everywhere(problem, kinds)
+    for name, family in UNIFORM_FAMILIES.items():
+        kinds = [
+            family_filter(family, LAYOUT_OF.get(name)),
+            *map(family_filter, ("direct", "depthwise", "loops", "operator")),
+        ]
+        by_name[name] = uniform_selection(problem, kinds)
     return by_name
 
 
 def summary(selection: Selection) -> SelectionReport:
     """The report that ``pimflow select --json`` prints."""
     problem, sums, choice = selection.problem, selection.selected.sums, selection.selected.choice
-    others = problem.others(choice)
-    known = {
+    others = problem.layout_choices(choice)
+    time_sources = {
         False: "measured",
         True: ANALYTIC if selection.profile.device.cpu == ANALYTIC else "predicted",
     }
@@ -214,7 +217,7 @@ def summary(selection: Selection) -> SelectionReport:
                 input_layout=choice[step.name].input.layout,
                 output_layout=choice[step.name].output.layout,
                 time_ns=problem.time_ns(choice[step.name]),
-                known=known[is_guess(choice[step.name])],
+                known=time_sources[is_guess(choice[step.name])],
                 workspace_bytes=choice[step.name].workspace_bytes,
                 filter_bytes=choice[step.name].filter_bytes,
             )
@@ -222,67 +225,67 @@ def summary(selection: Selection) -> SelectionReport:
             if step.chosen
         ),
         others=tuple(
-            OtherLayer(layer=name, layout=each.input.layout, time_ns=problem.time_ns(each))
-            for name, each in others.items()
+            OtherLayer(layer=name, layout=entry.input.layout, time_ns=problem.time_ns(entry))
+            for name, entry in others.items()
         ),
         transforms=tuple(sums.transforms),
         greedy_time_ns=selection.greedy and selection.greedy.time_ns,
-        baselines={name: _figures(each) for name, each in selection.baselines.items()},
+        baselines={name: _figures(entry) for name, entry in selection.baselines.items()},
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
         device=selection.profile.device.name,
-        measured=_times(selection),
+        measured=_times_report(selection),
         network_time=selection.network.summary() if selection.network else None,
         front=tuple(map(_front_point, selection.front)) or None,
     )
 
 
-def _times(selection: Selection) -> TimesReport:
+def _times_report(selection: Selection) -> TimesReport:
     """How many times are known of the candidates of `selection`."""
     problem, target = selection.problem, selection.profile.device.target
-    layers = set(Layers(problem.graph, target).chosen.values())
-    missing = unmeasured(selection.profile, layers)
-    possible = sum(len(applicable(layer, target)) for layer in layers)
-    others = problem.others(selection.selected.choice)
-    every = Layers(problem.graph, target).layouts
+    layers = set(Layers(problem.graph, target).primitive_layers.values())
+    missing = count_unmeasured(selection.profile, layers)
+    possible = sum(len(applicable_primitives(layer, target)) for layer in layers)
+    others = problem.layout_choices(selection.selected.choice)
+    all_layouts = Layers(problem.graph, target).layouts
     return TimesReport(
         primitives=possible - missing,
         of=possible,
         predicted=len(selection.profile.predicted_ns),
         failed=len(selection.profile.failed),
-        layouts_untimed=sum(len(every[name]) - len(problem.layouts(name)) for name in others),
+        layouts_untimed=sum(len(all_layouts[name]) - len(problem.layouts(name)) for name in others),
     )
 
 
 def is_guess(candidate: Candidate) -> bool:
     """Whether the time of a candidate is not measured."""
-    return any(task.known is not Known.MEASURED for task in candidate.tasks)
+    return any(task.known is not Provenance.MEASURED for task in candidate.tasks)
 
 
 def _figures(sums: Sums) -> Figures:
     return Figures(time_ns=sums.time_ns, memory_bytes=sums.memory_bytes, workspace_bytes=sums.workspace_bytes)
 
 
-def _front_point(point: Point) -> FrontPoint:
+def _front_point(point: Point) -> SelectionFrontPoint:
     greedy_ns = point.greedy and point.greedy.time_ns
-    return FrontPoint(**vars(_figures(point.selected.sums)), greedy_time_ns=greedy_ns)
+    return SelectionFrontPoint(**vars(_figures(point.selected.sums)), greedy_time_ns=greedy_ns)
 
 
 def text(selection: Selection) -> str:
     """The summary as text, as ``pimflow select`` prints it."""
     row = summary(selection)
-    width = max(len(each.layer) for each in row.choices)
-    wide = max(len(each.primitive) for each in row.choices)
-    lines = [f"{'layer':<{width}}  {'primitive':<{wide}}  layout  {'us':>9}  workspace KiB"]
+    width = max(len(entry.layer) for entry in row.choices)
+    primitive_width = max(len(entry.primitive) for entry in row.choices)
+    lines = [f"{'layer':<{width}}  {'primitive':<{primitive_width}}  layout  {'us':>9}  workspace KiB"]
     lines += [
-        f"{each.layer:<{width}}  {each.primitive:<{wide}}  {each.input_layout:<6}  "
-        f"{each.time_ns / 1e3:>9.1f}  {each.workspace_bytes / 1024:>13.1f}"
-        for each in row.choices
+        f"{entry.layer:<{width}}  {entry.primitive:<{primitive_width}}  {entry.input_layout:<6}  "
+        f"{entry.time_ns / 1e3:>9.1f}  {entry.workspace_bytes / 1024:>13.1f}"
+        for entry in row.choices
     ]
-    spent_ns = sum(each.time_ns for each in row.transforms)
-    measured, used = row.measured, Counter(each.layout for each in row.others)
-    left = measured.layouts_untimed
-    untimed = f"; {left} more layouts have no times" if left else ""
+    spent_ns = sum(entry.time_ns for entry in row.transforms)
+    measured, used = row.measured, Counter(entry.layout for entry in row.others)
+    untimed_layouts = measured.layouts_untimed
+    untimed = f"; {untimed_layouts} more layouts have no times" if untimed_layouts else ""
     lines += [
         f"least {row.minimize}: {row.figures.text()}, {row.status}, {row.solve_seconds:.2f} s",
         f"{len(row.transforms)} layout transforms, {spent_ns / 1e6:.3f} ms of that; memory is "
@@ -290,7 +293,7 @@ def text(selection: Selection) -> str:
         "other layers: " + (", ".join(f"{n} in {layout}" for layout, n in used.items()) or "none") + untimed,
         *([row.network_time.text()] if row.network_time else []),
         f"greedy: {_ms(row.greedy_time_ns)}",
-        *(f"{name}: {each.text()}" for name, each in row.baselines.items()),
+        *(f"{name}: {entry.text()}" for name, entry in row.baselines.items()),
         f"{measured.primitives} times of the model (analytic), fp32, for {row.device}"
         if selection.profile.device.cpu == ANALYTIC
         else f"measured {measured.primitives} of {measured.of} times of primitives that apply, "
@@ -298,7 +301,7 @@ def text(selection: Selection) -> str:
     ]
     if row.front:
         lines.append("front:")
-        lines += [f"  {each.text()}; greedy {_ms(each.greedy_time_ns)}" for each in row.front]
+        lines += [f"  {entry.text()}; greedy {_ms(entry.greedy_time_ns)}" for entry in row.front]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.primitive_selection.layers import Layers
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import Selected
+from pimflow.primitive_selection.problem import SelectionResult
 from pimflow.primitive_selection.profile import Profile
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ Progress = Callable[[float], None]
 
 
 @contextlib.contextmanager
-def times_of(
+def selection_times(
     options: SelectionOptions, layers: Layers, cache: ResultCache | None, progress: Progress
-) -> Iterator[Times]:
+) -> Iterator[PrimitiveTimes]:
     """Context manager for the times of a selection; until the block ends, more can be measured.
 
     Parameters
@@ -49,11 +49,11 @@ def times_of(
     measures = options.profile in MODES or not device or is_remote(device)
     if on_gpu and (options.gpu or local_cuda() is None):
         measures = False
-    with machine(device, options.target) if measures else contextlib.nullcontext() as opened:
-        yield Times(options, layers, cache, opened, progress)
+    with machine(device, options.target) if measures else contextlib.nullcontext() as machine_in_use:
+        yield PrimitiveTimes(options, layers, cache, machine_in_use, progress)
 
 
-class Times:
+class PrimitiveTimes:
     """Times of primitives for the layers of a network, in `profile`."""
 
     def __init__(
@@ -71,71 +71,76 @@ class Times:
                 f"--profile {options.profile}: times of a GPU are measured, modelled, or of a file"
             )
         if self._on_gpu and machine is None:
-            self.profile = self._modelled()
+            self.profile = self._gpu_model_profile()
             return
-        self.profile = self._of_modes(progress) if options.profile in MODES else self._given()
+        self.profile = self._machine_profile(progress) if options.profile in MODES else self._user_profile()
         if options.profile in ("predicted", "mixed"):
-            self.profile = self._predicted(self.profile)
+            self.profile = self._with_predictions(self.profile)
 
-    def _modelled(self) -> Profile:
+    def _gpu_model_profile(self) -> Profile:
         from pimflow.primitive_selection import gpu_model_times
 
         options, layers = self._options, self._layers
         gpu = options.gpu or system().gpu
         gpu = gpu if isinstance(gpu, GpuSpec) else GpuSpec.load(gpu)
         if options.profile == "measured":
-            return gpu_model_times.analytic(layers.chosen.values(), layers.moves.values(), gpu)
+            return gpu_model_times.analytic_profile(
+                layers.primitive_layers.values(), layers.moves.values(), gpu
+            )
         profile = options.profile if isinstance(options.profile, Profile) else Profile.read(options.profile)
-        profile.require(gpu_model_times.device_of(gpu), None)
+        profile.require_device(gpu_model_times.model_device(gpu), None)
         return profile
 
-    def _of_modes(self, progress: Progress) -> Profile:
+    def _machine_profile(self, progress: Progress) -> Profile:
         from pimflow.primitive_selection import measuring
         from pimflow.primitive_selection.machines import is_remote
 
         options, layers = self._options, self._layers
-        most = 0 if options.profile == "predicted" else options.measure
+        max_primitives = 0 if options.profile == "predicted" else options.measure
         profile = measuring.measure(
-            layers.chosen.values(),
+            layers.primitive_layers.values(),
             layers.moves.values(),
-            most,
+            max_primitives,
             self._cache,
             progress,
             machine=self._machine,
-            pools=layers.pooled,
+            pools=layers.pool_layouts,
         )
         measured_now = is_remote(options.device) or self._on_gpu
-        profile.require(self._machine.device, None if measured_now else options.device)
+        profile.require_device(self._machine.device, None if measured_now else options.device)
         return profile
 
-    def _given(self) -> Profile:
-        given = self._options.profile
-        profile = given if isinstance(given, Profile) else Profile.read(given)
+    def _user_profile(self) -> Profile:
+        source = self._options.profile
+        profile = source if isinstance(source, Profile) else Profile.read(source)
         machine = self._machine
-        profile.require(machine and machine.device, None if machine else self._options.device)
+        profile.require_device(machine and machine.device, None if machine else self._options.device)
         return profile
 
-    def _predicted(self, profile: Profile) -> Profile:
-        from pimflow.primitive_selection.prediction import predicted_ns
+    def _with_predictions(self, profile: Profile) -> Profile:
+        from pimflow.primitive_selection.prediction import predict_ns
 
-        return replace(profile, predicted_ns=predicted_ns(profile, self._layers.chosen.values()))
+        return replace(profile, predicted_ns=predict_ns(profile, self._layers.primitive_layers.values()))
 
-    def refine(self, selected: Selected) -> bool:
+    def refine(self, selected: SelectionResult) -> bool:
         """Measure primitives that were selected by a predicted time; False if there is nothing to measure."""
-        guessing = self._options.profile == "mixed" and not self._on_gpu
-        keys = self._guessed(selected) if guessing else []
+        predicts = self._options.profile == "mixed" and not self._on_gpu
+        keys = self._keys_to_measure(selected) if predicts else []
         if keys:
             from pimflow.primitive_selection import measuring
 
-            more = measuring.measure([], [], 0, self._cache, named=keys, machine=self._machine)
-            times, failed = self.profile.times_ns | more.times_ns, self.profile.failed | more.failed
-            self.profile = self._predicted(replace(self.profile, times_ns=times, failed=failed))
+            new_profile = measuring.measure([], [], 0, self._cache, extra_keys=keys, machine=self._machine)
+            times, failed = (
+                self.profile.times_ns | new_profile.times_ns,
+                self.profile.failed | new_profile.failed,
+            )
+            self.profile = self._with_predictions(replace(self.profile, times_ns=times, failed=failed))
         return bool(keys)
 
-    def _guessed(self, selected: Selected) -> list[tuple[str, ConvGeometry]]:
-        chosen = {
-            (candidate.rewrite.primitive, self._layers.chosen[name])
+    def _keys_to_measure(self, selected: SelectionResult) -> list[tuple[str, ConvGeometry]]:
+        selected_keys = {
+            (candidate.rewrite.primitive, self._layers.primitive_layers[name])
             for name, candidate in selected.choice.items()
             if candidate.rewrite.primitive
         }
-        return sorted((key for key in chosen if key not in self.profile.times_ns), key=repr)
+        return sorted((key for key in selected_keys if key not in self.profile.times_ns), key=repr)

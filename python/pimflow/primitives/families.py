@@ -7,11 +7,11 @@ network is compiled. Stages have the same names as in the kernels of `pimflow.pr
 from __future__ import annotations
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives.layer import BLOCK, VECTOR, Shape, depthwise, filter_shape, reach
+from pimflow.primitives.layer import BLOCK, VECTOR, Shape, filter_shape, is_depthwise, reach
 from pimflow.primitives.primitive import Family, Primitive, Stages
 
 
-def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
+def required_input_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
     """Height and width of the input that `rows` by `columns` outputs read; None if no padding is needed.
 
     There may be more outputs than the layer has, in register tiles that are not full.
@@ -46,14 +46,14 @@ def tensor_shape(layout: str, batch: int, channels: int, height: int, width: int
     return (batch, channels // BLOCK, height, width, BLOCK)
 
 
-def _padded(primitive: Primitive, layer: ConvGeometry, rows: int, columns: int) -> Stages:
-    extents = padded_extents(layer, rows, columns)
+def _padding_stage(primitive: Primitive, layer: ConvGeometry, rows: int, columns: int) -> Stages:
+    extents = required_input_extents(layer, rows, columns)
     if not extents or primitive.target == "cuda":  # CUDA kernels pad where they read
         return {}
     return {"padded": input_shape(primitive, layer, *extents)}
 
 
-def _dense(_: Primitive, layer: ConvGeometry) -> bool:
+def _is_dense(_: Primitive, layer: ConvGeometry) -> bool:
     return layer.groups == 1
 
 
@@ -75,7 +75,7 @@ def _plain_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 
 def _plain_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    return _padded(primitive, layer, layer.oh, layer.ow)
+    return _padding_stage(primitive, layer, layer.oh, layer.ow)
 
 
 # Register tiles over the input, without a transform.
@@ -88,28 +88,28 @@ def _direct_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 
 def _direct_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    return _padded(primitive, layer, layer.oh, primitive.extents(layer).pixels)
+    return _padding_stage(primitive, layer, layer.oh, primitive.extents(layer).pixels)
 
 
 # im2row and im2col: one product with the matrix of all windows.
 
 
-def _window(layer: ConvGeometry) -> int:
+def _window_elements(layer: ConvGeometry) -> int:
     return layer.kh * layer.kw * layer.c
 
 
 def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
-    return _panels(primitive, layer, _window(layer))
+    return _panels(primitive, layer, _window_elements(layer))
 
 
 def windows_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
     """Shape of the matrix of all windows; on a GPU the pixels of the whole map are one axis."""
     pixels = primitive.extents(layer).pixels
     if primitive.target == "cuda":
-        return (layer.n, pixels, _window(layer))
+        return (layer.n, pixels, _window_elements(layer))
     if primitive.layout == "CHW":
-        return (layer.n, _window(layer), layer.oh, pixels)
-    return (layer.n, layer.oh, pixels, _window(layer))
+        return (layer.n, _window_elements(layer), layer.oh, pixels)
+    return (layer.n, layer.oh, pixels, _window_elements(layer))
 
 
 def _windows_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
@@ -135,7 +135,7 @@ def _mec_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 # kn2row and kn2col: for each window position a product with the whole input; shifted products are added.
 
 
-def _shifted(primitive: Primitive, layer: ConvGeometry) -> bool:
+def _kn2_applies(primitive: Primitive, layer: ConvGeometry) -> bool:
     return (
         layer.groups == 1
         and (layer.kh, layer.kw) != (1, 1)
@@ -143,39 +143,39 @@ def _shifted(primitive: Primitive, layer: ConvGeometry) -> bool:
     )
 
 
-def _shifted_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
+def _kn2_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
     return (layer.kh * layer.kw, *_panels(primitive, layer, layer.c))
 
 
-def _shifted_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
+def _kn2_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
     return layer.ow if primitive.accumulating else layer.w
 
 
-def _shifted_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    extents, filled = primitive.extents(layer), {}
+def _kn2_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
+    extents, input_stages = primitive.extents(layer), {}
     channels, pixels = extents.channels, extents.pixels
     if primitive.accumulating:  # the input is shifted, not the products
-        filled, outer = _padded(primitive, layer, layer.oh, pixels), (1, layer.n)
+        input_stages, outer = _padding_stage(primitive, layer, layer.oh, pixels), (1, layer.n)
         rows = layer.oh
     else:
         if pixels > layer.w:
-            filled = {"row": input_shape(primitive, layer, width=pixels)}
+            input_stages = {"row": input_shape(primitive, layer, width=pixels)}
         outer, rows = (layer.kh * layer.kw, layer.n), layer.h
     inner = (channels, rows, pixels) if primitive.layout == "CHW" else (rows, pixels, channels)
-    return filled | {"products": (*outer, *inner)}
+    return input_stages | {"products": (*outer, *inner)}
 
 
 # Winograd and Fourier: products between transformed tiles.
 
 
-def tiles(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
+def tile_counts(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
     """Number of tiles along height and width; along height that of rows, if only rows are tiled."""
-    outputs = outputs_of_tile(primitive, layer)
+    outputs = tile_outputs(primitive, layer)
     rows = layer.oh if primitive.directions == 1 else -(-layer.oh // outputs[0])
     return rows, -(-layer.ow // outputs[1])
 
 
-def outputs_of_tile(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
+def tile_outputs(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
     """Outputs of a tile along height and width."""
     if primitive.family == "fft":
         height, width = (primitive.tile - k + 1 for k in (layer.kh, layer.kw))
@@ -183,33 +183,33 @@ def outputs_of_tile(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int
     return (1 if primitive.directions == 1 else primitive.tile), primitive.tile
 
 
-def points(primitive: Primitive, layer: ConvGeometry) -> int:
+def tile_points(primitive: Primitive, layer: ConvGeometry) -> int:
     """Inputs of a Winograd tile along each tiled axis."""
     return primitive.tile + layer.kw - 1
 
 
-def _tiled(primitive: Primitive, layer: ConvGeometry) -> bool:
-    plain = layer.groups == 1 and layer.stride == (1, 1) and layer.dilation == (1, 1)
+def _tiles_apply(primitive: Primitive, layer: ConvGeometry) -> bool:
+    is_plain = layer.groups == 1 and layer.stride == (1, 1) and layer.dilation == (1, 1)
     if primitive.family == "fft":
-        return plain and 1 < max((layer.kh, layer.kw)) <= primitive.tile // 2 + 1
-    square = primitive.directions == 1 or (layer.kh, layer.kw) == (3, 3)
-    return plain and square and layer.kw == 3
+        return is_plain and 1 < max((layer.kh, layer.kw)) <= primitive.tile // 2 + 1
+    is_square = primitive.directions == 1 or (layer.kh, layer.kw) == (3, 3)
+    return is_plain and is_square and layer.kw == 3
 
 
 def _tiles_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
-    rows, columns = tiles(primitive, layer)
+    rows, columns = tile_counts(primitive, layer)
     return columns if primitive.directions == 1 else layer.n * rows * columns
 
 
 def _winograd_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
-    a = points(primitive, layer)
+    a = tile_points(primitive, layer)
     if primitive.directions == 1:
         return (a, *_panels(primitive, layer, layer.kh, layer.c))
     return (a, a, *_panels(primitive, layer, layer.c))
 
 
 def _winograd_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    extents, a = primitive.extents(layer), points(primitive, layer)
+    extents, a = primitive.extents(layer), tile_points(primitive, layer)
     if primitive.directions == 1:
         rows = layer.oh + reach(layer)[0] - 1
         return {
@@ -240,8 +240,8 @@ def _fourier_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 # 1x1 windows: one product over all pixels of the map.
 
 
-def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
-    return layer.pointwise
+def _is_pointwise(_: Primitive, layer: ConvGeometry) -> bool:
+    return layer.is_pointwise
 
 
 def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
@@ -261,8 +261,8 @@ def _depthwise_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
     return (layer.oc // lanes, layer.kh, layer.kw, lanes)
 
 
-def _depthwise(primitive: Primitive, layer: ConvGeometry) -> bool:
-    return depthwise(layer) and (primitive.layout == "CHW" or layer.oc % VECTOR == 0)
+def _depthwise_applies(primitive: Primitive, layer: ConvGeometry) -> bool:
+    return is_depthwise(layer) and (primitive.layout == "CHW" or layer.oc % VECTOR == 0)
 
 
 def _depthwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
@@ -277,7 +277,7 @@ def _no_stages(_: Primitive, __: ConvGeometry) -> Stages:
     return {}
 
 
-def _rows(_: Primitive, layer: ConvGeometry) -> int:
+def _output_rows(_: Primitive, layer: ConvGeometry) -> int:
     return layer.oh
 
 
@@ -291,45 +291,54 @@ FAMILIES = {
         Family(name="loops", applies=_always, filter_shape=_plain_filters, stages=_plain_stages),
         # The convolution as `ScheduleGpu` schedules it by its own rules.
         Family(name="operator", applies=_always, filter_shape=_plain_filters, stages=_no_stages),
-        Family(name="direct", applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
+        Family(name="direct", applies=_is_dense, filter_shape=_direct_filters, stages=_direct_stages),
         Family(
             name="windows",
-            applies=_dense,
+            applies=_is_dense,
             filter_shape=_windows_filters,
             stages=_windows_stages,
             pixels=_windows_pixels,
         ),
-        Family(name="mec", applies=_dense, filter_shape=_windows_filters, stages=_mec_stages, pixels=_rows),
+        Family(
+            name="mec",
+            applies=_is_dense,
+            filter_shape=_windows_filters,
+            stages=_mec_stages,
+            pixels=_output_rows,
+        ),
         Family(
             name="shifted",
-            applies=_shifted,
-            filter_shape=_shifted_filters,
-            stages=_shifted_stages,
-            pixels=_shifted_pixels,
+            applies=_kn2_applies,
+            filter_shape=_kn2_filters,
+            stages=_kn2_stages,
+            pixels=_kn2_pixels,
         ),
         Family(
             name="winograd",
-            applies=_tiled,
+            applies=_tiles_apply,
             filter_shape=_winograd_filters,
             stages=_winograd_stages,
             pixels=_tiles_pixels,
         ),
         Family(
             name="fft",
-            applies=_tiled,
+            applies=_tiles_apply,
             filter_shape=_fourier_filters,
             stages=_fourier_stages,
             pixels=_tiles_pixels,
         ),
         Family(
             name="pointwise",
-            applies=_pointwise,
+            applies=_is_pointwise,
             filter_shape=_windows_filters,
             stages=_pointwise_stages,
             pixels=_map_pixels,
         ),
         Family(
-            name="depthwise", applies=_depthwise, filter_shape=_depthwise_filters, stages=_depthwise_stages
+            name="depthwise",
+            applies=_depthwise_applies,
+            filter_shape=_depthwise_filters,
+            stages=_depthwise_stages,
         ),
     )
 }

@@ -15,7 +15,7 @@ from pimflow.primitives.primitive import Primitive
 POINTS = tuple(Fraction(*ratio) for ratio in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))
 
 
-def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
+def transform_filters(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
     """Transform `filters` into what the kernel of `primitive` reads.
 
     Parameters
@@ -28,52 +28,58 @@ def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) 
     ndarray
         Shape ``primitive.filter_shape(layer)``, fp32; transforms are computed in fp64.
     """
-    last = np.moveaxis(filters, 0, -1)  # I, KH, KW, O
+    channels_last = np.moveaxis(filters, 0, -1)  # I, KH, KW, O
     if primitive.family == "loops":
-        filters_read = filters if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
+        filters_read = filters if primitive.layout == "CHW" else channels_last.transpose(1, 2, 0, 3)
     elif primitive.family == "depthwise":
         filters_read = _depthwise(primitive, layer, filters)
     else:
-        filters_read = _DENSE[primitive.family](primitive, layer, last)
+        filters_read = _DENSE[primitive.family](primitive, layer, channels_last)
     return np.ascontiguousarray(filters_read, dtype=np.float32)
 
 
-def _panels(primitive: Primitive, layer: ConvGeometry, last: np.ndarray, outer: int = 0) -> np.ndarray:
+def _panels(
+    primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray, outer: int = 0
+) -> np.ndarray:
     """Cut the last axis into zero-padded panels: (`outer` axes, panel, other axes, channel in the panel)."""
     extents = primitive.extents(layer)
-    wide = extents.places if primitive.layout == "CHW" else extents.lanes
-    filled = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, extents.channels - last.shape[-1])])
-    return np.moveaxis(filled.reshape(*last.shape[:-1], -1, wide), -2, outer)
+    panel_width = extents.places if primitive.layout == "CHW" else extents.lanes
+    padded = np.pad(
+        channels_last, [(0, 0)] * (channels_last.ndim - 1) + [(0, extents.channels - channels_last.shape[-1])]
+    )
+    return np.moveaxis(padded.reshape(*channels_last.shape[:-1], -1, panel_width), -2, outer)
 
 
-def _windows(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
-    ordered = last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3)
+def _windows(primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray) -> np.ndarray:
+    ordered = channels_last if primitive.layout == "CHW" else channels_last.transpose(1, 2, 0, 3)
     return _panels(primitive, layer, ordered.reshape(-1, layer.oc))
 
 
-def _direct(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
-    return _panels(primitive, layer, last if primitive.layout == "CHW" else last.transpose(1, 2, 0, 3))
+def _direct(primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray) -> np.ndarray:
+    return _panels(
+        primitive, layer, channels_last if primitive.layout == "CHW" else channels_last.transpose(1, 2, 0, 3)
+    )
 
 
-def _shifted(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
-    positions = last.transpose(1, 2, 0, 3).reshape(-1, layer.c, layer.oc)
+def _kn2_positions(primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray) -> np.ndarray:
+    positions = channels_last.transpose(1, 2, 0, 3).reshape(-1, layer.c, layer.oc)
     return _panels(primitive, layer, positions, outer=1)
 
 
-def _winograd(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+def _winograd(primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray) -> np.ndarray:
     _, g, _ = winograd_matrices(primitive.tile, layer.kw)
     if primitive.directions == 1:
-        rows = np.einsum("xw,ihwo->xhio", g, last, dtype=np.float64)
+        rows = np.einsum("xw,ihwo->xhio", g, channels_last, dtype=np.float64)
         return _panels(primitive, layer, rows, outer=1)
-    both = np.einsum("xh,yw,ihwo->xyio", g, g, last, dtype=np.float64, optimize=True)
-    return _panels(primitive, layer, both, outer=2)
+    transformed_tiles = np.einsum("xh,yw,ihwo->xyio", g, g, channels_last, dtype=np.float64, optimize=True)
+    return _panels(primitive, layer, transformed_tiles, outer=2)
 
 
-def _fourier(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
+def _fourier(primitive: Primitive, layer: ConvGeometry, channels_last: np.ndarray) -> np.ndarray:
     # A layer correlates windows with the input, so it needs the conjugate of a convolution's spectrum.
-    spectrum = np.conj(np.fft.rfft2(last, s=(primitive.tile, primitive.tile), axes=(1, 2)))
-    both = np.stack([spectrum.real, spectrum.imag]).transpose(0, 2, 3, 1, 4)
-    return _panels(primitive, layer, both, outer=3)
+    spectrum = np.conj(np.fft.rfft2(channels_last, s=(primitive.tile, primitive.tile), axes=(1, 2)))
+    parts = np.stack([spectrum.real, spectrum.imag]).transpose(0, 2, 3, 1, 4)
+    return _panels(primitive, layer, parts, outer=3)
 
 
 def _depthwise(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
@@ -89,7 +95,7 @@ _DENSE = {
     "windows": _windows,
     "mec": _windows,
     "pointwise": _windows,
-    "shifted": _shifted,
+    "shifted": _kn2_positions,
     "winograd": _winograd,
     "fft": _fourier,
 }
@@ -104,13 +110,13 @@ def winograd_matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, 
     is computed from their values at `POINTS` and infinity.
     """
     a = outputs + taps - 1
-    at = POINTS[: a - 1]
-    g = [[x**k / _others(at, x) for k in range(taps)] for x in at]
+    points = POINTS[: a - 1]
+    g = [[x**k / _difference_product(points, x) for k in range(taps)] for x in points]
     g += [[Fraction(0)] * (taps - 1) + [Fraction(1)]]
-    out = [[x**k for x in at] + [Fraction(k == outputs - 1)] for k in range(outputs)]
+    out = [[x**k for x in points] + [Fraction(k == outputs - 1)] for k in range(outputs)]
     # The row of a point multiplies the factors of all other points: it is zero at these.
-    data = [[*_from_roots([y for y in at if y != x]), Fraction(0)] for x in at]
-    data += [_from_roots(list(at))]
+    data = [[*_from_roots([y for y in points if y != x]), Fraction(0)] for x in points]
+    data += [_from_roots(list(points))]
     return _fp64(out), _fp64(g), _fp64(data)
 
 
@@ -118,10 +124,10 @@ def _fp64(matrix: list[list[Fraction]]) -> np.ndarray:
     return np.array([[float(value) for value in row] for row in matrix])
 
 
-def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:
+def _difference_product(points: tuple[Fraction, ...], x: Fraction) -> Fraction:
     """Product of the differences between `x` and each other point."""
     product = Fraction(1)
-    for y in at:
+    for y in points:
         product *= x - y if y != x else 1
     return product
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from pimflow.core.region import GATHERS, ConvGeometry, Kernel, Region, convolution_kernel
-from pimflow.primitives.catalogue import PRIMITIVES, named
+from pimflow.primitives.catalogue import PRIMITIVES, get_primitive
 from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.layer import FP32_BYTES, has_choice, input_bytes
 from pimflow.primitives.primitive import Primitive
@@ -21,7 +21,8 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     if primitive.family == "operator":
         return [convolution_kernel(layer, "fp32")]
     return [
-        replace(kernel, geometry=layer, primitive=primitive.name) for kernel in _launches(primitive, layer)
+        replace(kernel, geometry=layer, primitive=primitive.name)
+        for kernel in _family_launches(primitive, layer)
     ]
 
 
@@ -37,7 +38,7 @@ def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
     ]
 
 
-def problem(primitive: Primitive, region: Region) -> str:
+def unsupported_primitive_reason(primitive: Primitive, region: Region) -> str:
     """Why a GPU cannot compute `region` by `primitive`; empty if it can."""
     if primitive.target != "cuda":
         return "it is for a CPU"
@@ -52,7 +53,7 @@ def problem(primitive: Primitive, region: Region) -> str:
     return ""
 
 
-def computes(name: str, region: Region) -> bool:
+def can_compute(name: str, region: Region) -> bool:
     """Whether a GPU can compute `region` by the primitive of that `name`.
 
     Raises
@@ -60,15 +61,17 @@ def computes(name: str, region: Region) -> bool:
     UnknownNameError
         If there is no primitive of that name.
     """
-    return not problem(named(name), region)
+    return not unsupported_primitive_reason(get_primitive(name), region)
 
 
-def usable(region: Region) -> list[Primitive]:
+def usable_primitives(region: Region) -> list[Primitive]:
     """The primitives by which a GPU can compute `region`."""
-    return [primitive for primitive in PRIMITIVES.values() if not problem(primitive, region)]
+    return [
+        primitive for primitive in PRIMITIVES.values() if not unsupported_primitive_reason(primitive, region)
+    ]
 
 
-def _launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
+def _family_launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     extents, result = primitive.extents(layer), FP32_BYTES * prod(output_shape(primitive, layer))
     tile = (extents.places, extents.lanes)
     workspaces = {name: FP32_BYTES * prod(shape) for name, shape in primitive.stages(layer).items()}
@@ -76,20 +79,20 @@ def _launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     if primitive.family == "winograd":
         outer = prod(primitive.stages(layer)["products"][:2])
         product = _gemm(extents.pixels, extents.channels, layer.c, outer, tile)
-        product = _moved(product, workspaces["transformed"], filters, workspaces["products"])
+        product = _with_bytes(product, workspaces["transformed"], filters, workspaces["products"])
         forward = _stream(input_bytes(layer), workspaces["transformed"])
         return [forward, product, _stream(workspaces["products"], result)]
     if primitive.family == "pointwise":
         product = _gemm(layer.n * extents.pixels, extents.channels, layer.c, 1, tile)
-        return [_moved(product, input_bytes(layer), filters, result)]
+        return [_with_bytes(product, input_bytes(layer), filters, result)]
     dense = convolution_kernel(layer, "fp32")
     product = _gemm(layer.n * extents.pixels, extents.channels, dense.k, 1, tile)
     if "windows" in workspaces:
         windows = FP32_BYTES * prod(windows_shape(primitive, layer))
-        product = _moved(product, windows, filters, result)
+        product = _with_bytes(product, windows, filters, result)
         return [_stream(input_bytes(layer), windows), product]
     product = replace(product, window=dense.window, stride=dense.stride)
-    return [_moved(product, dense.input_bytes, filters, result)]
+    return [_with_bytes(product, dense.input_bytes, filters, result)]
 
 
 def _gemm(m: int, n: int, k: int, groups: int, tile: tuple[int, int]) -> Kernel:
@@ -99,7 +102,7 @@ def _gemm(m: int, n: int, k: int, groups: int, tile: tuple[int, int]) -> Kernel:
     )
 
 
-def _moved(kernel: Kernel, read: int, filters: int, written: int) -> Kernel:
+def _with_bytes(kernel: Kernel, read: int, filters: int, written: int) -> Kernel:
     return replace(kernel, input_bytes=read, weight_bytes=filters, output_bytes=written)
 
 

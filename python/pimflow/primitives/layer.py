@@ -22,7 +22,7 @@ def reach(layer: ConvGeometry) -> tuple[int, int]:
     return (layer.kh - 1) * layer.dilation[0] + 1, (layer.kw - 1) * layer.dilation[1] + 1
 
 
-def depthwise(layer: ConvGeometry) -> bool:
+def is_depthwise(layer: ConvGeometry) -> bool:
     """Whether every output channel reads an input channel of its own."""
     return layer.groups > 1 and layer.groups == layer.c == layer.oc
 

@@ -12,29 +12,29 @@ from dataclasses import dataclass, field
 from math import prod
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, depthwise
+from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, is_depthwise
 
 STACK_BYTES = 1024  # smaller tensors are on the stack of the kernel (TVM's kMaxStackAlloca)
 THREAD_PLACES = 4  # places that a thread of a GPU computes
 Stages = dict[str, Shape]
 
 
-def dealt(extent: int, most: int, multiple: int = 1) -> int:
+def part_size(extent: int, max_size: int, multiple: int = 1) -> int:
     """Size of the parts if `extent` is cut evenly into as few parts as possible, of at most `most` each.
 
     Sizes are multiples of `multiple`; all parts together may be longer than `extent`.
     """
-    parts = -(-extent // most)
+    parts = -(-extent // max_size)
     return -(-extent // (parts * multiple)) * multiple
 
 
-def divided(extent: int, most: int) -> int:
+def equal_part_size(extent: int, max_size: int) -> int:
     """The largest divisor of `extent` in (`most` / 2, `most`]; without one, the size that `dealt` gives."""
-    sizes = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
-    return next(sizes, 0) or dealt(extent, most)
+    sizes = (size for size in range(min(max_size, extent), max_size // 2, -1) if extent % size == 0)
+    return next(sizes, 0) or part_size(extent, max_size)
 
 
-def filled(extent: int, part: int) -> int:
+def round_up(extent: int, part: int) -> int:
     """`extent`, rounded up to a multiple of `part`."""
     return -(-extent // part) * part
 
@@ -128,9 +128,9 @@ class Primitive:
 
     def applies(self, layer: ConvGeometry) -> bool:
         """Whether it can compute `layer`; on a GPU, tiles do not apply to a layer of a single pixel."""
-        ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
-        single = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
-        return not (ragged or single) and self.formulas.applies(self, layer)
+        has_partial_blocks = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
+        is_single_pixel = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
+        return not (has_partial_blocks or is_single_pixel) and self.formulas.applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
         """Shape of the transformed filters, which the kernel reads."""
@@ -146,8 +146,8 @@ class Primitive:
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
         """The `stages` that do not fit on the stack; on a GPU all, since launches do not share a stack."""
-        stages, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
-        return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= least}
+        stages, min_bytes = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
+        return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= min_bytes}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
         """Bytes of all workspaces."""
@@ -159,21 +159,21 @@ class Primitive:
         if not self.places:
             return Extents(places=1, lanes=1, pixels=pixels, channels=layer.oc)
         if self.layout == "CHW":
-            places, lanes = dealt(layer.oc, self.places), dealt(pixels, self.lanes, VECTOR)
+            places, lanes = part_size(layer.oc, self.places), part_size(pixels, self.lanes, VECTOR)
             pixel, channel = lanes, places
         else:
             multiple = BLOCK if self.layout == "CHWc16" else VECTOR
             if self.target == "cuda":
-                places = dealt(pixels, self.places, THREAD_PLACES)
+                places = part_size(pixels, self.places, THREAD_PLACES)
             else:  # a tile beyond the last pixel needs a copy of the input; with padding there is one anyway
-                places = (dealt if any(layer.padding) else divided)(pixels, self.places)
-            lanes = dealt(layer.oc, self.lanes, multiple)
-            if depthwise(layer):  # each lane reads a channel of its own
+                places = (part_size if any(layer.padding) else equal_part_size)(pixels, self.places)
+            lanes = part_size(layer.oc, self.lanes, multiple)
+            if is_depthwise(layer):  # each lane reads a channel of its own
                 lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes
         return Extents(
             places=places,
             lanes=lanes,
-            pixels=filled(pixels, pixel),
-            channels=filled(layer.oc, channel),
+            pixels=round_up(pixels, pixel),
+            channels=round_up(layer.oc, channel),
         )

@@ -16,19 +16,19 @@ Row = Mapping[str, Any]
 _THEME = '<button id="theme" type="button">light or dark</button>'
 
 
-def column(title: str, name: str, **more: object) -> dict[str, object]:
+def column(title: str, name: str, **options: object) -> dict[str, object]:
     """A column of a table: `digits` for numbers, `filter` (``text`` or ``list``), `least` width in pixels."""
-    return {"title": title, "field": name, **more}
+    return {"title": title, "field": name, **options}
 
 
-def escaped(text: object) -> str:
+def escape(text: object) -> str:
     """Escape text for HTML."""
     return html.escape(str(text))
 
 
 def items(rows: Sequence[str]) -> str:
     """An HTML list of lines of plain text."""
-    return "<ul>" + "".join(f"<li>{escaped(row)}</li>" for row in rows) + "</ul>"
+    return "<ul>" + "".join(f"<li>{escape(row)}</li>" for row in rows) + "</ul>"
 
 
 @dataclass
@@ -46,35 +46,35 @@ class Page:
 
     def chart(self, name: str, chart: Chart) -> str:
         """Add a chart; returns the HTML element in which a script draws it."""
-        self.charts[name] = pages.as_wide_as_page(chart)
+        self.charts[name] = pages.with_page_width(chart)
         return f'<figure id="{name}" class="chart"></figure>'
 
-    def table(self, name: str, columns: Sequence[object], rows: Sequence[Row], **more: object) -> str:
+    def table(self, name: str, columns: Sequence[object], rows: Sequence[Row], **options: object) -> str:
         """Add a table; returns its HTML element.
 
         With `details`, a click on a row shows its field of that name.
         """
-        self.tables[name] = {"columns": list(columns), "rows": list(rows), **more}
+        self.tables[name] = {"columns": list(columns), "rows": list(rows), **options}
         return f'<div id="{name}" class="table"></div>'
 
-    def rendered(self, head: str) -> bytes:
+    def render(self, head: str) -> bytes:
         """Write the page as HTML, with `head` above its sections."""
-        links = "".join(f'<a href="#{name}-section">{escaped(t)}</a>' for name, t, _ in self.sections)
+        links = "".join(f'<a href="#{name}-section">{escape(t)}</a>' for name, t, _ in self.sections)
         body = "".join(
-            f'<section id="{name}-section"><h2>{escaped(title)}</h2>{content}</section>\n'
+            f'<section id="{name}-section"><h2>{escape(title)}</h2>{content}</section>\n'
             for name, title, content in self.sections
         )
-        made = f"Written by pimflow {escaped(version('pimflow'))}, with Vega-Lite and Tabulator."
+        footer = f"Written by pimflow {escape(version('pimflow'))}, with Vega-Lite and Tabulator."
         return pages.page(
             self.title,
             f"<header>{head}<nav>{links}{_THEME}</nav></header>\n"
-            f"<main>{body}</main>\n<footer>{made}</footer>",
-            scripts=(pages.charts_script(), _own("report.js")),
-            style=pages.library("tabulator.min.css") + _own("report.css"),
+            f"<main>{body}</main>\n<footer>{footer}</footer>",
+            scripts=(pages.charts_script(), _read_asset("report.js")),
+            style=pages.library("tabulator.min.css") + _read_asset("report.css"),
             data={"themes": pages.THEMES, "charts": self.charts, "tables": self.tables},
             libraries=(*pages.VEGA, *pages.TABULATOR),
         )
 
 
-def _own(name: str) -> str:
+def _read_asset(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")

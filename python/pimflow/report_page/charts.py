@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pimflow.host.charts import COLOURS, INSIDE, chart, fitting_names, legend_at_top, tooltip, zoomed
+from pimflow.host.charts import (
+    BAR_TEXT_COLOUR,
+    COLOURS,
+    bar_names,
+    chart,
+    legend_at_top,
+    tooltip,
+    zoom_parameter,
+)
 from pimflow.host.pages import Chart
 
 WIDTH = 900  # of picture files; on a page, charts are as wide as the page
 ROWS = {"gpu": "GPU", "pim": "PIM", "crossbar": "crossbar"}  # of the timeline, by resource
-ALONE = "GPU alone"  # the baseline of a plan
+GPU_ONLY = "GPU alone"  # the baseline of a plan
 _ROW = 46  # height of a row of the timeline
 
 
@@ -32,7 +40,7 @@ class Bar:
     end_us: float
 
 
-def bars_of(
+def task_bars(
     resource: str,
     name: str,
     layers: Sequence[str],
@@ -43,19 +51,24 @@ def bars_of(
     baseline: bool = False,
 ) -> list[Bar]:
     """The bars of a task, in the rows of its resource and of the others that it occupies."""
-    rows = [ALONE] if baseline else [ROWS[resource], *(ROWS[each] for each in also)]
+    rows = [GPU_ONLY] if baseline else [ROWS[resource], *(ROWS[held_resource] for held_resource in also)]
     kind = "baseline" if baseline else resource
-    told = ", ".join(layers)
-    return [Bar(row=row, kind=kind, name=name, layers=told, begin_us=begin_us, end_us=end_us) for row in rows]
+    layers_text = ", ".join(layers)
+    return [
+        Bar(row=row, kind=kind, name=name, layers=layers_text, begin_us=begin_us, end_us=end_us)
+        for row in rows
+    ]
 
 
-def in_rows(bars: Sequence[Bar]) -> list[Bar]:
+def sort_bars(bars: Sequence[Bar]) -> list[Bar]:
     """Sort bars by rows, the GPU's first, and by time."""
-    order = [*ROWS.values(), ALONE]
+    order = [*ROWS.values(), GPU_ONLY]
     return sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us))
 
 
-def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searched: bool = False) -> Chart:
+def timeline(
+    bars: Sequence[Bar], latency_us: float, title: str = "", *, is_searchable: bool = False
+) -> Chart:
     """Chart of tasks over time, with a row for each resource, in the order of `bars`.
 
     Parameters
@@ -83,10 +96,16 @@ def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searche
     x: Chart = {"field": "begin", "type": "quantitative", "title": "time, us"}
     x["scale"] = {"domain": [0, end_us], "nice": False}
     kinds = list(COLOURS)
-    found = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
+    match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
     tasks: Chart = {
-        "params": [zoomed("x")],
-        "mark": {"type": "bar", "stroke": INSIDE, "strokeWidth": 0.4, "clip": True, "height": {"band": 0.86}},
+        "params": [zoom_parameter("x")],
+        "mark": {
+            "type": "bar",
+            "stroke": BAR_TEXT_COLOUR,
+            "strokeWidth": 0.4,
+            "clip": True,
+            "height": {"band": 0.86},
+        },
         "encoding": {
             "x": x,
             "x2": {"field": "end"},
@@ -106,13 +125,13 @@ def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searche
             ),
         },
     }
-    if searched:
-        tasks["encoding"]["opacity"] = {"condition": {"test": found, "value": 1}, "value": 0.12}
+    if is_searchable:
+        tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
     where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
-    names = fitting_names("name", "begin", "end", where, found if searched else "true")
+    names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
     parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
     heading: Chart = {"title": title} if title else {}
-    if searched:
+    if is_searchable:
         heading["params"] = [{"name": "search", "value": ""}]
     return chart(width=WIDTH, height=_ROW * len(rows), **heading, **parts)
 
@@ -122,9 +141,9 @@ def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
     values = []
     before = 0.0
     for position, (name, latency_ns) in enumerate(terms):
-        whole = position in (0, len(terms) - 1) and not name.startswith("searched")
-        kind = "latency" if whole else ("more" if latency_ns >= before else "less")
-        begin = 0.0 if whole else before
+        is_total = position in (0, len(terms) - 1) and not name.startswith("searched")
+        kind = "latency" if is_total else ("more" if latency_ns >= before else "less")
+        begin = 0.0 if is_total else before
         change = latency_ns - begin
         values.append(
             {
@@ -133,7 +152,7 @@ def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
                 "end": latency_ns / 1e3,
                 "top": max(begin, latency_ns) / 1e3,
                 "kind": kind,
-                "label": f"{change / 1e3:+.1f}" if not whole else f"{change / 1e3:.1f}",
+                "label": f"{change / 1e3:+.1f}" if not is_total else f"{change / 1e3:.1f}",
                 "speedup": baseline_ns / latency_ns,
             }
         )
@@ -197,22 +216,22 @@ def energy(by_plan: Mapping[str, Mapping[str, float]]) -> Chart:
     """Chart of energy (pJ) by consumer, with a bar for each plan."""
     plans = list(by_plan)
     parts = {
-        name: max(each.get(name, 0.0) for each in by_plan.values())
-        for each in by_plan.values()
-        for name in each
+        name: max(energies.get(name, 0.0) for energies in by_plan.values())
+        for energies in by_plan.values()
+        for name in energies
     }
-    order = sorted((name for name, most in parts.items() if most), key=lambda name: -parts[name])
+    order = sorted((name for name, max_pj in parts.items() if max_pj), key=lambda name: -parts[name])
     values = [
-        {"part": name.replace("_", " "), "plan": plan, "mj": each.get(name, 0.0) / 1e9}
+        {"part": name.replace("_", " "), "plan": plan, "mj": energies.get(name, 0.0) / 1e9}
         for name in order
-        for plan, each in by_plan.items()
+        for plan, energies in by_plan.items()
     ]
-    return grouped_bars(
+    return bar_groups(
         values, "part", "plan", "mj", "energy, mJ", [name.replace("_", " ") for name in order], plans
     )
 
 
-def grouped_bars(
+def bar_groups(
     values: Sequence[Mapping[str, object]],
     group: str,
     series: str,
@@ -229,7 +248,7 @@ def grouped_bars(
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
     x: Chart = {"field": value, "type": "quantitative", "title": title}
     x["axis"] = {"tickCount": 8, "labelSeparation": 6}
-    x["scale"] = {"domainMin": 0, "domainMax": _room([float(str(each[value])) for each in values])}
+    x["scale"] = {"domainMin": 0, "domainMax": _axis_end([float(str(row[value])) for row in values])}
     return chart(
         width=WIDTH,
         height={"step": 15},
@@ -265,7 +284,7 @@ def grouped_bars(
     )
 
 
-def _room(values: Sequence[float]) -> float:
+def _axis_end(values: Sequence[float]) -> float:
     """The end of an axis, with room for the figure at the end of the longest bar."""
     return max(values, default=1.0) * 1.3
 
@@ -273,14 +292,14 @@ def _room(values: Sequence[float]) -> float:
 def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     """Chart of speed-ups by convention, that of the plan first."""
     values = [
-        {"what": what, "speedup": ratio, "own": position == 0}
-        for position, (what, ratio) in enumerate(by_convention)
+        {"what": convention, "speedup": ratio, "own": position == 0}
+        for position, (convention, ratio) in enumerate(by_convention)
     ]
     y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
     y["axis"] = {"labelLimit": 170, "ticks": False}
     x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
     x |= {"axis": {"tickCount": 6, "labelSeparation": 6}, "scale": {"domainMin": 0}}
-    x["scale"]["domainMax"] = _room([ratio for _, ratio in by_convention])
+    x["scale"]["domainMax"] = _axis_end([ratio for _, ratio in by_convention])
     return chart(
         width=WIDTH,
         height={"step": 26},
@@ -312,11 +331,11 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     )
 
 
-def squares(
+def shares_chart(
     values: Sequence[Mapping[str, object]], columns: Sequence[str], rows: Sequence[str], title: str
 ) -> Chart:
     """Chart of shares (``share``, in [0, 1]) by ``row`` and ``column``: squares with figures or a legend."""
-    few = len(columns) < 8
+    has_few_columns = len(columns) < 8
     legend: Chart = {"orient": "bottom", "title": None, "gradientLength": 120}
     legend |= {"format": ".0%", "values": [0, 0.5, 1]}
     x: Chart = {"field": "column", "type": "nominal", "sort": list(columns), "title": None}
@@ -339,7 +358,7 @@ def squares(
                     "field": "share",
                     "type": "quantitative",
                     "scale": {"domain": [0, 1], "scheme": "blues"},
-                    "legend": None if few else legend,
+                    "legend": None if has_few_columns else legend,
                 },
                 "tooltip": tooltip(
                     ("row", "program"), ("column", title), ("share", "share", ".1%"), ("more", "more")
@@ -347,7 +366,7 @@ def squares(
             },
         }
     ]
-    if few:
+    if has_few_columns:
         dark = {"condition": {"test": "datum.share > 0.65", "value": "white"}, "value": "#1b1f24"}
         text: Chart = {"field": "share", "type": "quantitative", "format": ".0%"}
         layers.append({"mark": {"type": "text"}, "encoding": {"x": x, "y": y, "text": text, "color": dark}})

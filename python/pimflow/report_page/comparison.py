@@ -9,29 +9,29 @@ from statistics import geometric_mean
 from typing import Any
 
 from pimflow.report_page import charts
-from pimflow.report_page.blocks import Page, Row, column, escaped
-from pimflow.report_page.charts import ALONE
+from pimflow.report_page.blocks import Page, Row, column, escape
+from pimflow.report_page.charts import GPU_ONLY
 from pimflow.report_page.page import ACCOUNTED, conventions, speedup_range
-from pimflow.report_page.stored import StoredPlan, reading
+from pimflow.report_page.stored import StoredPlan, translate_errors
 
 _MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 
 
-def comparison_of(directories: Sequence[Path]) -> bytes:
+def render_comparison(directories: Sequence[Path]) -> bytes:
     """Write the page; raises `ArtifactError` if a directory is no compiled one or of another version."""
     plans: dict[str, StoredPlan] = {}
     for directory in directories:
         plan = StoredPlan.load(directory)
-        plans[_unused(plan.name, plans)] = plan
+        plans[_unique_name(plan.name, plans)] = plan
     for directory, (name, plan) in zip(directories, plans.items()):
-        with reading(directory):  # render each alone, so that an error names its directory
+        with translate_errors(directory):  # render each alone, so that an error names its directory
             _page({name: plan})
     return _page(plans)
 
 
-def _unused(name: str, taken: dict[str, StoredPlan]) -> str:
+def _unique_name(name: str, plans: dict[str, StoredPlan]) -> str:
     """`name`, with a number where another directory has it too."""
-    number = sum(other == name or other.startswith(f"{name} (") for other in taken)
+    number = sum(known_name == name or known_name.startswith(f"{name} (") for known_name in plans)
     return f"{name} ({number + 1})" if number else name
 
 
@@ -43,16 +43,16 @@ def _page(plans: dict[str, StoredPlan]) -> bytes:
     page.add("speedups", "Speed-up by convention", *_conventions(page, plans))
     page.add("energy", "Energy", *_energy(page, plans))
     names = ", ".join(plans)
-    return page.rendered(f"<h1>{escaped(names)}</h1><p class='faint'>{len(plans)} plans side by side</p>")
+    return page.render(f"<h1>{escape(names)}</h1><p class='faint'>{len(plans)} plans side by side</p>")
 
 
 def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     rows: list[Row] = []
 
-    def add(what: str, of: Any) -> None:
+    def add(label: str, figure: Any) -> None:
         """Add a row with the figure that `of` takes from each report."""
-        figures = {f"plan{number}": of(plan.report) for number, plan in enumerate(plans.values())}
-        rows.append({"what": what, **figures})
+        figures = {f"plan{number}": figure(plan.report) for number, plan in enumerate(plans.values())}
+        rows.append({"what": label, **figures})
 
     add("network", lambda r: r["model"])
     add("devices", lambda r: f"{r['gpu']} + {r['pim']}")
@@ -82,18 +82,20 @@ def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     """All timelines on one scale; a baseline that several plans share is shown once."""
     bars, seen = [], set()
     for name, plan in plans.items():
-        alone = tuple(bar for bar in plan.bars if bar.row == ALONE)
-        known = alone in seen
-        seen.add(alone)
+        baseline = tuple(bar for bar in plan.bars if bar.row == GPU_ONLY)
+        is_repeated = baseline in seen
+        seen.add(baseline)
         bars += [
-            replace(bar, row=f"{name}: {bar.row}") for bar in plan.bars if not (known and bar.row == ALONE)
+            replace(bar, row=f"{name}: {bar.row}")
+            for bar in plan.bars
+            if not (is_repeated and bar.row == GPU_ONLY)
         ]
     latest = max(plan.report["latency_ns"] for plan in plans.values())
     yield (
         '<div class="controls"><input id="timeline-search" type="search" placeholder="search a layer" '
         'aria-label="search a layer"></div>'
     )
-    yield page.chart("timeline", charts.timeline(bars, latest / 1e3, searched=True))
+    yield page.chart("timeline", charts.timeline(bars, latest / 1e3, is_searchable=True))
 
 
 def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
@@ -102,13 +104,15 @@ def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     rows: list[Row] = []
     for name in names:
         line: dict[str, Any] = {"name": name}
-        found = [own.get(name) for own in by_plan]
-        for number, row in enumerate(found):
+        layer_rows = [plan_layers.get(name) for plan_layers in by_plan]
+        for number, row in enumerate(layer_rows):
             if row is not None:
                 first = row["covers"][0] == name
-                line[f"mode{number}"] = _how(row)
+                line[f"mode{number}"] = _mode_text(row)
                 line[f"us{number}"] = row["latency_ns"] / 1e3 if first else None
-        line["same"] = "same" if len({_how(row) if row else "" for row in found}) == 1 else "differs"
+        line["same"] = (
+            "same" if len({_mode_text(row) if row else "" for row in layer_rows}) == 1 else "differs"
+        )
         rows.append(line)
     columns: list[object] = [column("layer", "name", filter="text", least=150, frozen=True)]
     columns.append(column("mode", "same", filter="list", least=90))
@@ -118,7 +122,7 @@ def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     yield page.table("layers", columns, rows)
 
 
-def _how(row: Row) -> str:
+def _mode_text(row: Row) -> str:
     share = row["gpu_share"]
     return f"SPLIT {share:.2f} {row['axis']}" if row["mode"] == "SPLIT" else str(row["mode"])
 
@@ -126,26 +130,26 @@ def _how(row: Row) -> str:
 def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     values = []
     for name, plan in plans.items():
-        for position, (what, ratio) in enumerate(conventions(plan.report)):
-            values.append({"what": what if position else ACCOUNTED, "plan": name, "x": ratio})
-    whats = list(dict.fromkeys(str(each["what"]) for each in values))
+        for position, (label, ratio) in enumerate(conventions(plan.report)):
+            values.append({"what": label if position else ACCOUNTED, "plan": name, "x": ratio})
+    labels = list(dict.fromkeys(str(value["what"]) for value in values))
     title = "speed-up over the GPU alone"
     yield page.chart(
-        "conventions", charts.grouped_bars(values, "what", "plan", "x", title, whats, list(plans), ".3f")
+        "conventions", charts.bar_groups(values, "what", "plan", "x", title, labels, list(plans), ".3f")
     )
     columns = [column("", "what", least=150), *_plan_columns(plans)]
     columns.append(column("geometric mean", "mean", least=110))
-    yield page.table("speedups", columns, _means(values, whats, list(plans)))
+    yield page.table("speedups", columns, _means(values, labels, list(plans)))
 
 
-def _means(values: Sequence[Row], whats: Sequence[str], names: Sequence[str]) -> list[Row]:
+def _means(values: Sequence[Row], labels: Sequence[str], names: Sequence[str]) -> list[Row]:
     """A row for each convention: speed-ups, and their geometric mean if every plan has one."""
     rows: list[Row] = []
-    for what in whats:
-        found = {each["plan"]: float(each["x"]) for each in values if each["what"] == what}
-        cells = {f"plan{number}": f"{found[n]:.3f}x" for number, n in enumerate(names) if n in found}
-        mean = f"{geometric_mean(found.values()):.3f}x" if len(found) == len(names) else ""
-        rows.append({"what": what, **cells, "mean": mean})
+    for label in labels:
+        speedups = {value["plan"]: float(value["x"]) for value in values if value["what"] == label}
+        cells = {f"plan{number}": f"{speedups[n]:.3f}x" for number, n in enumerate(names) if n in speedups}
+        mean = f"{geometric_mean(speedups.values()):.3f}x" if len(speedups) == len(names) else ""
+        rows.append({"what": label, **cells, "mean": mean})
     return rows
 
 

@@ -10,15 +10,15 @@ from typing import Any
 from pimflow.host.charts import chart
 from pimflow.memory.plot import pool_view
 from pimflow.report_page import charts
-from pimflow.report_page.blocks import Page, Row, column, escaped, items
-from pimflow.report_page.charts import ALONE, ROWS
-from pimflow.report_page.stored import StoredPlan, reading
+from pimflow.report_page.blocks import Page, Row, column, escape, items
+from pimflow.report_page.charts import GPU_ONLY, ROWS
+from pimflow.report_page.stored import StoredPlan, translate_errors
 
 ACCOUNTED = "as accounted"
 _METRICS = ("multipliers", "bus", "rows", "refresh")
 
 
-def page_of(directory: Path, name: str = "") -> bytes:
+def render_page(directory: Path, name: str = "") -> bytes:
     """Write the page of a compiled directory; `name` is its later name, if it is still a temporary one.
 
     Raises
@@ -27,7 +27,7 @@ def page_of(directory: Path, name: str = "") -> bytes:
         If it is no compiled directory, is damaged, or is of another version.
     """
     plan = StoredPlan.load(directory, name)
-    with reading(directory):
+    with translate_errors(directory):
         return _page(plan)
 
 
@@ -43,7 +43,7 @@ def _page(plan: StoredPlan) -> bytes:
     page.add("memory", "Memory", *_memory(page, report))
     page.add("checks", "Checks and assumptions", *_checks(page, plan))
     page.add("reproduce", "Reproduce it", *_reproduce(plan))
-    return page.rendered(_head(plan))
+    return page.render(_head(plan))
 
 
 def cards(rows: list[tuple[str, str, str, str]]) -> str:
@@ -51,9 +51,9 @@ def cards(rows: list[tuple[str, str, str, str]]) -> str:
     return (
         '<div class="cards">'
         + "".join(
-            f'<div class="card"><span>{escaped(what)}</span><b class="{kind}">{escaped(figure)}</b>'
-            f"<span>{escaped(remark)}</span></div>"
-            for what, figure, remark, kind in rows
+            f'<div class="card"><span>{escape(title)}</span><b class="{kind}">{escape(figure)}</b>'
+            f"<span>{escape(remark)}</span></div>"
+            for title, figure, remark, kind in rows
         )
         + "</div>"
     )
@@ -67,11 +67,16 @@ def speedup_range(report: dict[str, Any]) -> str:
 
 def conventions(report: dict[str, Any]) -> list[tuple[str, float]]:
     """Speed-ups by convention, that of the plan first."""
-    others = [(_shorter(each["what"]), each["speedup"]) for each in report["conventions"]]
-    return [(f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]), *others]
+    other_conventions = [
+        (_short_name(convention["what"]), convention["speedup"]) for convention in report["conventions"]
+    ]
+    return [
+        (f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]),
+        *other_conventions,
+    ]
 
 
-def _shorter(convention: str) -> str:
+def _short_name(convention: str) -> str:
     return convention.replace("accounting ", "").replace("timing ", "")
 
 
@@ -79,10 +84,12 @@ def _head(plan: StoredPlan) -> str:
     report = plan.report
     violations = report["timing_violations"]
     legal = "legality not judged" if violations is None else f"{violations} illegal commands"
-    checked = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
-    searched = speedup_range(report)
+    check_text = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
+    range_text = speedup_range(report)
     faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
-    known = sorted({way for row in report["regions"] for way in _known(row).split(", ") if way})
+    sources = sorted(
+        {source for row in report["regions"] for source in _time_sources(row).split(", ") if source}
+    )
     rows = [
         (
             "latency",
@@ -99,19 +106,19 @@ def _head(plan: StoredPlan) -> str:
         (
             "speed-up",
             f"{faster:.3f}x",
-            f"{searched} by convention" if searched else "no other convention searched",
+            f"{range_text} by convention" if range_text else "no other convention searched",
             "good" if faster > 1 else "",
         ),
         (
             "verified",
             "yes" if report["verified"] else "no",
-            checked,
+            check_text,
             "good" if report["verified"] else "bad",
         ),
-        ("times are", "; ".join(known) or "analytic", "the worst task of each resource", "words"),
+        ("times are", "; ".join(sources) or "analytic", "the worst task of each resource", "words"),
     ]
     digests = "".join(
-        f"<dt>{what}</dt><dd><code>{escaped(d)}</code></dd>" for what, d in plan.digests.items()
+        f"<dt>{label}</dt><dd><code>{escape(d)}</code></dd>" for label, d in plan.digests.items()
     )
     devices = (
         f"{report['gpu']} ({report['gpu_channels']} channels) and "
@@ -120,8 +127,8 @@ def _head(plan: StoredPlan) -> str:
         f"launches {report['launches']}. PIM is simulated."
     )
     return (
-        f"<h1>{escaped(report['model'])} on {escaped(report['system'])}</h1>"
-        f"<p class='faint'>{escaped(devices)}</p>"
+        f"<h1>{escape(report['model'])} on {escape(report['system'])}</h1>"
+        f"<p class='faint'>{escape(devices)}</p>"
         f"{cards(rows)}<details><summary class='note'>digests</summary><dl>{digests}</dl></details>"
     )
 
@@ -134,14 +141,18 @@ def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
         '<button type="button" data-zoom="0">whole</button>'
         '<span class="note">drag to move; Ctrl and wheel to zoom; point at a task for its times</span></div>'
     )
-    yield page.chart("timeline", charts.timeline(plan.bars, plan.report["latency_ns"] / 1e3, searched=True))
-    yield f'<p class="note">“{ALONE}” is {escaped(plan.report["baseline"])}.</p>'
+    yield page.chart(
+        "timeline", charts.timeline(plan.bars, plan.report["latency_ns"] / 1e3, is_searchable=True)
+    )
+    yield f'<p class="note">“{GPU_ONLY}” is {escape(plan.report["baseline"])}.</p>'
 
 
-def _known(row: Row) -> str:
+def _time_sources(row: Row) -> str:
     """Sources of a layer's times by resource, such as ``PIM simulated, GPU analytic``."""
-    known, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
-    return ", ".join(f"{ROWS.get(each, each)} {known[each]}" for each in parts if each in known)
+    sources, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
+    return ", ".join(
+        f"{ROWS.get(resource, resource)} {sources[resource]}" for resource in parts if resource in sources
+    )
 
 
 def _shape(row: Row) -> str:
@@ -178,7 +189,7 @@ def _layer_row(plan: StoredPlan, row: Row) -> Row:
     first = row["covers"][0] == row["name"]
     after = row["latency_ns"] / 1e3 if first else None
     before = row["latency_gpu_only_ns"] / 1e3
-    together = f"with {row['covers'][0]}" if not first else ""
+    leader_text = f"with {row['covers'][0]}" if not first else ""
     return {
         "name": row["name"],
         "mode": row["mode"],
@@ -191,31 +202,32 @@ def _layer_row(plan: StoredPlan, row: Row) -> Row:
         "saved": before - after if after is not None and len(row["covers"]) == 1 else None,
         "energy": row["energy_pj"] / 1e6 if first else None,
         "energy_before": row["energy_gpu_only_pj"] / 1e6,
-        "known": _known(row),
-        "why": together or row["reason"],
+        "known": _time_sources(row),
+        "why": leader_text or row["reason"],
         "details": list(_details(plan, row)),
     }
 
 
 def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
-    how = f"{' + '.join(row['operators'])}. {row['mode']}"
-    how += f", split along {row['axis']}" if row["axis"] else ""
-    how += f", primitive {row['primitive']}" if row["primitive"] else ""
-    how += f". Loop order: {row['schedule']}" if row["schedule"] else ""
-    yield {"title": row["name"], "text": f"{how}."}
+    description = f"{' + '.join(row['operators'])}. {row['mode']}"
+    description += f", split along {row['axis']}" if row["axis"] else ""
+    description += f", primitive {row['primitive']}" if row["primitive"] else ""
+    description += f". Loop order: {row['schedule']}" if row["schedule"] else ""
+    yield {"title": row["name"], "text": f"{description}."}
     if row["reason"]:
         yield {"text": f"Why: {row['reason']}."}
     candidates = [
         {
-            "name": each["name"] + (f" of {len(each['covers'])} layers" if len(each["covers"]) > 1 else ""),
-            "chosen": each["chosen"],
-            "us": each["latency_ns"] / 1e3,
-            "uj": each["energy_pj"] / 1e6,
-            "kb": each["moved_bytes"] / 1e3,
-            "known": _known(each),
-            "schedule": each["schedule"],
+            "name": candidate["name"]
+            + (f" of {len(candidate['covers'])} layers" if len(candidate["covers"]) > 1 else ""),
+            "chosen": candidate["chosen"],
+            "us": candidate["latency_ns"] / 1e3,
+            "uj": candidate["energy_pj"] / 1e6,
+            "kb": candidate["moved_bytes"] / 1e3,
+            "known": _time_sources(candidate),
+            "schedule": candidate["schedule"],
         }
-        for each in row["candidates"]
+        for candidate in row["candidates"]
     ]
     columns = [
         column("candidate", "name"),
@@ -235,7 +247,7 @@ def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
         yield {
             "title": f"{program['file']}: {program['cycles']} cycles ({program['timing']})",
             "text": f"{counts}. The first channel begins:",
-            "pre": plan.opening(program["file"]),
+            "pre": plan.first_commands(program["file"]),
         }
 
 
@@ -243,16 +255,18 @@ def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
     yield '<div class="two"><div><p class="note">Each is a search of its own.</p>'
     yield page.chart("conventions", charts.speedups(conventions(report)))
     gaps = [
-        f"{_shorter(each['what'])} {100 * each['gap']:.2f} %" for each in report["conventions"] if each["gap"]
+        f"{_short_name(entry['what'])} {100 * entry['gap']:.2f} %"
+        for entry in report["conventions"]
+        if entry["gap"]
     ]
     if gaps:
         text = f"Another plan may be better there, by at most: {', '.join(gaps)}."
-        yield f'<p class="note">{escaped(text)}</p>'
+        yield f'<p class="note">{escape(text)}</p>'
     if report["conventions_missing"]:
         text = f"Not searched: {', '.join(report['conventions_missing'])}."
-        yield f'<p class="note">{escaped(text)}</p>'
+        yield f'<p class="note">{escape(text)}</p>'
     yield "</div><div>"
-    terms = [(each["term"], each["latency_ns"]) for each in report["accounting_terms"]]
+    terms = [(entry["term"], entry["latency_ns"]) for entry in report["accounting_terms"]]
     if len(terms) > 1:
         yield (
             '<p class="note">The plan that is best under the first accounting, charged one thing after '
@@ -271,45 +285,45 @@ def _energy(page: Page, report: dict[str, Any]) -> Iterator[str]:
         f'<p class="note">Saved {saved["total"]:+.2f} mJ: {saved["shorter_runtime"]:+.2f} mJ by shorter '
         f"runtime (constant power), {saved['cheaper_work']:+.2f} mJ by cheaper work.</p>"
     )
-    both = {ALONE: report["energies_gpu_only_pj"], "plan": report["energies_pj"]}
-    yield page.chart("energy", charts.energy(both))
+    by_plan = {GPU_ONLY: report["energies_gpu_only_pj"], "plan": report["energies_pj"]}
+    yield page.chart("energy", charts.energy(by_plan))
 
 
 def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
-    programs = [each for row in report["regions"] for each in row["programs"]]
-    names = [each["name"] for each in programs]
+    programs = [program for row in report["regions"] for program in row["programs"]]
+    names = [program["name"] for program in programs]
     shares = [
         {
-            "row": each["name"],
+            "row": program["name"],
             "column": metric,
-            "share": each[metric],
-            "more": f"{each['cycles']} cycles, {each['time_ns'] / 1e3:.3f} us",
+            "share": program[metric],
+            "more": f"{program['cycles']} cycles, {program['time_ns'] / 1e3:.3f} us",
         }
-        for each in programs
+        for program in programs
         for metric in _METRICS
-        if each[metric] is not None
+        if program[metric] is not None
     ]
     channels = [
         {
-            "row": each["name"],
+            "row": program["name"],
             "column": str(channel),
-            "share": cycles / max(each["cycles"], 1),
+            "share": cycles / max(program["cycles"], 1),
             "more": f"{cycles} cycles",
         }
-        for each in programs
-        for channel, cycles in enumerate(each["channel_cycles"])
+        for program in programs
+        for channel, cycles in enumerate(program["channel_cycles"])
     ]
-    timings = sorted({each["timing"] for each in programs})
+    timings = sorted({program["timing"] for program in programs})
     yield (
-        f'<p class="note">By the engine {escaped(", ".join(timings))}. Shares of the clocks in which '
+        f'<p class="note">By the engine {escape(", ".join(timings))}. Shares of the clocks in which '
         "the multipliers work, data is on the bus, and refreshes stop the banks; and of the columns of "
         "opened rows that are used.</p>"
     )
     yield '<div class="two"><div>'
-    yield page.chart("utilisation", charts.squares(shares, _METRICS, names, "what"))
+    yield page.chart("utilisation", charts.shares_chart(shares, _METRICS, names, "what"))
     yield '</div><div><p class="note">Balance: how long each channel works, of the longest.</p>'
-    numbers = [str(n) for n in range(max(len(each["channel_cycles"]) for each in programs))]
-    yield page.chart("channels", charts.squares(channels, numbers, names, "channel"))
+    numbers = [str(n) for n in range(max(len(program["channel_cycles"]) for program in programs))]
+    yield page.chart("channels", charts.shares_chart(channels, numbers, names, "channel"))
     yield "</div></div>"
 
 
@@ -322,18 +336,20 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
     )
     pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
     yield (
-        f'<p class="note">{escaped(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
-        f"{escaped(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
+        f'<p class="note">{escape(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
+        f"{escape(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
         f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
     )
     placed = [
-        (each["name"], each["begin"], each["end"], each["offset_bytes"], each["size_bytes"])
-        for each in memory["placed"]
+        (entry["name"], entry["begin"], entry["end"], entry["offset_bytes"], entry["size_bytes"])
+        for entry in memory["placed"]
     ]
     view = pool_view(placed, memory["pool_bytes"], memory["lower_bound_bytes"])
     yield page.chart("memory", chart(width=charts.WIDTH, height=360, **view))
     if memory["copies"]:
-        copied = [f"{each['layer']}: {each['size_bytes']} B, {each['reason']}" for each in memory["copies"]]
+        copied = [
+            f"{entry['layer']}: {entry['size_bytes']} B, {entry['reason']}" for entry in memory["copies"]
+        ]
         yield f"<details><summary>{len(copied)} copies of parts</summary>{items(copied)}</details>"
 
 
@@ -342,23 +358,23 @@ def _regions(regions: Sequence[dict[str, Any]]) -> str:
     if not regions:
         return ""
     names = {"left": "channels left to the GPU", "all": "all channels", "pim": "channels with PIM"}
-    sizes = [f"{names[each['channels']]}, {each['size_bytes'] / 1e6:.3f} MB" for each in regions]
+    sizes = [f"{names[region['channels']]}, {region['size_bytes'] / 1e6:.3f} MB" for region in regions]
     return f" Each set of channels has a region of its own: {'; '.join(sizes)}."
 
 
 def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
     report = plan.report
     outputs = [
-        f"output {index}: off by {each['relative_error']:.2e} of its largest value; bound {each['bound']:.2e}"
-        for index, each in enumerate(report["outputs"])
+        f"output {index}: off by {output['relative_error']:.2e} of its largest value; bound {output['bound']:.2e}"
+        for index, output in enumerate(report["outputs"])
     ]
     violations = report["timing_violations"]
-    judged = (
+    legality_text = (
         "Commands were not judged: this timing is the published one, which is not legal."
         if violations is None
         else f"{violations} commands issued illegally ({report['timing_violations_of']})."
     )
-    yield f"<p>{escaped(judged)}</p>{items(outputs)}"
+    yield f"<p>{escape(legality_text)}</p>{items(outputs)}"
     rules = report["violations_by_rule"]
     if rules:
         rows = [{"rule": rule, "count": count} for rule, count in rules.items()]
@@ -392,14 +408,14 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         "--target": report["gpu_part"]["target"],
     }
     flags = " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in options.items())
-    again = f"pimflow compile {shlex.quote(report['model'])} {flags} -o {shlex.quote(plan.name)}"
+    command = f"pimflow compile {shlex.quote(report['model'])} {flags} -o {shlex.quote(plan.name)}"
     lines = [
-        again,
+        command,
         f"pimflow run {shlex.quote(plan.name)}",
         f"pimflow timeline {shlex.quote(plan.name)} --perfetto trace.json",
         f"pimflow report {shlex.quote(plan.name)}",
     ]
-    yield f"<pre>{escaped(chr(10).join(lines))}</pre>"
+    yield f"<pre>{escape(chr(10).join(lines))}</pre>"
     yield (
         '<p class="note">With devices of your own, name their files. The same inputs give the same digests, '
         "which stand at the top.</p>"

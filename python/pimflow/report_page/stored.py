@@ -12,7 +12,7 @@ from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interfa
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
-from pimflow.report_page.charts import Bar, bars_of, in_rows
+from pimflow.report_page.charts import Bar, sort_bars, task_bars
 
 _OPENING_BYTES = 3000  # number of bytes of a program that are read to show its first commands
 _OPENING_LINES = 24
@@ -56,7 +56,7 @@ class StoredPlan:
         interface = Interface.load(path)
         for file in (TIMELINE, PLAN):
             interface.check(path, file)
-        with reading(path):
+        with translate_errors(path):
             report, timeline, plan, sealed = (
                 read_json(path / file, ArtifactError) for file in (REPORT, TIMELINE, PLAN, INTERFACE)
             )
@@ -70,7 +70,7 @@ class StoredPlan:
                 digests=digests,
             )
 
-    def opening(self, file: str) -> str:
+    def first_commands(self, file: str) -> str:
         """The first commands of a program, of its first channel.
 
         Raises
@@ -81,13 +81,17 @@ class StoredPlan:
         self.interface.check(self.path, file)
         with (self.path / file).open("rb") as read:
             lines = read.read(_OPENING_BYTES).decode(errors="ignore").splitlines()[1:]
-        kept = [line.strip().removesuffix(",") for line in lines[:-1] if line.strip() not in ("[", "]", "],")]
-        shown = kept[:_OPENING_LINES]
-        return "\n".join([*shown, "…"] if len(kept) > len(shown) or len(lines) > _OPENING_LINES else shown)
+        commands = [
+            line.strip().removesuffix(",") for line in lines[:-1] if line.strip() not in ("[", "]", "],")
+        ]
+        first = commands[:_OPENING_LINES]
+        return "\n".join(
+            [*first, "…"] if len(commands) > len(first) or len(lines) > _OPENING_LINES else first
+        )
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Turn errors that a report of another version causes into `ArtifactError`."""
     try:
         yield
@@ -104,6 +108,12 @@ def _bars(timeline: dict[str, Any]) -> tuple[Bar, ...]:
     for event in timeline["traceEvents"]:
         if event["ph"] == "X":
             args, begin_us = event["args"], event["ts"]
-            of = (event["name"], args["regions"], begin_us, begin_us + event["dur"], args.get("also", ()))
-            bars += bars_of(RESOURCES[event["tid"]], *of, baseline=event["pid"] != 0)
-    return tuple(in_rows(bars))
+            details = (
+                event["name"],
+                args["regions"],
+                begin_us,
+                begin_us + event["dur"],
+                args.get("also", ()),
+            )
+            bars += task_bars(RESOURCES[event["tid"]], *details, baseline=event["pid"] != 0)
+    return tuple(sort_bars(bars))

@@ -15,13 +15,18 @@ from pathlib import Path
 from types import ModuleType
 
 # Names of modules in TVM, and the modules that they stand for.
-_FACADE = {
+_MODULE_BY_TVM_NAME = {
     "tvm.relay": "pimflow.tvm_extension.relay",
     "tvm.relay.frontend": "pimflow.tvm_extension.relay.frontend",
     "tvm.contrib.graph_executor": "pimflow.tvm_extension.relay.graph_executor",
 }
 
-_PARTS = ("build_module", "frontend", "graph_executor", "pass_options")  # of pimflow.tvm_extension.relay
+_RELAY_MODULES = (
+    "build_module",
+    "frontend",
+    "graph_executor",
+    "pass_options",
+)  # of pimflow.tvm_extension.relay
 
 
 def install() -> None:
@@ -29,7 +34,7 @@ def install() -> None:
     use_cores()
     sys.meta_path.insert(0, _RelayFinder())
     if "tvm" in sys.modules:
-        _extend()
+        _extend_tvm()
     else:
         sys.meta_path.insert(0, _TvmFinder())
 
@@ -57,7 +62,7 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     os.environ["TVM_NUM_THREADS"] = str(len(cores))
 
 
-def _extend() -> None:
+def _extend_tvm() -> None:
     from pimflow.host import native
     from pimflow.pim_backend.runtime import targets
     from pimflow.tvm_extension.relay import pass_options
@@ -65,7 +70,7 @@ def _extend() -> None:
     native.load()
     targets.register()
     pass_options.register()
-    for name, source in _FACADE.items():
+    for name, source in _MODULE_BY_TVM_NAME.items():
         module = importlib.import_module(source)
         sys.modules[name] = module
         parent, _, leaf = name.rpartition(".")
@@ -89,7 +94,7 @@ class _TvmFinder:
             def exec_module(module: ModuleType) -> None:
                 """Load TVM, then extend it."""
                 execute(module)
-                _extend()
+                _extend_tvm()
 
             spec.loader.exec_module = exec_module
         return spec
@@ -103,8 +108,8 @@ class _RelayFinder:
     ) -> ModuleSpec | None:
         """None; raises `ImportError` for parts of Relay that do not exist any more."""
         parent, _, leaf = name.rpartition(".")
-        if parent in ("tvm.relay", "pimflow.tvm_extension.relay") and leaf not in _PARTS:
-            from pimflow.tvm_extension.relay import instead_of
+        if parent in ("tvm.relay", "pimflow.tvm_extension.relay") and leaf not in _RELAY_MODULES:
+            from pimflow.tvm_extension.relay import replacement_hint
 
-            raise ImportError(instead_of(leaf), name=name)
+            raise ImportError(replacement_hint(leaf), name=name)
         return None

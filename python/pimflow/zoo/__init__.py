@@ -3,9 +3,9 @@
 from pimflow.zoo.catalogue import (
     GRAPHS,
     ModelInfo,
+    all_names,
     decoder_weights,
     describe,
-    every_name,
     load,
     names,
 )
@@ -14,11 +14,11 @@ from pimflow.zoo.indices import index_bounds
 from pimflow.zoo.language.graph import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
-from pimflow.zoo.models import is_onnx, load_model, read_model, refuse_shared_names
+from pimflow.zoo.models import check_unique_names, is_onnx, load_model, read_model
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
-from pimflow.zoo.weights import drawn as weight_values
-from pimflow.zoo.weights import filled, is_weight
+from pimflow.zoo.weights import is_weight, with_weights
+from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
     "GRAPHS",
@@ -29,10 +29,10 @@ __all__ = [
     "decoder_weights",
     "describe",
     "dims_of",
-    "every_name",
+    "all_names",
     "example_arrays",
     "example_inputs",
-    "filled",
+    "with_weights",
     "index_bounds",
     "input_types",
     "is_onnx",
@@ -44,7 +44,7 @@ __all__ = [
     "past_name",
     "present_name",
     "read_model",
-    "refuse_shared_names",
+    "check_unique_names",
     "state_pairs",
     "weight_values",
 ]

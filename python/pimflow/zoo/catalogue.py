@@ -56,7 +56,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in GRAPHS.glob("*.onnx"))
 
 
-def every_name() -> list[str]:
+def all_names() -> list[str]:
     """List the networks and the language models of the zoo, sorted."""
     return sorted([*names(), *language_shapes.names()])
 
@@ -66,7 +66,7 @@ def decoder_weights(decoder: Decoder, seed: int = 0) -> dict[str, np.ndarray]:
     graph = language_graph.step_graph(decoder, 1).graph
     values = {value.name: value for value in graph.input if weights.is_weight(value)}
     return {
-        name: np.concatenate(list(weights.drawn(values[name], seed))).reshape(shape)
+        name: np.concatenate(list(weights.weight_chunks(values[name], seed))).reshape(shape)
         for name, shape in decoder.weights().items()
     }
 
@@ -91,7 +91,7 @@ def load(name: str, seed: int = 0) -> onnx.ModelProto:
     UnknownNameError, UsageError
         If there is no such network; if the seed is out of range.
     """
-    model = graph_of(name)
+    model = read_graph(name)
     weights.fill(model, seed)
     return model
 
@@ -109,7 +109,7 @@ def describe(name: str) -> ModelInfo:
     UnknownNameError
         If there is no such network.
     """
-    model = graph_of(name)
+    model = read_graph(name)
     graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     shapes = {value.name: dims_of(value) for value in values}
@@ -136,10 +136,10 @@ def describe(name: str) -> ModelInfo:
     )
 
 
-def graph_of(name: str, context: int | None = None) -> onnx.ModelProto:
+def read_graph(name: str, context: int | None = None) -> onnx.ModelProto:
     """The graph of a network without weights; that of a language model is built for `context`."""
     if name in language_shapes.names():
         return language_graph.zoo_graph(language_shapes.decoder(name), context)
     if name not in names():
-        raise UnknownNameError("model", name, every_name())
+        raise UnknownNameError("model", name, all_names())
     return onnx.load(GRAPHS / f"{name}.onnx")

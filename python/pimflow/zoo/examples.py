@@ -12,7 +12,7 @@ from onnx import helper
 from pimflow.errors import ModelError
 from pimflow.zoo import weights
 from pimflow.zoo.indices import index_bounds
-from pimflow.zoo.shapes import Shape, fixed_dims
+from pimflow.zoo.shapes import Shape, require_fixed_dims
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
@@ -43,27 +43,27 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
     """Shape and dtype of each data input, in order; raises what :func:`example_inputs` does."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    wanted = {}
+    types = {}
     for value in model.graph.input:
         if value.name in stored or weights.is_weight(value):
             continue
         kind = value.type.tensor_type.elem_type
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
-        dims = fixed_dims(value, f"model '{model.graph.name}'")
-        wanted[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
-    return wanted
+        dims = require_fixed_dims(value, f"model '{model.graph.name}'")
+        types[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
+    return types
 
 
 def example_arrays(
-    wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+    types: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
 ) -> dict[str, np.ndarray]:
     """Draw what :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 
     `rows` has the sizes of tables that inputs index, as :func:`index_bounds` returns them.
     """
-    drawn = {}
-    for name, (dims, dtype) in wanted.items():
+    arrays = {}
+    for name, (dims, dtype) in types.items():
         first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
         normal = (first + second + third).reshape(dims)
         if np.issubdtype(dtype, np.bool_):
@@ -73,5 +73,5 @@ def example_arrays(
                 normal = np.floor((first.astype(np.float64).reshape(dims) + 1) / 2 * bound)
             else:
                 normal = np.abs(normal).clip(max=2)
-        drawn[name] = np.asarray(normal, dtype)  # an array also of rank 0
-    return drawn
+        arrays[name] = np.asarray(normal, dtype)  # an array also of rank 0
+    return arrays

@@ -36,12 +36,12 @@ def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
         int64, classes.
     """
     labels = np.arange(count) % CLASSES
-    drawn = uniform("glyphs", count * 48, seed).astype(np.float64).reshape(count, 48)
+    numbers = uniform("glyphs", count * 48, seed).astype(np.float64).reshape(count, 48)
     noise = uniform("glyph noise", 3 * count * 3 * SIZE**2, seed).reshape(3, count, 3, SIZE, SIZE)
     images = noise.sum(axis=0, dtype=np.float32) * np.float32(NOISE)
     for begin in range(0, count, _AT_ONCE):
         part = slice(begin, begin + _AT_ONCE)
-        images[part] += _colours(drawn[part], _signs()[labels[part]])
+        images[part] += _colours(numbers[part], _signs()[labels[part]])
     return images, labels
 
 
@@ -51,33 +51,33 @@ def _signs() -> np.ndarray:
     return np.floor(points).reshape(CLASSES, STROKES, 2, 2) / (GRID - 1) * 2 - 1
 
 
-def _colours(drawn: np.ndarray, signs: np.ndarray) -> np.ndarray:
+def _colours(numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Pictures without noise, [n, 3, SIZE, SIZE], from 48 random numbers in [-1, 1) for each."""
-    own = drawn[:, : STROKES * 4].reshape(-1, STROKES, 2, 2)
-    stray = drawn[:, 16:24].reshape(-1, STRAY, 2, 2)
-    turn, scale, moved, width = drawn[:, 24], drawn[:, 25], drawn[:, 26:28], drawn[:, 28]
+    stroke_bends = numbers[:, : STROKES * 4].reshape(-1, STROKES, 2, 2)
+    stray_strokes = numbers[:, 16:24].reshape(-1, STRAY, 2, 2)
+    turn, scale, shift, width = numbers[:, 24], numbers[:, 25], numbers[:, 26:28], numbers[:, 28]
     angle = 0.45 * turn
     rotation = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(-1, 2, 2)
-    bent = (signs + 0.18 * own) * (0.62 + 0.16 * scale)[:, None, None, None]
-    placed = np.einsum("nsep,nqp->nseq", bent, rotation) + 0.18 * moved[:, None, None]
+    bent = (signs + 0.18 * stroke_bends) * (0.62 + 0.16 * scale)[:, None, None, None]
+    rotated = np.einsum("nsep,nqp->nseq", bent, rotation) + 0.18 * shift[:, None, None]
     reach = (0.055 + 0.02 * width)[:, None, None]
-    ground, ink, other = (drawn[:, first : first + 3, None, None] for first in (30, 33, 36))
-    sign, noise = _covered(placed, reach), _covered(stray, reach)
+    ground, ink, stray_ink = (numbers[:, first : first + 3, None, None] for first in (30, 33, 36))
+    sign, stray = _coverage(rotated, reach), _coverage(stray_strokes, reach)
     ink = np.where(np.abs(ink - ground) < 0.5, ground + np.where(ink < ground, -0.5, 0.5), ink)
-    behind = ground + (other - ground) * noise[:, None]
-    return (behind + (ink - behind) * sign[:, None]).astype(np.float32)
+    background = ground + (stray_ink - ground) * stray[:, None]
+    return (background + (ink - background) * sign[:, None]).astype(np.float32)
 
 
-def _covered(strokes: np.ndarray, reach: np.ndarray) -> np.ndarray:
+def _coverage(strokes: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """The share of each pixel that strokes cover, [n, SIZE, SIZE]; `reach` is half the width of a stroke."""
-    at = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
-    covered = np.zeros((len(strokes), SIZE, SIZE))
+    pixel_centres = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
+    coverage = np.zeros((len(strokes), SIZE, SIZE))
     for number in range(strokes.shape[1]):
         begin, along = strokes[:, number, 0], strokes[:, number, 1] - strokes[:, number, 0]
-        x, y = (each[:, None, None] for each in begin.T)
-        dx, dy = (each[:, None, None] for each in along.T)
-        right, down = at[None, None, :] - x, at[None, :, None] - y
+        x, y = (coordinate[:, None, None] for coordinate in begin.T)
+        dx, dy = (coordinate[:, None, None] for coordinate in along.T)
+        right, down = pixel_centres[None, None, :] - x, pixel_centres[None, :, None] - y
         share = np.clip((right * dx + down * dy) / np.maximum(dx * dx + dy * dy, 1e-9), 0, 1)
         distance = np.hypot(right - share * dx, down - share * dy)
-        covered = np.maximum(covered, np.clip((reach - distance) * SIZE / 2 + 0.5, 0, 1))
-    return covered
+        coverage = np.maximum(coverage, np.clip((reach - distance) * SIZE / 2 + 0.5, 0, 1))
+    return coverage

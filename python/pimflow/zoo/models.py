@@ -24,7 +24,7 @@ def load_model(
     seed: int = 0,
     *,
     batch: int | None = None,
-    filled: bool = True,
+    fill_weights: bool = True,
     context: int | None = None,
     states: dict[str, str] | None = None,
 ) -> onnx.ModelProto:
@@ -65,55 +65,55 @@ def load_model(
         `shapes` does not fix, or contradicts `shapes`.
     """
     if isinstance(model, onnx.ModelProto):
-        where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
-        loaded.CopyFrom(model)
-    elif isinstance(model, str) and model in catalogue.every_name():
-        where, loaded = f"model '{model}'", catalogue.graph_of(model, context)
+        where, new_model = f"model '{model.graph.name}'", onnx.ModelProto()
+        new_model.CopyFrom(model)
+    elif isinstance(model, str) and model in catalogue.all_names():
+        where, new_model = f"model '{model}'", catalogue.read_graph(model, context)
     elif isinstance(model, str) and not _is_path(model):
-        raise UnknownNameError("model", model, catalogue.every_name())
+        raise UnknownNameError("model", model, catalogue.all_names())
     elif not isinstance(model, str | os.PathLike):
         raise UsageError(
             f"model is a name, a file, an ONNX model, a Relax module or a program of torch.export, "
             f"not {type(model).__name__}"
         )
     else:
-        where, loaded = f"'{os.fspath(model)}'", read_model(Path(model))
-    if not loaded.graph.node:
+        where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
+    if not new_model.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
-    if any(map(external_data_helper.uses_external_data, loaded.graph.initializer)):
+    if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     try:
-        _keep_data_inputs(loaded)
-        refuse_shared_names(loaded, where)
-        require_types(loaded, where)
-        _refuse_other_parts(loaded, where)
-        _refuse_other_flags(loaded, where)
-        data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
-        pairs = {} if context is None else state_pairs(data, loaded.graph.output, states)
-        to_single(loaded, pairs.values())
-        _name_nodes(loaded)
+        _keep_data_inputs(new_model)
+        check_unique_names(new_model, where)
+        require_types(new_model, where)
+        _check_split_outputs(new_model, where)
+        _check_flags(new_model, where)
+        data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
+        pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
+        to_single(new_model, pairs.values())
+        _name_nodes(new_model)
         if context is not None:
             if not pairs:
                 raise ModelError(
                     f"{where}: has no cache that --context could keep: no output is an input with tokens "
                     "behind it; if there is one, name both: --state past=present"
                 )
-            shapes = context_shapes(data, loaded.graph.output, pairs, context, shapes or {})
-        fix_shapes(loaded, data, shapes or {}, where)
+            shapes = context_shapes(data, new_model.graph.output, pairs, context, shapes or {})
+        fix_shapes(new_model, data, shapes or {}, where)
         if batch is not None:
-            set_batch(loaded, data, batch, where)
-        _type_groups(loaded)
-        _write_defaults(loaded)
-        foreign = _made_foreign(loaded)
-        loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
-        onnx.checker.check_model(loaded)
-        _make_own(loaded, foreign)
-        check_sizes(loaded, where)
+            set_batch(new_model, data, batch, where)
+        _type_groups(new_model)
+        _write_defaults(new_model)
+        foreign_nodes = _mark_foreign(new_model)
+        new_model = shape_inference.infer_shapes(new_model, strict_mode=True, data_prop=True)
+        onnx.checker.check_model(new_model)
+        _restore_domains(new_model, foreign_nodes)
+        check_sizes(new_model, where)
         if batch is not None:
-            check_batch(loaded, batch, where)
-        if filled:
-            weights.fill(loaded, seed)  # last, since the steps above copy the model several times
-        return loaded
+            check_batch(new_model, batch, where)
+        if fill_weights:
+            weights.fill(new_model, seed)  # last, since the steps above copy the model several times
+        return new_model
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None
     except (EncodeError, ValueError) as error:
@@ -174,7 +174,7 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         model.ir_version = max(model.ir_version, 4)
 
 
-def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
+def _check_split_outputs(model: onnx.ModelProto, where: str) -> None:
     """Raise :class:`ModelError` for a Split into more parts than it has results, or with a nameless result.
 
     onnx would infer the shapes of all parts; ONNX Runtime crashes if a result has no name.
@@ -200,7 +200,7 @@ _FLAGS = {
 }
 
 
-def _refuse_other_flags(model: onnx.ModelProto, where: str) -> None:
+def _check_flags(model: onnx.ModelProto, where: str) -> None:
     for node in (node for node in model.graph.node if node.domain in ("", "ai.onnx")):
         for attribute in node.attribute:
             if attribute.name in _FLAGS and attribute.i not in (0, 1):
@@ -214,17 +214,17 @@ def _refuse_other_flags(model: onnx.ModelProto, where: str) -> None:
 _UNREGISTERED = ("SimplifiedLayerNormalization",)
 
 
-def _made_foreign(model: onnx.ModelProto) -> set[str]:
+def _mark_foreign(model: onnx.ModelProto) -> set[str]:
     """Move operators of `_UNREGISTERED` to a domain that is not checked, in place; returns names of nodes."""
     nodes = [node for node in model.graph.node if node.op_type in _UNREGISTERED and not node.domain]
     for node in nodes:
         node.domain = "com.microsoft"
-    if nodes and all(each.domain != "com.microsoft" for each in model.opset_import):
+    if nodes and all(opset.domain != "com.microsoft" for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return {node.name for node in nodes}
 
 
-def _make_own(model: onnx.ModelProto, names: set[str]) -> None:
+def _restore_domains(model: onnx.ModelProto, names: set[str]) -> None:
     for node in model.graph.node:
         if node.name in names:
             node.domain = ""
@@ -254,7 +254,7 @@ def _type_groups(model: onnx.ModelProto) -> None:
                 results[result].type.CopyFrom(operand.type)
 
 
-def refuse_shared_names(model: onnx.ModelProto, where: str) -> None:
+def check_unique_names(model: onnx.ModelProto, where: str) -> None:
     """Raise :class:`ModelError` if two nodes have the same name, which ONNX Runtime rejects too."""
     counts = Counter(node.name for node in model.graph.node if node.name)
     for name, count in counts.items():
@@ -270,14 +270,14 @@ def _name_nodes(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         if not node.name.isprintable():
             node.name = one_line(node.name)
-    taken = {node.name for node in model.graph.node}
+    used_names = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
             name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
-            while name in taken:
+            while name in used_names:
                 name += "_"
             node.name = name
-            taken.add(name)
+            used_names.add(name)
 
 
 def _one_line(error: Exception, limit: int = 240) -> str:

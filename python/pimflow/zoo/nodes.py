@@ -32,7 +32,7 @@ REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "AveragePool", "GlobalAvera
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """The attributes of a node, by name; those that it does not set are missing."""
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def constant_nodes(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:

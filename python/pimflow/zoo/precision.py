@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from pimflow.errors import ModelError
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_OTHERS = (*_NARROW, TensorProto.DOUBLE)
+_OTHER_TYPES = (*_NARROW, TensorProto.DOUBLE)
 
 # Operators whose results are elements of their operands, or exact functions of them, in any type.
 _EXACT = {
@@ -37,10 +37,10 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     for value in values:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
             raise ModelError(f"{where}: not a valid ONNX model: tensor '{value.name}' has no element type")
-    if not has_others(model):
+    if not has_other_types(model):
         return
     try:
-        shape_inference.infer_shapes(_without_weights(model), check_type=True, strict_mode=True)
+        shape_inference.infer_shapes(_strip_weights(model), check_type=True, strict_mode=True)
     except shape_inference.InferenceError as error:
         if "type" in str(error):
             raise ModelError(
@@ -48,7 +48,7 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
             ) from None
 
 
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with inputs in place of its weights."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     graph = light.graph
@@ -61,11 +61,11 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def has_others(model: onnx.ModelProto) -> bool:
+def has_other_types(model: onnx.ModelProto) -> bool:
     """Whether `to_single` changes any input, output, weight or intermediate tensor of known type."""
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     stored = {value.type.tensor_type.elem_type for value in values}
-    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(_OTHERS)
+    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(_OTHER_TYPES)
 
 
 def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
@@ -82,12 +82,12 @@ def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
     returned = {
         value.name: value.type.tensor_type.elem_type
         for value in model.graph.output
-        if value.type.tensor_type.elem_type in _OTHERS and value.name not in caches
+        if value.type.tensor_type.elem_type in _OTHER_TYPES and value.name not in caches
     }
     _name_types_of_casts(model)
-    rounding = _rounding(model.graph)
+    rounding = _rounding_casts(model.graph)
     _convert(model.graph)
-    _round(model.graph, rounding)
+    _insert_rounding(model.graph, rounding)
     _cast_outputs(model.graph, returned)
 
 
@@ -96,7 +96,7 @@ def _name_types_of_casts(model: onnx.ModelProto) -> None:
     if not any(node.op_type == "CastLike" for graph in _graphs(model.graph) for node in graph.node):
         return
     types: dict[str, int] = {}
-    for graph in _graphs(shape_inference.infer_shapes(_without_weights(model)).graph):
+    for graph in _graphs(shape_inference.infer_shapes(_strip_weights(model)).graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
             types[value.name] = value.type.tensor_type.elem_type
         types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -107,56 +107,58 @@ def _name_types_of_casts(model: onnx.ModelProto) -> None:
             del node.input[1:]
 
 
-def _rounding(graph: onnx.GraphProto) -> dict[str, int]:
+def _rounding_casts(graph: onnx.GraphProto) -> dict[str, int]:
     """The casts to fp16 and bf16 whose purpose is to round: type by name of the result."""
-    narrow, read = {}, {}
-    for node in (node for each in _graphs(graph) for node in each.node):
+    narrow, readers = {}, {}
+    for node in (node for subgraph in _graphs(graph) for node in subgraph.node):
         if node.op_type == "Cast":
-            to = _to(node).i
-            narrow |= {node.output[0]: to} if to in _NARROW else {}
+            target = _cast_target(node).i
+            narrow |= {node.output[0]: target} if target in _NARROW else {}
         for name in node.input:
-            read.setdefault(name, []).append(node)
+            readers.setdefault(name, []).append(node)
     rounding = {}
     for cast, kind in narrow.items():
-        wanted, seen = [cast], {cast}
-        while wanted and cast not in rounding:
-            for node in read.get(wanted.pop(), ()):
+        queue, seen = [cast], {cast}
+        while queue and cast not in rounding:
+            for node in readers.get(queue.pop(), ()):
                 if node.op_type in _DECIDING:
                     rounding[cast] = kind
                 elif node.op_type in _EXACT:
-                    wanted += set(node.output) - seen
+                    queue += set(node.output) - seen
                     seen.update(node.output)
     return rounding
 
 
-def _to(cast: onnx.NodeProto) -> onnx.AttributeProto:
+def _cast_target(cast: onnx.NodeProto) -> onnx.AttributeProto:
     return next(attribute for attribute in cast.attribute if attribute.name == "to")
 
 
-def _round(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
+def _insert_rounding(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
     """Let the casts that write the tensors `kinds` round to these types; a second cast makes results fp32."""
-    nodes = [node for each in _graphs(graph) for node in each.node]
-    taken = {name for node in nodes for name in (*node.input, *node.output)}
-    for each in _graphs(graph) if kinds else ():
-        for place, node in reversed(list(enumerate(each.node))):
+    nodes = [node for subgraph in _graphs(graph) for node in subgraph.node]
+    used_names = {name for node in nodes for name in (*node.input, *node.output)}
+    for subgraph in _graphs(graph) if kinds else ():
+        for place, node in reversed(list(enumerate(subgraph.node))):
             (name, *_) = (*node.output, "")
             if name in kinds:
                 rounded = f"{name}.rounded"
-                while rounded in taken:
+                while rounded in used_names:
                     rounded += "_"
-                each.node.insert(place + 1, helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT))
+                subgraph.node.insert(
+                    place + 1, helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT)
+                )
                 node.output[0] = rounded
-                _to(node).i = kinds[name]
+                _cast_target(node).i = kinds[name]
 
 
 def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
     """Cast the outputs in `kinds` to their types, under their old names, by a node each."""
-    nodes = [node for each in _graphs(graph) for node in each.node]
-    taken = {name for node in nodes for name in (*node.input, *node.output)}
+    nodes = [node for subgraph in _graphs(graph) for node in subgraph.node]
+    used_names = {name for node in nodes for name in (*node.input, *node.output)}
     single: dict[str, str] = {}
     for name in {name for node in graph.node for name in node.output} & kinds.keys():
         single[name] = f"{name}.single"
-        while single[name] in taken:
+        while single[name] in used_names:
             single[name] += "_"
     for node in nodes:
         for names in (node.input, node.output):
@@ -181,7 +183,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _convert(graph: onnx.GraphProto) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _OTHERS:
+        if value.type.tensor_type.elem_type in _OTHER_TYPES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
         _convert_tensor(tensor)
@@ -191,11 +193,11 @@ def _convert(graph: onnx.GraphProto) -> None:
                 _convert_tensor(attribute.t)
             elif attribute.HasField("g"):
                 _convert(attribute.g)
-            elif attribute.name in ("to", "dtype") and attribute.i in _OTHERS:
+            elif attribute.name in ("to", "dtype") and attribute.i in _OTHER_TYPES:
                 attribute.i = TensorProto.FLOAT
 
 
 def _convert_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _OTHERS:
+    if tensor.data_type in _OTHER_TYPES:
         array = numpy_helper.to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

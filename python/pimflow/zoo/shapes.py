@@ -52,7 +52,7 @@ def fix_shapes(
             declared = (None,) * len(shape)
             tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
         if len(declared) != len(shape) or any(a not in (None, b) for a, b in zip(declared, shape)):
-            difference = f"has shape {_written(declared)}, not {_written(shape)}"
+            difference = f"has shape {_shape_text(declared)}, not {_shape_text(shape)}"
             raise ModelError(f"{where}: input '{name}' {difference}")
         for dim, size in zip(tensor.shape.dim, shape):
             named = dim.dim_param not in ("", "?")  # Paddle's exporter calls every open dimension "?"
@@ -67,7 +67,7 @@ def fix_shapes(
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param]
         if value.type.HasField("tensor_type"):
-            fixed_dims(value, where)
+            require_fixed_dims(value, where)
     del model.graph.value_info[:]
     # Results of these nodes get no inferred shapes, so they are fixed here. All others do, which is right
     # even if one symbol stands for several sizes.
@@ -87,32 +87,36 @@ def set_batch(model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], batch
     """
     if batch < 1:
         raise UsageError(f"--batch {batch}: give 1 or more")
-    old = set()
+    old_batches = set()
     for value in data:
         dims = value.type.tensor_type.shape.dim
         if not dims:
             raise ModelError(f"{where}: input '{value.name}' has no dimension for a batch")
-        old.add(dims[0].dim_value)
+        old_batches.add(dims[0].dim_value)
         dims[0].dim_value = batch
-    if len(old) != 1:
+    if len(old_batches) != 1:
         raise ModelError(
-            f"{where}: inputs have batches {sorted(old)}; give one with --shape instead of --batch"
+            f"{where}: inputs have batches {sorted(old_batches)}; give one with --shape instead of --batch"
         )
     moving = {value.name for value in data}
     shapes = {tensor.name: tensor for tensor in model.graph.initializer}
     constants = constant_nodes(model.graph)
-    done: set[str] = set()
+    changed_shapes: set[str] = set()
     for node in model.graph.node:
         if moving.isdisjoint(node.input):
             continue
         moving.update(node.output)
-        if node.op_type in ("Reshape", "Expand") and node.input[0] in moving and node.input[1] not in done:
-            stored = shapes.get(node.input[1]) or constants.get(node.input[1])
-            dims = None if stored is None else numpy_helper.to_array(stored).copy()
-            if dims is not None and dims.size and dims[0] == min(old):
+        if (
+            node.op_type in ("Reshape", "Expand")
+            and node.input[0] in moving
+            and node.input[1] not in changed_shapes
+        ):
+            shape_tensor = shapes.get(node.input[1]) or constants.get(node.input[1])
+            dims = None if shape_tensor is None else numpy_helper.to_array(shape_tensor).copy()
+            if dims is not None and dims.size and dims[0] == min(old_batches):
                 dims[0] = batch
-                stored.CopyFrom(numpy_helper.from_array(dims, stored.name))
-                done.add(node.input[1])
+                shape_tensor.CopyFrom(numpy_helper.from_array(dims, shape_tensor.name))
+                changed_shapes.add(node.input[1])
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -124,7 +128,7 @@ def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
         dims = dims_of(value)
         if not dims or dims[0] != batch:
             raise ModelError(
-                f"{where}: output '{value.name}' has shape {_written(dims)} with a batch of {batch}: "
+                f"{where}: output '{value.name}' has shape {_shape_text(dims)} with a batch of {batch}: "
                 "the graph is made for its own batch; export it with a dynamic one"
             )
 
@@ -135,7 +139,7 @@ def check_sizes(model: onnx.ModelProto, where: str) -> None:
         dims = dims_of(value)
         if dims is not None and None not in dims and math.prod(dims) > LARGEST:
             raise ModelError(
-                f"{where}: tensor '{value.name}' of {_written(dims)} has more than {LARGEST} elements"
+                f"{where}: tensor '{value.name}' of {_shape_text(dims)} has more than {LARGEST} elements"
             )
 
 
@@ -147,14 +151,14 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
 
 
-def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
+def require_fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
     """Return a value's shape; raise :class:`ModelError` if a dimension is dynamic or 0."""
     dims = dims_of(value)
     if dims is None or None in dims:
         empty = any(_is_zero(dim) for dim in value.type.tensor_type.shape.dim)
         usual = (1, 3, 224, 224) if dims is None or len(dims) == 4 else (1,) * len(dims)
         example = ",".join(str(size or likely) for size, likely in zip(dims or usual, usual))
-        how = f"for example --shape {value.name}={example}"
+        advice = f"for example --shape {value.name}={example}"
         if empty:
             sizes = "x".join(
                 "0" if _is_zero(dim) else str(size or "?")
@@ -162,9 +166,11 @@ def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
             )
             raise ModelError(
                 f"{where}: input '{value.name}' has shape {sizes}: with a dimension of 0 it holds nothing; "
-                f"if the size is meant to be open, fix it, {how}"
+                f"if the size is meant to be open, fix it, {advice}"
             )
-        raise ModelError(f"{where}: input '{value.name}' has dynamic shape {_written(dims)}; fix it, {how}")
+        raise ModelError(
+            f"{where}: input '{value.name}' has dynamic shape {_shape_text(dims)}; fix it, {advice}"
+        )
     return dims
 
 
@@ -173,7 +179,7 @@ def _is_zero(dim: onnx.TensorShapeProto.Dimension) -> bool:
     return dim.HasField("dim_value") and dim.dim_value == 0
 
 
-def _written(dims: tuple[int | None, ...] | None) -> str:
+def _shape_text(dims: tuple[int | None, ...] | None) -> str:
     if dims is None:
         return "of unknown rank"
     return "x".join(str(size or "?") for size in dims) or "()"

@@ -17,7 +17,7 @@ _PAST = re.compile(re.escape(past_name(0, "PART")).replace("0", r"(\d+)").replac
 def state_pairs(
     data: Iterable[onnx.ValueInfoProto],
     results: Iterable[onnx.ValueInfoProto],
-    given: Mapping[str, str] | None = None,
+    explicit_pairs: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """By input that is a cache, the output that is the cache with the tokens of the step appended.
 
@@ -38,7 +38,7 @@ def state_pairs(
         If two inputs have the same output.
     """
     inputs, outputs = ({value.name: value for value in values} for values in (data, results))
-    pairs = dict(given or {})
+    pairs = dict(explicit_pairs or {})
     for past, present in pairs.items():
         if past not in inputs:
             raise UnknownNameError("input", past, list(inputs))
@@ -67,9 +67,11 @@ def _pairs_by_shape(
         return {}
     for past, present in zip(caches, grown):
         before, after = _dims(past), _dims(present)
-        same = [a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(before, after)]
-        longer = before[2] != after[2] or not before[2]
-        if not (longer and all(each for axis, each in enumerate(same) if axis != 2)):
+        equal_axes = [
+            a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(before, after)
+        ]
+        is_longer = before[2] != after[2] or not before[2]
+        if not (is_longer and all(is_equal for axis, is_equal in enumerate(equal_axes) if axis != 2)):
             return {}
     return {past.name: present.name for past, present in zip(caches, grown)}
 
@@ -98,29 +100,35 @@ def context_shapes(
     UsageError
         If the context is no longer than the step.
     """
-    known, presents = dict(shapes), {value.name: value for value in outputs}
+    result_shapes, presents = dict(shapes), {value.name: value for value in outputs}
     values = {value.name: value for value in data}
     ids = values.get("input_ids")
-    tokens = (known.get("input_ids") or (ids is not None and dims_of(ids)) or (1, 1))[-1] or 1
+    tokens = (result_shapes.get("input_ids") or (ids is not None and dims_of(ids)) or (1, 1))[-1] or 1
     if context <= tokens:
         raise UsageError(f"--context {context}: give more than the {tokens} of a step")
     for name, value in values.items():
         dims = dims_of(value)
-        if name in known or dims is None:
+        if name in result_shapes or dims is None:
             continue
         if name in pairs:
             if len(dims) != 4:
                 raise ModelError(f"input '{name}' has {len(dims)} dimensions; a cache has four")
-            kept = _dims(presents[pairs[name]])
+            present_dims = _dims(presents[pairs[name]])
             # The length stays the same, or grows by the tokens of the step.
-            grown = 0 if len(kept) == 4 and kept[2] and kept[2] == _dims(value)[2] else tokens
-            length = dims[2] or context - grown
-            if length + grown != context:
-                raise ModelError(f"input '{name}' has {length} places; --context {length + grown} suits it")
-            known[name] = (dims[0] or 1, dims[1] or 1, length, dims[3] or 1)
+            added_tokens = (
+                0
+                if len(present_dims) == 4 and present_dims[2] and present_dims[2] == _dims(value)[2]
+                else tokens
+            )
+            length = dims[2] or context - added_tokens
+            if length + added_tokens != context:
+                raise ModelError(
+                    f"input '{name}' has {length} places; --context {length + added_tokens} suits it"
+                )
+            result_shapes[name] = (dims[0] or 1, dims[1] or 1, length, dims[3] or 1)
         elif None in dims:
             last = context if "mask" in name else tokens
-            known[name] = tuple(
+            result_shapes[name] = tuple(
                 size or (1 if axis == 0 and len(dims) > 1 else last) for axis, size in enumerate(dims)
             )
-    return known
+    return result_shapes

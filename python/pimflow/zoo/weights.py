@@ -86,11 +86,11 @@ def is_trained(value: onnx.ValueInfoProto) -> bool:
     return _metadata(value, "trained") is not None
 
 
-def forget(value: onnx.ValueInfoProto) -> None:
+def mark_untrained(value: onnx.ValueInfoProto) -> None:
     """Remove the mark that a weight is trained, in place, so that it is drawn."""
-    kept = [entry for entry in value.metadata_props if entry.key != "trained"]
+    entries = [entry for entry in value.metadata_props if entry.key != "trained"]
     del value.metadata_props[:]
-    value.metadata_props.extend(kept)
+    value.metadata_props.extend(entries)
 
 
 def uniform(name: str, count: int, seed: int) -> np.ndarray:
@@ -115,12 +115,12 @@ def uniform(name: str, count: int, seed: int) -> np.ndarray:
     UsageError
         If `seed` is out of range.
     """
-    drawn = np.empty(count, np.float32)
+    values = np.empty(count, np.float32)
     start = 0
     for chunk in _chunks(name, count, seed):
-        drawn[start : start + chunk.size] = chunk
+        values[start : start + chunk.size] = chunk
         start += chunk.size
-    return drawn
+    return values
 
 
 def fill(model: onnx.ModelProto, seed: int) -> None:
@@ -145,7 +145,7 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
             data.append(value)
             continue
         raw = io.BytesIO()
-        for chunk in drawn(value, seed):
+        for chunk in weight_chunks(value, seed):
             raw.write(chunk)
         # written in place: adding a finished tensor would copy it
         stored = graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT)
@@ -155,7 +155,7 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
     graph.input.extend(data)
 
 
-def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
+def weight_chunks(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     """Yield the values of a weight, given by its graph input with an ``init`` rule, in parts.
 
     Values are little-endian fp32. `seed` has no effect on trained weights.
@@ -165,17 +165,17 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     ModelError
         In the same cases as `fill`.
     """
-    known_rule, dims = rule_of(value), dims_of(value)
+    parsed_rule, dims = rule_of(value), dims_of(value)
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    if known_rule is None or dims is None or None in dims or not single:
+    if parsed_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
     if file := _metadata(value, "gguf"):
         yield gguf_file.weight(file, value.name).astype("<f4", copy=False).ravel()
         return
     if network := _metadata(value, "trained"):
-        yield _trained(network, value.name, math.prod(dims))
+        yield _read_trained(network, value.name, math.prod(dims))
         return
-    rule, fan_in, gain = known_rule
+    rule, fan_in, gain = parsed_rule
     centre, half_width = RULES[rule]
     scale = np.float32(half_width * gain / math.sqrt(fan_in))
     for chunk in _chunks(value.name, math.prod(dims), seed):
@@ -184,11 +184,11 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
         yield chunk.astype("<f4", copy=False)
 
 
-def _trained(network: str, name: str, count: int) -> np.ndarray:
+def _read_trained(network: str, name: str, count: int) -> np.ndarray:
     """Read a trained weight, which is stored in fp16."""
     try:
-        with np.load(TRAINED / f"{Path(network).name}.npz") as kept:
-            values = kept[name].astype("<f4").ravel()
+        with np.load(TRAINED / f"{Path(network).name}.npz") as archive:
+            values = archive[name].astype("<f4").ravel()
     except (OSError, KeyError, ValueError):
         values = np.empty(0)
     if values.size != count:
@@ -202,8 +202,8 @@ def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
         raise UsageError(f"seed {seed} is out of range; use 0 to 2**64 - 1")
     counter = np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64))
     for start in range(0, count, CHUNK):
-        wanted = min(CHUNK, count - start)
-        words = counter.random_raw((wanted + 1) // 2).astype("<u8", copy=False).view("<u4")[:wanted]
+        chunk_size = min(CHUNK, count - start)
+        words = counter.random_raw((chunk_size + 1) // 2).astype("<u8", copy=False).view("<u4")[:chunk_size]
         words >>= 8
         chunk = words.astype(np.float32)
         chunk *= np.float32(2.0**-23)
@@ -211,11 +211,11 @@ def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
         yield chunk
 
 
-def filled(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
+def with_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     """A copy of a graph-only `model` with its weights; `model` itself if it has no weights to draw."""
     if not any(map(is_weight, model.graph.input)):
         return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    fill(whole, seed)
-    return whole
+    new_model = onnx.ModelProto()
+    new_model.CopyFrom(model)
+    fill(new_model, seed)
+    return new_model

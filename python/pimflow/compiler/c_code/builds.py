@@ -19,13 +19,13 @@ import tvm
 
 from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES
 from pimflow.compiler.c_code.source import CSource
-from pimflow.compiler.timing import calls_ns
+from pimflow.compiler.timing import call_times_ns
 from pimflow.errors import ArtifactError, last_line
 from pimflow.pim_backend.runtime.targets import cpu_name
 
 OPTIONS = ("-O3", "-march=native")
 X86 = ("x86_64", "i386", "i486", "i586", "i686")
-THREADED = "-fopenmp"
+OPENMP = "-fopenmp"
 SHARED = ("-shared", "-fPIC")
 CALLS = 5  # timed calls; the median counts
 NO_COMPILER = "no C compiler was found: install cc, or name one by the environment variable CC"
@@ -47,19 +47,19 @@ class Compiler:
     @property
     def version(self) -> str:
         """First line of its ``--version``."""
-        done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
-        return (done.stdout.strip().splitlines() or [self.command[0]])[0]
+        process = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
+        return (process.stdout.strip().splitlines() or [self.command[0]])[0]
 
     def build(self, sources: Sequence[Path], output: Path, options: Sequence[str] = ()) -> None:
         """Compile `sources` to `output`; raises `ArtifactError` if the compiler fails."""
-        whole = [*self.command, *self.options, *options, *map(str, sources), "-o", str(output), "-lm"]
-        done = subprocess.run(whole, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
+        command = [*self.command, *self.options, *options, *map(str, sources), "-o", str(output), "-lm"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            lines = process.stderr.strip().splitlines()
             reason = next((line for line in lines if "error" in line), (lines or ["no reason given"])[0])
             raise ArtifactError(f"{self.command[0]} failed: {reason}")
 
-    def library(self, code: str, path: Path) -> None:
+    def build_library(self, code: str, path: Path) -> None:
         """Compile `code` to the shared library `path`; raises `ArtifactError` if the compiler fails."""
         source = path.with_suffix(".c")
         source.write_text(code)
@@ -72,7 +72,7 @@ def local_compiler() -> Compiler | None:
     return Compiler(tuple(command)) if shutil.which(command[0]) else None
 
 
-def compiler() -> Compiler:
+def require_compiler() -> Compiler:
     """`local_compiler`; raises `ArtifactError` if there is none."""
     local = local_compiler()
     if local is None:
@@ -104,7 +104,7 @@ def gcc_names(triple: str) -> tuple[str, ...]:
     return (triple, "-".join([architecture, *rest[1:]])) if len(rest) > 2 else (triple,)
 
 
-def without_options(target: tvm.target.Target) -> str:
+def optimisation_pragmas(target: tvm.target.Target) -> str:
     """First lines of a source, with which GCC optimises for `target` without command-line options."""
     triple, cpu = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
     lines = ['#pragma GCC optimize("O3")']
@@ -146,15 +146,15 @@ class Library:
                 raise ArtifactError(f"network.c is not what pimflow writes: {last_line(error)}") from error
         # It is also missing where no loop is parallel.
         self._set_threads = getattr(self._library, "omp_set_num_threads", None)
-        self.most_threads = len(os.sched_getaffinity(0)) if self._set_threads else 1
-        self._weights = _aligned(max(len(source.weights), 1))
+        self.max_threads = len(os.sched_getaffinity(0)) if self._set_threads else 1
+        self._weights = _allocate_aligned(max(len(source.weights), 1))
         self._weights[: len(source.weights)] = np.frombuffer(source.weights, np.uint8)
-        self._pool = _aligned(max(source.pool_bytes, 1))
+        self._pool = _allocate_aligned(max(source.pool_bytes, 1))
 
     def _build(self, code: Path, path: Path) -> None:
-        local = compiler()
+        local = require_compiler()
         try:
-            local.build([code], path, [*SHARED, THREADED])
+            local.build([code], path, [*SHARED, OPENMP])
         except ArtifactError:  # the compiler lacks OpenMP, or fails with and without it
             local.build([code], path, SHARED)
 
@@ -168,21 +168,21 @@ class Library:
         """
         if self._set_threads:
             self._set_threads(threads)
-        taken = [_aligned_copy(np.ascontiguousarray(x)) for x in inputs]
-        made = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
-        self._run(*map(_pointer, (self._weights, self._pool, *taken, *made)))
-        return made
+        input_arrays = [_copy_aligned(np.ascontiguousarray(x)) for x in inputs]
+        output_arrays = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
+        self._run(*map(_pointer, (self._weights, self._pool, *input_arrays, *output_arrays)))
+        return output_arrays
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
         """Median time of `calls` calls."""
-        return float(median(calls_ns(lambda: self(inputs, threads), calls)))
+        return float(median(call_times_ns(lambda: self(inputs, threads), calls)))
 
 
-def loaded(code: str) -> tvm.runtime.Module:
+def load_module(code: str) -> tvm.runtime.Module:
     """Compile and load `code` of `callable_source`; raises `ArtifactError` if the compiler fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
-        compiler().library(code, path)
+        require_compiler().build_library(code, path)
         return tvm.runtime.load_module(str(path))
 
 
@@ -190,13 +190,13 @@ def _pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _aligned(size: int) -> np.ndarray:
-    whole = np.empty(size + ALIGNMENT_BYTES, np.uint8)
-    begin = -whole.ctypes.data % ALIGNMENT_BYTES
-    return whole[begin : begin + size]
+def _allocate_aligned(size: int) -> np.ndarray:
+    buffer = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    begin = -buffer.ctypes.data % ALIGNMENT_BYTES
+    return buffer[begin : begin + size]
 
 
-def _aligned_copy(array: np.ndarray) -> np.ndarray:
-    room = _aligned(max(array.nbytes, 1))
-    room[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-    return room
+def _copy_aligned(array: np.ndarray) -> np.ndarray:
+    buffer = _allocate_aligned(max(array.nbytes, 1))
+    buffer[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    return buffer

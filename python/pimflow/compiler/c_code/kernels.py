@@ -38,7 +38,7 @@ TYPES = {
     **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
-COMPUTED = "compute_scope"  # marks the body inside the checks of TVM's calling convention
+COMPUTE_SCOPE = "compute_scope"  # marks the body inside the checks of TVM's calling convention
 # Strict C has no such type, but compilers do.
 HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
 # GCC at -O3 swaps the loops over channels and pixels of a register tile, which then is not in registers.
@@ -75,24 +75,24 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     """
     for name, function in functions.items():
         _require_no_runtime(name, function)
-    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    lowered = _lowered(named, target)
+    kernels = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    lowered = _lower(kernels, target)
     # Kernels with vectors that the C code does not define are lowered again, without vectors.
-    plain = {name: named[name] for name, f in lowered.items() if has_vectors(f)}
+    plain_kernels = {name: kernels[name] for name, f in lowered.items() if has_vectors(f)}
     with target:
-        serial = PlainLoops()(tvm.IRModule(plain))
-    lowered |= _lowered({gv.name_hint: f for gv, f in serial.functions_items()}, target)
+        serial = PlainLoops()(tvm.IRModule(plain_kernels))
+    lowered |= _lower({gv.name_hint: f for gv, f in serial.functions_items()}, target)
     generated = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
     assert "TVMBackend" not in generated, "kernels allocate nothing"
-    code = _without_runtime(generated).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
+    code = _strip_runtime(generated).replace(f"{PARALLEL}();", "PIMFLOW_PARALLEL")
     for name, function in functions.items():
         if (function.attrs or {}).get("tirx.noalias"):
-            code = _apart(code, name)
+            code = _add_restrict(code, name)
     half = HALF if re.search(r"\bhalf\b", code) else ""
     return f"{PRELUDE}{half}{vectors.prelude(code)}\n{code}"
 
 
-def _apart(code: str, name: str) -> str:
+def _add_restrict(code: str, name: str) -> str:
     """`code` with ``restrict`` pointers in function `name`, whose tensors do not overlap."""
     head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
     return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
@@ -105,11 +105,11 @@ def c_type(dtype: str) -> str:
     return TYPES[dtype]
 
 
-def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> dict[str, tirx.PrimFunc]:
+def _lower(kernels: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> dict[str, tirx.PrimFunc]:
     phases, _, _ = default_s_tir_pipeline()
     with target:
-        wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(named))))
-    bare = {gv: _bare(f, named[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
+        wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(kernels))))
+    bare = {gv: _strip_wrapper(f, kernels[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
     host = [PlainRegisters(), WideFunctions(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
     stored = [tirx.transform.BF16StorageLegalize(), VectorCalls(), MarkParallel()]
     lowered = tvm.transform.Sequential([*host, *stored])(tvm.IRModule(bare))
@@ -129,11 +129,11 @@ def _plain(symbol: str) -> str:
     return symbol.removeprefix(SYMBOL)
 
 
-def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+def _strip_wrapper(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """The body of `wrapped` as a function of pointers, without TVM's calling convention."""
     # The first declarations are those of the operands, in order.
-    operands = [each.buffer for each in nodes(wrapped.body, tirx.DeclBuffer)[: len(kernel.params)]]
-    body = next(each.body for each in nodes(wrapped.body, tirx.AttrStmt) if each.attr_key == COMPUTED)
+    operands = [node.buffer for node in nodes(wrapped.body, tirx.DeclBuffer)[: len(kernel.params)]]
+    body = next(node.body for node in nodes(wrapped.body, tirx.AttrStmt) if node.attr_key == COMPUTE_SCOPE)
     params = []
     for operand in reversed(operands):
         pointer = tirx.Var(
@@ -141,12 +141,12 @@ def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         )
         params.insert(0, pointer)
         body = tirx.SeqStmt([tirx.DeclBuffer(operand, data=pointer), body])
-    made = tirx.PrimFunc(params, body)
+    function = tirx.PrimFunc(params, body)
     attrs = {"global_symbol": _plain(str(wrapped.attrs["global_symbol"])), "target": wrapped.attrs["target"]}
-    return made.with_attrs(attrs)
+    return function.with_attrs(attrs)
 
 
-def _without_runtime(generated: str) -> str:
+def _strip_runtime(generated: str) -> str:
     """Functions of the generated file, without declarations of TVM's runtime."""
     begin = generated.index("void* __tvm_ffi__library_ctx")
     declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", generated[begin:].split("\n", 1)[1])
@@ -164,27 +164,27 @@ def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
     lifted = {name: with_workspaces(f) for name, f in functions.items()}
     # A prefix, since a kernel may be called `main`.
     code = kernel_source({f"kernel_{name}": f for name, f in lifted.items()}, tvm.target.Target(TARGET))
-    return code + CONVENTION + "\n".join(_entry(name, f) for name, f in lifted.items())
+    return code + CONVENTION + "\n".join(_entry_point(name, f) for name, f in lifted.items())
 
 
-def _entry(name: str, function: tirx.PrimFunc) -> str:
+def _entry_point(name: str, function: tirx.PrimFunc) -> str:
     """The entry point for TVM's runtime: it unpacks the tensors, calls `function` and returns 0."""
     count = int((function.attrs or {}).get(WORKSPACES, 0))
     spaces = function.params[len(function.params) - count :]
-    taken = len(function.params) - count
+    operand_count = len(function.params) - count
     types = [c_type(str(param.dtype)) for param in function.params]
-    room = [
+    declarations = [
         f"  static {c_type(str(b.dtype))} space{n}[{prod(map(int, b.shape))}] PIMFLOW_ALIGNED;"
         for n, b in enumerate(spaces)
     ]
-    operands = [f"({types[n]} *)operand(given + {n})" for n in range(taken)]
-    called = ", ".join([*operands, *(f"space{n}" for n in range(count))])
+    operands = [f"({types[n]} *)operand(given + {n})" for n in range(operand_count)]
+    arguments = ", ".join([*operands, *(f"space{n}" for n in range(count))])
     return "\n".join(
         [
             f"PIMFLOW_EXPORT int {SYMBOL}{name}(void *self, const Any *given, int32_t count, void *made) {{",
-            *room,
+            *declarations,
             "  (void)self, (void)count, (void)made;",
-            f"  kernel_{name}({called});",
+            f"  kernel_{name}({arguments});",
             "  return 0;",
             "}\n",
         ]

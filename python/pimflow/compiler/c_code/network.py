@@ -13,11 +13,11 @@ from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.c_report import CReport
 from pimflow.compiler.conditioning import output_checks
-from pimflow.core.output_error import worst
+from pimflow.core.output_error import max_error_check
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
-from pimflow.frontend.reference import Stored
+from pimflow.frontend.reference import Fp16Storage
 from pimflow.hardware import System
 from pimflow.primitives import Primitive
 
@@ -76,16 +76,18 @@ def c_network(
         return CNetwork(source=source, report=replace(report, flaw=builds.NO_COMPILER))
     library, values = builds.Library(source), list(inputs.values())
     # On all cores, so that threads that write the same words show as wrong outputs.
-    made = library(values, library.most_threads)
-    checks = output_checks(network.perturbed, Stored(), system.dtype, inputs, made, expected, tolerance)
-    check = worst(checks)
-    check.require("outputs of the C code")
+    outputs = library(values, library.max_threads)
+    checks = output_checks(
+        network.perturbed, Fp16Storage(), system.dtype, inputs, outputs, expected, tolerance
+    )
+    check = max_error_check(checks)
+    check.require_match("outputs of the C code")
     report = replace(
         report,
         compiler=local.version,
         max_relative_error=check.relative_error,
         measured_ns=library.call_ns(values),
-        threads=library.most_threads,
-        parallel_ns=library.call_ns(values, library.most_threads) if library.most_threads > 1 else None,
+        threads=library.max_threads,
+        parallel_ns=library.call_ns(values, library.max_threads) if library.max_threads > 1 else None,
     )
     return CNetwork(source=source, report=report)

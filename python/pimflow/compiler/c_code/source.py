@@ -84,35 +84,35 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     target = tvm.target.Target(TARGET)
     pools: list[int] = []
 
-    def place(liveness: Liveness) -> memory.MemoryPlan:
+    def plan_memory(liveness: Liveness) -> memory.MemoryPlan:
         plan = memory.plan(liveness.lifetimes)
         pools.append(plan.pool_bytes)
         return plan
 
     phases = [
         *pipeline.allocating_phases(target, system),
-        PlanPool(place),
+        PlanPool(plan_memory),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(["main"]),
     ]
     with target:
-        placed = tvm.transform.Sequential(phases)(mod)
-    steps = _Steps(placed)
+        planned_module = tvm.transform.Sequential(phases)(mod)
+    statements = _CStatements(planned_module)
     inputs = tuple(relax_module.inputs(mod).values())
-    outputs = tuple((steps.shapes[result], steps.dtypes[result]) for result in steps.results)
+    outputs = tuple((statements.shapes[result], statements.dtypes[result]) for result in statements.results)
     signature = _signature(inputs, outputs)
-    kernels = kernel_source({gv.name_hint: placed[gv] for gv in steps.kernels}, target)
+    kernels = kernel_source({gv.name_hint: planned_module[gv] for gv in statements.kernels}, target)
     copies = [
-        f"  memcpy(output{n}, {steps.places[result]}, {_bytes(*outputs[n])});"
-        for n, result in enumerate(steps.results)
+        f"  memcpy(output{n}, {statements.addresses[result]}, {_bytes(*outputs[n])});"
+        for n, result in enumerate(statements.results)
     ]
-    body = "\n".join([*steps.calls, *copies])
+    body = "\n".join([*statements.calls, *copies])
     head = head_comment(name)
     return CSource(
         code=f'{head}#include "network.h"\n\n{kernels}\n{signature} {{\n{body}\n}}\n',
-        header=_header(head, signature, pools[-1], len(steps.weights)),
+        header=_header(head, signature, pools[-1], len(statements.weights)),
         main=_main(inputs, outputs),
-        weights=bytes(steps.weights),
+        weights=bytes(statements.weights),
         pool_bytes=pools[-1],
         inputs=inputs,
         outputs=outputs,
@@ -125,7 +125,7 @@ def head_comment(name: str) -> str:
     return f"/* {one_line(name).replace('*/', '* /')}, made by pimflow. {aligned} */\n"
 
 
-class _Steps:
+class _CStatements:
     """The bindings of ``main`` as C statements.
 
     Attributes
@@ -139,7 +139,7 @@ class _Steps:
     def __init__(self, mod: tvm.IRModule):
         self.calls: list[str] = []
         self.kernels: list[tvm.ir.GlobalVar] = []
-        self.places: dict[relax.Var, str] = {}
+        self.addresses: dict[relax.Var, str] = {}
         self.shapes: dict[relax.Var, tuple[int, ...]] = {}
         self.dtypes: dict[relax.Var, str] = {}
         self.weights = bytearray()
@@ -147,62 +147,62 @@ class _Steps:
         self._tuples: dict[relax.Var, list[relax.Expr]] = {}
         main = mod["main"]
         for number, param in enumerate(main.params):
-            self._tensor(param, f"input{number}")
+            self._add_tensor(param, f"input{number}")
         for binding in (b for block in main.body.blocks for b in block.bindings):
-            self._step(binding.var, binding.value)
+            self._add_binding(binding.var, binding.value)
         result = main.body.body
         self.results = list(result.fields) if isinstance(result, relax.Tuple) else self._fields(result)
 
     def _fields(self, var: relax.Var) -> list[relax.Var]:
         return self._tuples.get(var, [var])
 
-    def _tensor(self, var: relax.Var, place: str) -> None:
-        self.places[var] = place
+    def _add_tensor(self, var: relax.Var, address: str) -> None:
+        self.addresses[var] = address
         self.shapes[var] = tuple(int(extent) for extent in var.ty.shape)
         self.dtypes[var] = str(var.ty.dtype)
 
-    def _step(self, var: relax.Var, value: relax.Expr) -> None:
+    def _add_binding(self, var: relax.Var, value: relax.Expr) -> None:
         op = value.op if isinstance(value, relax.Call) else None
         name = getattr(op, "name", "")
         if isinstance(op, tvm.ir.GlobalVar):
-            self._call(op, value.args)
+            self._add_call(op, value.args)
         elif name == "relax.memory.alloc_storage":
-            self.places[var] = "pool"
+            self.addresses[var] = "pool"
         elif name == "relax.memory.alloc_tensor":
-            self._tensor(var, f"pool + {int(value.args[1].value)}")
+            self._add_tensor(var, f"pool + {int(value.args[1].value)}")
         elif name == "relax.memory.view":
             offset = value.args[3]
-            inside = int(offset.value) if isinstance(offset, relax.PrimValue) else 0
-            self._tensor(var, f"{self._place(value.args[0])} + {inside}")
+            offset_bytes = int(offset.value) if isinstance(offset, relax.PrimValue) else 0
+            self._add_tensor(var, f"{self._address(value.args[0])} + {offset_bytes}")
         elif name in ("relax.memory.ensure_zero_offset", "relax.reshape"):
-            self._tensor(var, self._place(value.args[0]))
+            self._add_tensor(var, self._address(value.args[0]))
         elif isinstance(value, relax.Tuple):
             self._tuples[var] = list(value.fields)
         elif isinstance(value, relax.TupleGetItem):
-            self._tensor(var, self._place(self._tuples[value.tuple_value][value.index]))
+            self._add_tensor(var, self._address(self._tuples[value.tuple_value][value.index]))
         elif isinstance(value, (relax.Var, relax.Constant)):
-            self._tensor(var, self._place(value))
+            self._add_tensor(var, self._address(value))
         else:
-            what = name or getattr(op, "global_symbol", type(value).__name__)
-            raise UnsupportedOpError(f"target c: '{var.name}' is computed by TVM's runtime ({what})")
+            callee = name or getattr(op, "global_symbol", type(value).__name__)
+            raise UnsupportedOpError(f"target c: '{var.name}' is computed by TVM's runtime ({callee})")
 
-    def _place(self, tensor: relax.Expr) -> str:
+    def _address(self, tensor: relax.Expr) -> str:
         if isinstance(tensor, relax.Var):
-            return self.places[tensor]
-        for constant, place in self._constants:
+            return self.addresses[tensor]
+        for constant, address in self._constants:
             if constant.same_as(tensor):
-                return place
+                return address
         self.weights += bytes(-len(self.weights) % ALIGNMENT_BYTES)
-        place = f"weights + {len(self.weights)}"
+        address = f"weights + {len(self.weights)}"
         self.weights += np.ascontiguousarray(np.from_dlpack(tensor.value)).tobytes()
-        self._constants.append((tensor, place))
-        return place
+        self._constants.append((tensor, address))
+        return address
 
-    def _call(self, kernel: tvm.ir.GlobalVar, args: list[relax.Expr]) -> None:
-        if not any(kernel.same_as(known) for known in self.kernels):
+    def _add_call(self, kernel: tvm.ir.GlobalVar, args: list[relax.Expr]) -> None:
+        if not any(kernel.same_as(declared_kernel) for declared_kernel in self.kernels):
             self.kernels.append(kernel)
-        given = [f"(void *)({self._place(arg)})" for arg in args]
-        self.calls.append(f"  {kernel.name_hint}({', '.join(given)});")
+        arguments = [f"(void *)({self._address(arg)})" for arg in args]
+        self.calls.append(f"  {kernel.name_hint}({', '.join(arguments)});")
 
 
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -210,10 +210,10 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _signature(inputs: tuple, outputs: tuple) -> str:
-    taken = [f"const {c_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
-    given = [f"{c_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
+    input_parameters = [f"const {c_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
+    output_parameters = [f"{c_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
     fixed = ["const unsigned char *weights", "unsigned char *pool"]
-    return f"void pimflow_run({', '.join([*fixed, *taken, *given])})"
+    return f"void pimflow_run({', '.join([*fixed, *input_parameters, *output_parameters])})"
 
 
 def _header(head: str, signature: str, pool_bytes: int, weight_bytes: int) -> str:
@@ -230,11 +230,15 @@ def _header(head: str, signature: str, pool_bytes: int, weight_bytes: int) -> st
 
 def _main(inputs: tuple, outputs: tuple) -> str:
     """C program that reads weights and inputs from raw files, and writes outputs to raw files."""
-    taken = [f"  void *input{n} = filled(argv[{n + 2}], {_bytes(*each)});" for n, each in enumerate(inputs)]
-    made = [f"  void *output{n} = room({_bytes(*each)});" for n, each in enumerate(outputs)]
+    loads = [
+        f"  void *input{n} = filled(argv[{n + 2}], {_bytes(*tensor)});" for n, tensor in enumerate(inputs)
+    ]
+    allocations = [f"  void *output{n} = room({_bytes(*tensor)});" for n, tensor in enumerate(outputs)]
     names = [f"input{n}" for n in range(len(inputs))] + [f"output{n}" for n in range(len(outputs))]
     first = len(inputs) + 2
-    stores = [f"  store(argv[{first + n}], output{n}, {_bytes(*each)});" for n, each in enumerate(outputs)]
+    stores = [
+        f"  store(argv[{first + n}], output{n}, {_bytes(*tensor)});" for n, tensor in enumerate(outputs)
+    ]
     usage = " ".join(["weights.bin", *(f"{name}.bin" for name in names)])
     lines = [
         MAIN,
@@ -245,8 +249,8 @@ def _main(inputs: tuple, outputs: tuple) -> str:
         "  }",
         "  void *weights = filled(argv[1], PIMFLOW_WEIGHT_BYTES);",
         "  void *pool = room(PIMFLOW_POOL_BYTES);",
-        *taken,
-        *made,
+        *loads,
+        *allocations,
         f"  pimflow_run({', '.join(['weights', 'pool', *names])});",
         *stores,
         "  return 0;",

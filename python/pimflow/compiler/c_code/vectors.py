@@ -39,8 +39,8 @@ WIDTH = """#ifndef PIMFLOW_LANES
 def prelude(code: str) -> str:
     """Definitions of the vectors and functions that `code` calls; empty if it calls none."""
     called = {(name, int(lanes)) for name, lanes in re.findall(r"\b([a-z]+)(4|8|16)\(", code)}
-    names = sorted({name for name, _ in called if name in _KNOWN})
-    widest = max((lanes for name, lanes in called if name in _KNOWN), default=0)
+    names = sorted({name for name, _ in called if name in _VECTOR_FUNCTIONS})
+    widest = max((lanes for name, lanes in called if name in _VECTOR_FUNCTIONS), default=0)
     if not names:
         return ""
     return WIDTH + "".join(_width(lanes, names) for lanes in LANES if lanes <= widest)
@@ -55,12 +55,15 @@ def _width(lanes: int, names: list[str]) -> str:
             f"typedef float float{lanes} __attribute__((vector_size({4 * lanes})));",
             f"typedef float{lanes} float{lanes}_at __attribute__((aligned(4), may_alias));",
             f"typedef int32_t mask{lanes} __attribute__((vector_size({4 * lanes})));",
-            *(_native(name, lanes) for name in names),
+            *(_native_definition(name, lanes) for name in names),
             "#else",
             "typedef struct {",
             f"  float lane[{lanes}];" if smallest else f"  float{lanes // 2} low, high;",
             f"}} float{lanes};",
-            *(_by_lane(name, lanes) if smallest else _by_halves(name, lanes) for name in names),
+            *(
+                _lane_definition(name, lanes) if smallest else _halves_definition(name, lanes)
+                for name in names
+            ),
             "#endif\n",
         ]
     )
@@ -76,15 +79,15 @@ def _head(name: str, lanes: int) -> str:
     if name == "scatter":
         return f"PIMFLOW_INLINE void scatter{lanes}(float *to, int64_t stride, float{lanes} a) {{"
     kind = "float" if name == "splat" else f"float{lanes}"
-    taken = ", ".join(f"{kind} {operand}" for operand in _operands(name))
-    return f"PIMFLOW_INLINE float{lanes} {name}{lanes}({taken}) {{"
+    parameters = ", ".join(f"{kind} {operand}" for operand in _operands(name))
+    return f"PIMFLOW_INLINE float{lanes} {name}{lanes}({parameters}) {{"
 
 
 def _operands(name: str) -> str:
     return "abcd"[: OPERANDS.get(name, 1 if name in _ONE_BY_ONE else 2)]
 
 
-def _native(name: str, lanes: int) -> str:
+def _native_definition(name: str, lanes: int) -> str:
     """Definition of a function by the compiler's vector extensions."""
     if name == "load":
         body = f"  return *(const float{lanes}_at *)from;"
@@ -111,12 +114,12 @@ def _native(name: str, lanes: int) -> str:
     return f"{_head(name, lanes)}\n{body}\n}}"
 
 
-def _by_lane(name: str, lanes: int) -> str:
+def _lane_definition(name: str, lanes: int) -> str:
     """Definition of a function by a loop over lanes."""
-    each = f"for (int i = 0; i < {lanes}; ++i)"
+    loop = f"for (int i = 0; i < {lanes}; ++i)"
     if name in STORES:
-        at = "i" if name == "store" else "i * stride"
-        return f"{_head(name, lanes)}\n  {each} to[{at}] = a.lane[i];\n}}"
+        index = "i" if name == "store" else "i * stride"
+        return f"{_head(name, lanes)}\n  {loop} to[{index}] = a.lane[i];\n}}"
     if name in LOADS:
         value = LOADS[name]
     elif name in ARITHMETIC:
@@ -127,11 +130,11 @@ def _by_lane(name: str, lanes: int) -> str:
         yes, no = ("a", "b") if name in ORDERED else ("c", "d")
         sign = SIGNS[ORDERED.get(name, name)]
         value = f"a.lane[i] {sign} b.lane[i] ? {yes}.lane[i] : {no}.lane[i]"
-    made = f"  float{lanes} made;\n  {each} made.lane[i] = {value};\n  return made;"
-    return f"{_head(name, lanes)}\n{made}\n}}"
+    body = f"  float{lanes} made;\n  {loop} made.lane[i] = {value};\n  return made;"
+    return f"{_head(name, lanes)}\n{body}\n}}"
 
 
-def _by_halves(name: str, lanes: int) -> str:
+def _halves_definition(name: str, lanes: int) -> str:
     """Definition of a function by two calls of the function of half the width."""
     half = lanes // 2
     if name in STORES:
@@ -145,7 +148,9 @@ def _by_halves(name: str, lanes: int) -> str:
     elif name == "splat":
         low = high = "a"
     else:
-        low, high = (", ".join(f"{each}.{part}" for each in _operands(name)) for part in ("low", "high"))
+        low, high = (
+            ", ".join(f"{operand}.{part}" for operand in _operands(name)) for part in ("low", "high")
+        )
     return (
         f"{_head(name, lanes)}\n  float{lanes} made;\n  made.low = {name}{half}({low});\n"
         f"  made.high = {name}{half}({high});\n  return made;\n}}"
@@ -153,4 +158,4 @@ def _by_halves(name: str, lanes: int) -> str:
 
 
 _ONE_BY_ONE = {f"v{name}": f"{name}f" for name in FUNCTIONS}
-_KNOWN = {*LOADS, *STORES, *ARITHMETIC, *ORDERED, *SIGNS, *_ONE_BY_ONE}
+_VECTOR_FUNCTIONS = {*LOADS, *STORES, *ARITHMETIC, *ORDERED, *SIGNS, *_ONE_BY_ONE}

@@ -17,8 +17,8 @@ from tvm import relax
 
 from pimflow import frontend
 from pimflow.compiler import phases
-from pimflow.compiler.timing import calls_ns
-from pimflow.core.json_form import report_of
+from pimflow.compiler.timing import call_times_ns
+from pimflow.core.json_form import report_from
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -98,17 +98,17 @@ def measure_allocations(
         If the outputs are not bitwise equal.
     """
     _device_target(target, runs)  # raises before the network is loaded
-    network = frontend.load(model, shapes, batch).without_reference()
-    ways = {allocation: (network, allocation) for allocation in phases.ALLOCATIONS}
-    measured, outputs = measure(ways, target_system, target=target, runs=runs)
-    for allocation, found in outputs.items():
-        if any(a.tobytes() != b.tobytes() for a, b in zip(found, outputs["pool"], strict=True)):
+    network = frontend.load(model, shapes, batch).drop_reference()
+    cases = {allocation: (network, allocation) for allocation in phases.ALLOCATIONS}
+    measured, outputs = measure(cases, target_system, target=target, runs=runs)
+    for allocation, arrays in outputs.items():
+        if any(a.tobytes() != b.tobytes() for a, b in zip(arrays, outputs["pool"], strict=True)):
             raise VerificationError(f"{network.name}: allocated {allocation}, other outputs")
     return measured
 
 
 def measure(
-    ways: Mapping[str, tuple[frontend.Network, str]],
+    cases: Mapping[str, tuple[frontend.Network, str]],
     target_system: System | None = None,
     *,
     target: str = "llvm+pim",
@@ -135,14 +135,14 @@ def measure(
     """
     device_target = _device_target(target, runs)
     system = target_system or default_system()
-    inputs = list(next(iter(ways.values()))[0].example_inputs().values())
+    inputs = list(next(iter(cases.values()))[0].example_inputs().values())
     programs = {
-        name: _Program(network.module, device_target, system, allocation, inputs)
-        for name, (network, allocation) in ways.items()
+        name: _InstrumentedProgram(network.module, device_target, system, allocation, inputs)
+        for name, (network, allocation) in cases.items()
     }
     outputs = {name: program.outputs() for name, program in programs.items()}
     for program in programs.values():
-        program.watch()
+        program.count_allocations()
     for _ in range(runs):
         for program in programs.values():
             program.time()
@@ -153,13 +153,13 @@ def _device_target(target: str, runs: int) -> tvm.target.Target:
     """The target named `target`; raises if this machine lacks its device, or `runs` is not positive."""
     if runs < 1:
         raise UsageError(f"{runs} runs: give 1 or more")
-    resolved = targets.named_target(target)
-    if not targets.device(resolved).exist:
+    resolved = targets.target_by_name(target)
+    if not targets.target_device(resolved).exist:
         raise ArtifactError(f"there is no device for {target}; use llvm+pim")
     return resolved
 
 
-class _Program:
+class _InstrumentedProgram:
     """A network built with one allocation scheme, and the same program without kernels."""
 
     def __init__(
@@ -171,12 +171,12 @@ class _Program:
         inputs: list[np.ndarray],
     ):
         self.allocation = allocation
-        self.device = targets.device(target)
-        self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(each), self.device) for each in inputs]
+        self.device = targets.target_device(target)
+        self.inputs = [tvm.runtime.tensor(np.ascontiguousarray(array), self.device) for array in inputs]
         lowered = phases.lower(mod, target, system, allocation=allocation)
-        self.machine, self.watched = self._machines(lowered, target)
-        self.empty, _ = self._machines(_without_kernels(lowered), target)
-        self.counted = _Counted()
+        self.machine, self.instrumented_machine = self._machines(lowered, target)
+        self.empty_machine, _ = self._machines(_strip_kernels(lowered), target)
+        self.counter = _AllocationCounter()
         self.latencies_ns: list[int] = []
         self.faults: list[int] = []
 
@@ -203,7 +203,7 @@ class _Program:
         tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return [tensor.numpy() for tensor in tensors]
 
-    def watch(self) -> None:
+    def count_allocations(self) -> None:
         """Run once and count allocations."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
         gc.collect()
@@ -211,10 +211,12 @@ class _Program:
         try:
             for _ in range(2):  # the first run allocates memory of the hook itself
                 gc.collect()
-                self.counted = _Counted(heap)
-                with interrupts.held() as hold:
-                    self.watched.set_instrument(tvm.runtime.convert(hold.releasing(self.counted)))
-                    self.run(self.watched)
+                self.counter = _AllocationCounter(heap)
+                with interrupts.defer_interrupts() as hold:
+                    self.instrumented_machine.set_instrument(
+                        tvm.runtime.convert(hold.allow_interrupts(self.counter))
+                    )
+                    self.run(self.instrumented_machine)
         finally:
             gc.unfreeze()
 
@@ -227,10 +229,10 @@ class _Program:
 
     def result(self) -> AllocationRun:
         """All figures; times the program without kernels."""
-        empty_ns = calls_ns(lambda: self.run(self.empty), _EMPTY_RUNS)
-        return report_of(
+        empty_ns = call_times_ns(lambda: self.run(self.empty_machine), _EMPTY_RUNS)
+        return report_from(
             AllocationRun,
-            self.counted,
+            self.counter,
             allocation=self.allocation,
             page_faults=statistics.median(self.faults),
             latency_ns=statistics.median(self.latencies_ns),
@@ -238,14 +240,14 @@ class _Program:
         )
 
 
-class _Counted:
+class _AllocationCounter:
     """Hook that a virtual machine calls before and after each of its calls; counts allocations."""
 
     def __init__(self, heap: Callable[[], int | None] | None = None):
         self.allocations = self.groups = self.allocated_bytes = 0
         self.peak_bytes: int | None = None
         self._heap, self._allocating = heap, False
-        self._before = heap() if heap else None
+        self._initial_bytes = heap() if heap else None
 
     def __call__(self, _function, symbol: str, before: bool, _result, *args) -> int:
         if not before:
@@ -257,9 +259,9 @@ class _Counted:
             self._allocating = True
         elif not symbol.startswith(_BUILTIN):
             self._allocating = False
-            if self._before is not None:
+            if self._initial_bytes is not None:
                 gc.collect()
-                live_bytes = self._heap() - self._before
+                live_bytes = self._heap() - self._initial_bytes
                 self.peak_bytes = max(live_bytes, self.peak_bytes or 0)
         return 0
 
@@ -287,12 +289,12 @@ def heap_bytes() -> int | None:
     return info.uordblks + info.hblkhd
 
 
-def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
+def _strip_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
     """`lowered` with a ``main`` that only allocates and frees."""
     main = lowered["main"]
     kernels = [f.attrs["global_symbol"] for f in lowered.functions.values() if f is not main]
 
-    def kept(binding: relax.Binding) -> bool:
+    def has_no_kernel(binding: relax.Binding) -> bool:
         call = binding.value
         computes = isinstance(call, relax.Call) and (
             isinstance(call.op, tvm.ir.GlobalVar)
@@ -300,7 +302,9 @@ def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
         )
         return not computes
 
-    blocks = [relax.BindingBlock([b for b in block.bindings if kept(b)]) for block in main.body.blocks]
+    blocks = [
+        relax.BindingBlock([b for b in block.bindings if has_no_kernel(b)]) for block in main.body.blocks
+    ]
     body = relax.SeqExpr(blocks, main.body.body)
     emptied = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
     return tvm.IRModule({lowered.get_global_var("main"): emptied})

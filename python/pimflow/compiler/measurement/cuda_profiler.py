@@ -14,7 +14,7 @@ import tvm
 
 from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
 from pimflow.compiler.timing import kernel_times_ns
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.region import EMPTY_KERNEL, Kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError, last_line
 from pimflow.hardware import GpuSpec, spec_names
@@ -48,7 +48,7 @@ class KernelMeasurement:
     launch_ns: float
 
 
-class Cuda:
+class CudaProfiler:
     """A `GpuProfiler` that measures kernels on a card.
 
     Every kernel is lowered and scheduled like a network's
@@ -106,7 +106,7 @@ class Cuda:
         self.on_cuda = self.target.kind.name == "cuda"
         if self.on_cuda and not cuda_compiler():
             raise ProfilerError(f"gpu=cuda: {NO_COMPILER}")
-        self._device = targets.device(self.target)
+        self._device = targets.target_device(self.target)
         self.failures: dict[Kernel, str] = {}
         self._measured: dict[tuple[Kernel, str, int], KernelMeasurement | None] = {}
         self._empty: tuple[dict[str, float], float] | None = None
@@ -140,11 +140,11 @@ class Cuda:
 
     def measure(self, kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> list[KernelMeasurement | None]:
         """Times of `kernels`, in order; None for a kernel that fails. Equal kernels are measured once."""
-        self._require(gpu)
-        keys = [(_work(kernel), dtype, gpu.sms) for kernel in kernels]
-        new = [key for key in dict.fromkeys(keys) if key not in self._measured]
-        for begin in range(0, len(new), BATCH):
-            batch = new[begin : begin + BATCH]
+        self._require_card(gpu)
+        keys = [(_timing_kernel(kernel), dtype, gpu.sms) for kernel in kernels]
+        new_keys = [key for key in dict.fromkeys(keys) if key not in self._measured]
+        for begin in range(0, len(new_keys), BATCH):
+            batch = new_keys[begin : begin + BATCH]
             times = dict(self._batch([kernel for kernel, _, _ in batch], gpu, dtype))
             self._measured |= {key: times.get(key[0]) for key in batch}
         return [self._measured[key] for key in keys]
@@ -154,13 +154,13 @@ class Cuda:
         if not self.on_cuda:
             return {}
         try:
-            told = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True).stdout
+            output = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True).stdout
         except (OSError, subprocess.SubprocessError):
             return {}
-        values = [value.strip() for value in told.splitlines()[0].split(",")]
+        values = [value.strip() for value in output.splitlines()[0].split(",")]
         return dict(zip(("sm_clock", "memory_clock", "driver"), values))
 
-    def _require(self, gpu: GpuSpec) -> None:
+    def _require_card(self, gpu: GpuSpec) -> None:
         if not self.on_cuda or self.card in gpu.cuda_names:
             return
         fitting = [name for name in spec_names("gpu") if self.card in GpuSpec.load(name).cuda_names]
@@ -176,20 +176,20 @@ class Cuda:
         modelled = kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
         if measured is None:
             return modelled
-        whole = request.channels == gpu.memory_channels
+        has_all_channels = request.channels == gpu.memory_channels
         execution_ns = measured.cold_ns if self.l2 == "cold" else measured.warm_ns
-        parts = _measured_together(request.kernel)
+        parts = _kernels_of_measurement(request.kernel)
         execution_ns = max(execution_ns - (len(parts) - 1) * measured.launch_ns, 0.0)
-        if not whole or parts != [request.kernel]:
-            together_ns = sum(kernel_cost(part, gpu, dtype=dtype).execution_ns for part in parts)
-            execution_ns *= modelled.execution_ns / together_ns
+        if not has_all_channels or parts != [request.kernel]:
+            total_ns = sum(kernel_cost(part, gpu, dtype=dtype).execution_ns for part in parts)
+            execution_ns *= modelled.execution_ns / total_ns
         return dataclasses.replace(
             modelled,
             launch_ns=measured.launch_ns if gpu.launch_ns else 0.0,
             execution_ns=execution_ns,
             tile=None,
             blocks=0,
-            known=Known.MEASURED if whole else Known.ANALYTIC,
+            known=Provenance.MEASURED if has_all_channels else Provenance.ANALYTIC,
             device=self.device,
         )
 
@@ -199,13 +199,13 @@ class Cuda:
         """Measurements of the kernels that compile and run."""
         functions = {}
         for kernel in kernels:
-            with self._failing(kernel):
+            with self._record_failure(kernel):
                 functions[kernel] = primitive(kernel, dtype, self.target, gpu.sms)
-        for kernel, (module, symbol) in self._compiled(functions).items():
-            with self._failing(kernel):
-                yield kernel, self._timed(module, symbol, functions[kernel], gpu)
+        for kernel, (module, symbol) in self._compile(functions).items():
+            with self._record_failure(kernel):
+                yield kernel, self._time(module, symbol, functions[kernel], gpu)
 
-    def _compiled(self, functions: dict) -> dict[Kernel, tuple[tvm.runtime.Module, str]]:
+    def _compile(self, functions: dict) -> dict[Kernel, tuple[tvm.runtime.Module, str]]:
         """By kernel, a module and its name there: one module for all, or one a kernel if that fails."""
         names = {kernel: f"kernel_{number}" for number, kernel in enumerate(functions)}
         try:
@@ -215,31 +215,31 @@ class Cuda:
             pass
         modules = {}
         for kernel, function in functions.items():
-            with self._failing(kernel):
+            with self._record_failure(kernel):
                 modules[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
         return modules
 
     @contextlib.contextmanager
-    def _failing(self, kernel: Kernel) -> Iterator[None]:
+    def _record_failure(self, kernel: Kernel) -> Iterator[None]:
         """Context of work on one kernel: an exception becomes its entry in `failures`."""
         try:
             yield
         except Exception as error:  # any error of a compiler, a driver or a kernel
             self.failures[kernel] = last_line(error)
-            what = kernel.geometry or f"{kernel.kind} kernel of {kernel.output_bytes} bytes"
-            self._progress(f"not measured, so analytic: {what}: {self.failures[kernel]}")
+            description = kernel.geometry or f"{kernel.kind} kernel of {kernel.output_bytes} bytes"
+            self._progress(f"not measured, so analytic: {description}: {self.failures[kernel]}")
 
-    def _timed(self, module: tvm.runtime.Module, symbol: str, function, gpu: GpuSpec) -> KernelMeasurement:
+    def _time(self, module: tvm.runtime.Module, symbol: str, function, gpu: GpuSpec) -> KernelMeasurement:
         if self._empty is None:
             empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.sms)
-            alone = compile_primitives({"empty": empty}, self.target)
+            empty_module = compile_primitives({"empty": empty}, self.target)
             tensors = arguments(empty, self._device)
-            queued_ns = self._median_ns(alone, "empty", tensors, number=100)
-            self._empty = (self._states_ns(alone, "empty", tensors, gpu), queued_ns)
+            queued_ns = self._median_ns(empty_module, "empty", tensors, number=100)
+            self._empty = (self._states_ns(empty_module, "empty", tensors, gpu), queued_ns)
         empty_ns, launch_ns = self._empty
-        taken_ns = self._states_ns(module, symbol, arguments(function, self._device), gpu)
-        less = {state: max(taken_ns[state] - empty_ns[state], 0.0) for state in L2_STATES}
-        return KernelMeasurement(cold_ns=less["cold"], warm_ns=less["warm"], launch_ns=launch_ns)
+        total_ns = self._states_ns(module, symbol, arguments(function, self._device), gpu)
+        net_ns = {state: max(total_ns[state] - empty_ns[state], 0.0) for state in L2_STATES}
+        return KernelMeasurement(cold_ns=net_ns["cold"], warm_ns=net_ns["warm"], launch_ns=launch_ns)
 
     def _states_ns(self, module, symbol: str, tensors: list, gpu: GpuSpec) -> dict[str, float]:
         l2_bytes = gpu.l2_bytes_per_channel * gpu.memory_channels
@@ -251,25 +251,25 @@ class Cuda:
         return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))
 
 
-def _measured_together(kernel: Kernel) -> list[Kernel]:
+def _kernels_of_measurement(kernel: Kernel) -> list[Kernel]:
     """The kernels that are measured with `kernel`: all launches of its primitive, or itself."""
     return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
 
 
-def _work(kernel: Kernel) -> Kernel:
+def _timing_kernel(kernel: Kernel) -> Kernel:
     """The properties of `kernel` that its time depends on: streams of equal size take equal time.
 
     A product without the geometry of a layer is measured as a convolution that forms the same products.
     """
     if kernel.primitive:
-        return _measured_together(kernel)[0]
+        return _kernels_of_measurement(kernel)[0]
     if kernel.convolution is None:
         return dataclasses.replace(kernel, macs=0, operations=0, multiplications=0)
     return dataclasses.replace(kernel, geometry=kernel.convolution)
 
 
 def kernel_rows(
-    kernels: Sequence[tuple[str, Kernel]], profiler: Cuda, gpu: GpuSpec, dtype: str, models: Sequence
+    kernels: Sequence[tuple[str, Kernel]], profiler: CudaProfiler, gpu: GpuSpec, dtype: str, models: Sequence
 ) -> list[dict[str, object]]:
     """Measured times of named kernels beside those of models, with all memory channels, in ns.
 
@@ -283,17 +283,17 @@ def kernel_rows(
     """
     requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
-    told = {model.name: model.costs(requests, gpu, dtype) for model in models}
+    model_costs = {model.name: model.costs(requests, gpu, dtype) for model in models}
     rows = []
-    for at, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
+    for index, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
         row: dict[str, object] = {"device": profiler.device, "kernel": name, "dtype": dtype}
         row |= {key: getattr(kernel, key) for key in ("kind", *SIZES)}
-        taken = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
-        row |= taken
-        for model, costs in told.items():
-            modelled_ns = costs[at].execution_ns
+        times_ns = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
+        row |= times_ns
+        for model, costs in model_costs.items():
+            modelled_ns = costs[index].execution_ns
             row[f"{model}_ns"] = modelled_ns
-            real_ns = taken[f"{profiler.l2}_ns"]
+            real_ns = times_ns[f"{profiler.l2}_ns"]
             row[f"{model}_ratio"] = modelled_ns / real_ns if real_ns else None
         rows.append(row)
     return rows

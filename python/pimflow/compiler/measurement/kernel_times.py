@@ -49,18 +49,18 @@ def kernel_times(
     calls: dict[str, int] = {}
     times: dict[str, float] = {}
 
-    def measure(_function, symbol, before, _result, *args) -> int:
-        home = next((m for m in modules if m.implements_function(symbol)), None)
-        if not before or symbol in built.programs or home is None:
+    def measure(_function, symbol, before_call, _result, *args) -> int:
+        module = next((m for m in modules if m.implements_function(symbol)), None)
+        if not before_call or symbol in built.programs or module is None:
             return 0
         calls[symbol] = calls.get(symbol, 0) + 1
         if symbol not in times:
-            taken_ns = kernel_times_ns(home, symbol, built.device, args, repeat, number=number)
-            times[symbol] = median(taken_ns)
+            samples_ns = kernel_times_ns(module, symbol, built.device, args, repeat, number=number)
+            times[symbol] = median(samples_ns)
         return 0
 
-    with interrupts.held() as hold:
-        machine.set_instrument(tvm.runtime.convert(hold.releasing(measure)))
+    with interrupts.defer_interrupts() as hold:
+        machine.set_instrument(tvm.runtime.convert(hold.allow_interrupts(measure)))
         machine["main"](*_arguments(built, inputs))
     return tuple(LaunchTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
 
@@ -79,7 +79,7 @@ def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10)
 
 def _arguments(built: Build, inputs: Mapping[str, np.ndarray]) -> list[tvm.runtime.Tensor]:
     """`inputs` on the device, in the layouts of the build."""
-    packed = built.states.packed(inputs)
+    packed = built.states.pack(inputs)
     return [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in packed.values()]
 
 

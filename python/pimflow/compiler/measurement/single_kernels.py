@@ -60,7 +60,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
 
 
 def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
-    mod = convolution_network(kernel.geometry, residuals(kernel, dtype))
+    mod = convolution_network(kernel.geometry, residual_count(kernel, dtype))
     mod = tvm.transform.Sequential(phases.kernel_phases(target, dtype))(mod)
     functions = [
         f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint
@@ -75,24 +75,24 @@ def is_fc(geometry: ConvGeometry) -> bool:
     return (geometry.h, geometry.w, geometry.kh, geometry.kw, geometry.groups) == (1, 1, 1, 1, 1)
 
 
-def residuals(kernel: Kernel, dtype: str) -> int:
+def residual_count(kernel: Kernel, dtype: str) -> int:
     """Number of fused operands of the result's size; smaller ones, such as a scale a channel, are ignored."""
-    alone = convolution_kernel(kernel.geometry, dtype)
-    return (kernel.input_bytes - alone.input_bytes) // alone.output_bytes
+    bare_kernel = convolution_kernel(kernel.geometry, dtype)
+    return (kernel.input_bytes - bare_kernel.input_bytes) // bare_kernel.output_bytes
 
 
-def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
+def convolution_network(geometry: ConvGeometry, residuals: int) -> tvm.IRModule:
     """A canonical network: a kernel, the convolution with bias, `added` residuals and ReLU, and a kernel."""
     g, fc = geometry, is_fc(geometry)
     shape = [g.n, g.c] if fc else [g.n, g.h, g.w, g.c]
     result = [g.n, g.oc] if fc else [g.n, g.oh, g.ow, g.oc]
     filters = [g.c, g.oc] if fc else [g.oc, g.kh, g.kw, g.c // g.groups]
     params = [relax.Var("x", relax.TensorType(shape, "float32"))]
-    params += [relax.Var(f"r{i}", relax.TensorType(result, "float32")) for i in range(added)]
+    params += [relax.Var(f"r{i}", relax.TensorType(result, "float32")) for i in range(residuals)]
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
-            x, *others = [builder.emit(_alone(param)) for param in params]
+            x, *residual_vars = [builder.emit(_separate_kernel(param)) for param in params]
             constant = relax.const(np.zeros(filters, np.float32))
             if fc:
                 y = builder.emit(relax.op.matmul(x, constant), NAME)
@@ -102,15 +102,15 @@ def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
                 conv = relax.op.nn.conv2d(x, constant, **attrs, groups=g.groups, **layouts)
                 y = builder.emit(conv, NAME)
             y = builder.emit(relax.op.add(y, relax.const(np.zeros(g.oc, np.float32))))
-            for other in others:
-                y = builder.emit(relax.op.add(y, other))
+            for residual in residual_vars:
+                y = builder.emit(relax.op.add(y, residual))
             y = builder.emit(relax.op.nn.relu(y))
-            output = builder.emit_output(_alone(y))
+            output = builder.emit_output(_separate_kernel(y))
         builder.emit_func_output(output)
     return builder.get()
 
 
-def _alone(x: relax.Expr) -> relax.Expr:
+def _separate_kernel(x: relax.Expr) -> relax.Expr:
     """An operator on `x` that has a kernel of its own: convolutions and products are not fused with it."""
     if len(x.ty.shape) == 2:
         return relax.op.nn.softmax(x)
@@ -124,14 +124,14 @@ def _stream(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimF
     results = kernel.output_bytes // element or min(operands, READ_RESULTS) or 1
     if not operands:
         return te.create_prim_func([te.compute((results,), lambda i: tirx.const(0.0, stored), NAME)])
-    whole, rest = divmod(operands, results)
-    if whole > UNROLLED:
+    repeats, rest = divmod(operands, results)
+    if repeats > UNROLLED:
         return _sum(round(operands / results), results, stored)
     x = te.placeholder((operands,), stored, "x")
 
     def element_of(i: tirx.Var) -> tirx.PrimExpr:
-        terms = [x[j * results + i] for j in range(whole)]
-        terms += [x[whole * results + i % rest]] if rest else []
+        terms = [x[j * results + i] for j in range(repeats)]
+        terms += [x[repeats * results + i % rest]] if rest else []
         total = sum((t.astype("float32") for t in terms[1:]), terms[0].astype("float32"))
         return te.max(total, tirx.const(0.0, "float32")).astype(stored)
 
@@ -155,8 +155,8 @@ def compile_primitives(
     ProfilerError
         If the compiler of the target fails.
     """
-    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
-    built, kernels = compile_kernels(lambda: tvm.compile(tvm.IRModule(named), target), target)
+    functions_by_symbol = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    built, kernels = compile_kernels(lambda: tvm.compile(tvm.IRModule(functions_by_symbol), target), target)
     if kernels.flaw:
         raise ProfilerError(kernels.flaw)
     return built.mod

@@ -9,46 +9,53 @@ from tvm import tirx
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer
 from pimflow.fusion.channels import ChannelRun, slice_elements
-from pimflow.fusion.kernels.emitter import Emitter
+from pimflow.fusion.kernels.emitter import TileEmitter
 from pimflow.fusion.kernels.formula import Formula
-from pimflow.fusion.kernels.tensor_cores import Product
+from pimflow.fusion.kernels.tensor_cores import TensorCoreProduct
 
 
-def emit(emitter: Emitter, run: ChannelRun) -> None:
+def emit(emitter: TileEmitter, run: ChannelRun) -> None:
     """Emit the steps of a run for a tile with bound spans; loads and stores are counted."""
     group = emitter.group
-    layers, few = group.layers[run.begin : run.end], group.by_channel
-    forming = [group.layers[step] for step in run.forming]
+    layers, channel_counts = group.layers[run.begin : run.end], group.channels_on_chip
+    forming = [group.layers[step] for step in run.forming_steps]
     (channels,) = {
-        group.graph.shapes[name][3] for layer in layers for name in (*layer.inputs, layer.name) if name in few
+        group.graph.shapes[name][3]
+        for layer in layers
+        for name in (*layer.inputs, layer.name)
+        if name in channel_counts
     }
-    placed = [layer for layer in forming if layer.weight_elements and group.weights_placed]
-    streamed = [layer for layer in placed if layer.filters == channels]
+    placed_layers = [layer for layer in forming if layer.weight_elements and group.weights_placed]
+    streamed = [layer for layer in placed_layers if layer.filters == channels]
     steps = list(enumerate(layers, run.begin))
     for step, layer in steps:
-        emitter.load(layer, lambda name, step=step: name not in few and emitter.first[name] == step)
-    for layer in placed:
+        emitter.load(
+            layer, lambda name, step=step: name not in channel_counts and emitter.first_step[name] == step
+        )
+    for layer in placed_layers:
         if layer not in streamed:
             emitter.load_weights(layer, 0, layer.weight_elements)
-    sums = _sums(emitter, layers[-1], channels) if run.sums else None
+    sums = _channel_sums(emitter, layers[-1], channels) if run.sums else None
     if sums:
         sums.begin()
     with emitter.serial(0, channels // run.channels) as turn:
         emitter.channel = turn * run.channels
         for step, layer in steps:
-            emitter.load(layer, lambda name, step=step: name in few and emitter.first[name] == step)
+            emitter.load(
+                layer, lambda name, step=step: name in channel_counts and emitter.first_step[name] == step
+            )
         for layer in streamed:
             emitter.load_weights(layer, emitter.channel * layer.filter_elements, layer.filter_elements)
         if sums:
             sums.load_slice()
         emitter.sync()
         for layer in forming:
-            (formula, *others) = emitter.computations[layer.name].formulas
-            if others:
+            (formula, *other_formulas) = emitter.computations[layer.name].formulas
+            if other_formulas:
                 raise UnsupportedOpError(f"layer '{layer.name}': it cannot be computed channel by channel")
             emitter.form(layer, formula)
             emitter.sync()
-            if layer.name in group.stored:
+            if layer.name in group.output_names:
                 emitter.store(layer)
         if sums:
             sums.add()
@@ -58,26 +65,26 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
         sums.end()
 
 
-def _sums(emitter: Emitter, layer: Layer, channels: int) -> _Sums | Product:
-    (formula, *others) = emitter.computations[layer.name].formulas
-    if others or len(formula.reductions) != 1:
+def _channel_sums(emitter: TileEmitter, layer: Layer, channels: int) -> _ChannelSums | TensorCoreProduct:
+    (formula, *other_formulas) = emitter.computations[layer.name].formulas
+    if other_formulas or len(formula.reductions) != 1:
         raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
-    if emitter.group.on_tensor_cores(layer):
-        return Product(emitter, layer, formula, waiting=True)
-    kind = _PlacedSums if emitter.group.weights_placed else _Sums
+    if emitter.group.uses_tensor_cores(layer):
+        return TensorCoreProduct(emitter, layer, formula, keeps_sums=True)
+    kind = _PlacedChannelSums if emitter.group.weights_placed else _ChannelSums
     return kind(emitter, layer, channels, formula)
 
 
-class _Sums:
+class _ChannelSums:
     """The last layer of a run, whose results are sums over the channels so far."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+    def __init__(self, emitter: TileEmitter, layer: Layer, channels: int, formula: Formula) -> None:
         self.emitter, self.layer, self.channels, self.formula = emitter, layer, channels, formula
 
     def begin(self) -> None:
         """Set all sums to their initial value."""
-        g, initial = self.emitter, tirx.const(self.formula.reductions[0].initial, "float32")
-        self._each_result(lambda at: g.put_sum(initial, g.place(self.layer.name, at)))
+        emitter, initial = self.emitter, tirx.const(self.formula.reductions[0].initial, "float32")
+        self._for_each_result(lambda index: emitter.put_sum(initial, emitter.address(self.layer.name, index)))
 
     def load_slice(self) -> None:
         """Load the weights of the current channels."""
@@ -92,33 +99,33 @@ class _Sums:
 
     def end(self) -> None:
         """Apply the epilogue to the sums, and store them."""
-        g = self.emitter
-        reads = g.reader(self.layer), g.weights(self.layer)
+        emitter = self.emitter
+        reads = emitter.reader(self.layer), emitter.weights(self.layer)
 
-        def finish(at: tuple) -> None:
-            value = self.formula.result(*reads, at, [g.sum(g.place(self.layer.name, at))])
-            g.put_outside(self.layer.name, value, at)
+        def finish(index: tuple) -> None:
+            value = self.formula.result(*reads, index, [emitter.sum(emitter.address(self.layer.name, index))])
+            emitter.store_output(self.layer.name, value, index)
 
-        with g.each(g.box(self.layer.name, "stored")) as at:
-            finish(at)
-        g.sync()
+        with emitter.loops(emitter.box(self.layer.name, "stored")) as index:
+            finish(index)
+        emitter.sync()
 
-    def _each_result(self, emit: Callable[[tuple], None]) -> None:
-        g = self.emitter
-        lanes, blocks = g.lanes(self.formula, self.formula.channels[1])
+    def _for_each_result(self, emit: Callable[[tuple], None]) -> None:
+        emitter = self.emitter
+        lanes, blocks = emitter.lanes(self.formula, self.formula.channels[1])
 
         def tile(pixels: list[tuple], block: tirx.Expr) -> None:
             for pixel in pixels:
-                with g.vector(lanes) as lane:
+                with emitter.vector(lanes) as lane:
                     emit((*pixel, block * lanes + lane))
 
-        g.each_tile(self.layer, lanes, blocks, tile)
+        emitter.for_each_tile(self.layer, lanes, blocks, tile)
 
 
-class _PlacedSums(_Sums):
+class _PlacedChannelSums(_ChannelSums):
     """A summing layer whose weights are loaded to the pool, those of a channel at a time."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+    def __init__(self, emitter: TileEmitter, layer: Layer, channels: int, formula: Formula) -> None:
         super().__init__(emitter, layer, channels, formula)
         self.slice = slice_elements(layer)
         self.size = layer.filter_elements
@@ -127,23 +134,23 @@ class _PlacedSums(_Sums):
         self.rest = self.size - self.taps * channels
         if self.size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
-        self.begin_weights = emitter.at[f"{layer.name}.weights"]
+        self.begin_weights = emitter.offsets[f"{layer.name}.weights"]
         self.begin_slice = self.begin_weights + self.rest * layer.filters
 
     def begin(self) -> None:
         """Set all sums to their initial value, and load the bias."""
-        g, filters = self.emitter, self.layer.filters
-        with g.each(((0, self.rest), (0, filters))) as (k, f):
+        emitter, filters = self.emitter, self.layer.filters
+        with emitter.loops(((0, self.rest), (0, filters))) as (k, f):
             source = f * self.size + self.taps * self.channels + k
-            g.copy("weights", self.layer.name, self.begin_weights + k * filters + f, source)
+            emitter.copy("weights", self.layer.name, self.begin_weights + k * filters + f, source)
         super().begin()
 
     def load_slice(self) -> None:
         """Load the weights of the current channel."""
-        g, filters = self.emitter, self.layer.filters
-        with g.each(((0, self.taps), (0, filters))) as (tap, f):
-            source = f * self.size + tap * self.channels + g.channel
-            g.copy("weights", self.layer.name, self.begin_slice + tap * filters + f, source)
+        emitter, filters = self.emitter, self.layer.filters
+        with emitter.loops(((0, self.taps), (0, filters))) as (tap, f):
+            source = f * self.size + tap * self.channels + emitter.channel
+            emitter.copy("weights", self.layer.name, self.begin_slice + tap * filters + f, source)
 
     def weight(self) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
         return lambda k, f: self.emitter.element(
@@ -152,18 +159,20 @@ class _PlacedSums(_Sums):
 
     def end(self) -> None:
         """Apply the epilogue to the sums, and store results that are read outside the group."""
-        g = self.emitter
-        read = g.reader(self.layer)
+        emitter = self.emitter
+        read = emitter.reader(self.layer)
 
         def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
-            return g.element(self.begin_weights + (k - self.taps * self.channels) * self.layer.filters + f)
+            return emitter.element(
+                self.begin_weights + (k - self.taps * self.channels) * self.layer.filters + f
+            )
 
-        def finish(at: tuple) -> None:
-            place = g.place(self.layer.name, at)
-            g.put(self.formula.result(read, weight, at, [g.sum(place)]), place)
+        def finish(index: tuple) -> None:
+            address = emitter.address(self.layer.name, index)
+            emitter.put(self.formula.result(read, weight, index, [emitter.sum(address)]), address)
 
-        self._each_result(finish)
-        g.sync()
-        if self.layer.name in g.group.stored:
-            g.store(self.layer)
-        g.sync()
+        self._for_each_result(finish)
+        emitter.sync()
+        if self.layer.name in emitter.group.output_names:
+            emitter.store(self.layer)
+        emitter.sync()

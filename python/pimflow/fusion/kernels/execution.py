@@ -13,7 +13,7 @@ import tvm
 from pimflow import frontend, zoo
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import UsageError, VerificationError
-from pimflow.fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
+from pimflow.fusion import FusionPlan, Group, LayerGraph, Placement, layers_from_onnx, place
 from pimflow.fusion.kernels import generator, parameters
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.onnx_formulas import computations
@@ -55,7 +55,7 @@ class GroupRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class FusedExecution:
     """A run of a fused network: its groups in order, and its outputs in NHWC."""
 
     groups: tuple[GroupRun, ...]
@@ -89,12 +89,12 @@ class Execution:
 def _bound(plan: FusionPlan, group: Group) -> float:
     """Error bound of a group: that of outputs; inside the network, at least half an ulp a layer so far."""
     bound, half_ulp = OUTPUT_BOUND[plan.accelerator.dtype], _HALF_ULP[plan.accelerator.dtype]
-    if set(group.stored) & set(plan.graph.outputs):
+    if set(group.output_names) & set(plan.graph.outputs):
         return bound
     return max(bound, group.end * half_ulp)
 
 
-def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
+def single_layer_group(group: Group, element_bytes: int) -> tuple[Group, Placement]:
     """An unfused layer as a group of one tile, without a bound on memory.
 
     Its operands, weights and result then move once, as the search counts an unfused layer.
@@ -106,9 +106,9 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
 
 def require_executable(dtype: str) -> None:
     """Raise `UsageError` for a storage type that `execute` does not run, before the search."""
-    if dtype not in parameters.STORED:
+    if dtype not in parameters.STORAGE_TYPES:
         raise UsageError(
-            f"--execute stores {' or '.join(parameters.STORED)}; give one as --dtype, not {dtype}"
+            f"--execute stores {' or '.join(parameters.STORAGE_TYPES)}; give one as --dtype, not {dtype}"
         )
 
 
@@ -118,7 +118,7 @@ class ExecutableGraph:
 
     computations: Mapping[str, Computation]
     inputs: Mapping[str, np.ndarray]
-    wanted: Mapping[str, np.ndarray]
+    expected: Mapping[str, np.ndarray]
 
 
 def execute(
@@ -130,7 +130,7 @@ def execute(
     batch: int | None = None,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
-) -> Execution:
+) -> FusedExecution:
     """Run a plan's groups one after the other, each as one function, on random inputs.
 
     Parameters
@@ -152,45 +152,47 @@ def execute(
     dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
     require_executable(dtype)
     if baseline == "folded":
-        ready = _folded(frontend.load(model, shapes, batch), plan)
+        executable = _executable_regions(frontend.load(model, shapes, batch), plan)
     else:
-        ready = _unfolded(zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed)
-    values, runs = dict(ready.inputs), []
-    for index, (group, placed) in enumerate(zip(plan.groups, plan.placements)):
+        executable = _executable_onnx(
+            zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed
+        )
+    values, runs = dict(executable.inputs), []
+    for index, (group, placement) in enumerate(zip(plan.groups, plan.placements)):
         analytic = group.traffic_elements * element_bytes
-        group, placed = (group, placed) if placed else lone(group, element_bytes)
-        function = build(group, placed, ready.computations, dtype)
-        counts = run_group(function, group, placed, ready.computations, values, dtype=dtype)
-        error = _error(group, values, ready.wanted)
+        group, placement = (group, placement) if placement else single_layer_group(group, element_bytes)
+        function = build(group, placement, executable.computations, dtype)
+        counts = run_group(function, group, placement, executable.computations, values, dtype=dtype)
+        error = _error(group, values, executable.expected)
         runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
-        for name in [n for n in values if _done(plan.graph, n, group.end)]:
+        for name in [n for n in values if _is_dead(plan.graph, n, group.end)]:
             del values[name]
         if progress:
             progress((index + 1) / len(plan.groups))
     outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
-    return Execution(groups=tuple(runs), outputs=outputs)
+    return FusedExecution(groups=tuple(runs), outputs=outputs)
 
 
-def _unfolded(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> ExecutableGraph:
-    _require_layers({layer.name for layer in unfolded(loaded).layers}, plan, "unfolded")
+def _executable_onnx(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> ExecutableGraph:
+    _require_layers({layer.name for layer in layers_from_onnx(loaded).layers}, plan, "unfolded")
     shapes, arrays = plan.graph.shapes, zoo.example_inputs(loaded, seed)
     return ExecutableGraph(
         computations=computations(loaded, plan.graph),
         inputs={name: to_nhwc(array, shapes[name]) for name, array in arrays.items() if name in shapes},
-        wanted={
+        expected={
             name: to_nhwc(array, shapes[name]) for name, array in references(loaded, plan, arrays).items()
         },
     )
 
 
-def _folded(network: frontend.Network, plan: FusionPlan) -> ExecutableGraph:
+def _executable_regions(network: frontend.Network, plan: FusionPlan) -> ExecutableGraph:
     _require_layers(set(region_groups(network.module)), plan, "folded")
     layers, arrays = CompiledLayers(network, plan.graph), network.example_inputs()
-    stored = [name for group in plan.groups for name in group.stored]
+    stored = [name for group in plan.groups for name in group.output_names]
     return ExecutableGraph(
         computations=layers.computations,
         inputs=layers.inputs(arrays),
-        wanted=layers.references(stored, arrays),
+        expected=layers.references(stored, arrays),
     )
 
 
@@ -199,33 +201,33 @@ def _require_layers(names: set[str], plan: FusionPlan, baseline: str) -> None:
         raise UsageError(f"the plan is not of this network's {baseline} layers")
 
 
-def _error(group: Group, values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+def _error(group: Group, values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     errors = [
-        relative_error(values[name].astype(np.float32), wanted[name])
-        for name in group.stored
-        if name in wanted
+        relative_error(values[name].astype(np.float32), expected[name])
+        for name in group.output_names
+        if name in expected
     ]
     return max(errors, default=0.0)
 
 
-def _done(graph: LayerGraph, name: str, end: int) -> bool:
+def _is_dead(graph: LayerGraph, name: str, end: int) -> bool:
     return name not in graph.outputs and (not graph.readers[name] or graph.readers[name][-1] < end)
 
 
 def build(
-    group: Group, placed: Placement, computed: Mapping[str, Computation], dtype: str = "fp32"
+    group: Group, placement: Placement, computations_by_layer: Mapping[str, Computation], dtype: str = "fp32"
 ) -> tvm.runtime.Function:
     """Compile the function of a group for the CPU, with counters."""
-    target = parameters.Target(counted=True, dtype=dtype)
-    function = generator.generate(NAME, group, placed, computed, target)
+    target = parameters.KernelTarget(counted=True, dtype=dtype)
+    function = generator.generate(NAME, group, placement, computations_by_layer, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
 
 def run_group(
     function: tvm.runtime.Function,
     group: Group,
-    placed: Placement,
-    computed: Mapping[str, Computation],
+    placement: Placement,
+    computations_by_layer: Mapping[str, Computation],
     values: dict[str, np.ndarray],
     device: tvm.runtime.Device | None = None,
     dtype: str = "fp32",
@@ -239,31 +241,33 @@ def run_group(
     dtype : str
         Storage type of the function.
     """
-    stored = np.dtype(parameters.STORED[dtype])
+    stored = np.dtype(parameters.STORAGE_TYPES[dtype])
     layers, streams = {layer.name: layer for layer in group.layers}, parameters.streams(group)
     arguments = []
-    for what, name in streams:
-        if what == "load":
+    for kind, name in streams:
+        if kind == "load":
             array = values[name].astype(stored, copy=False)
-        elif what == "weights":
-            array = parameters.weight_layout(group, layers[name], computed[name].weights).astype(stored)
+        elif kind == "weights":
+            array = parameters.weight_layout(group, layers[name], computations_by_layer[name].weights).astype(
+                stored
+            )
         else:  # elements that are not written stay NaN
             array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)
     arguments.append(parameters.bounds(group))
     arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
     if not device:
-        arguments.append(np.full(placed.on_chip_bytes // stored.itemsize, np.nan, stored))
+        arguments.append(np.full(placement.on_chip_bytes // stored.itemsize, np.nan, stored))
     tensors = [tvm.runtime.tensor(array, device or tvm.cpu()) for array in arguments]
     function(*tensors)
-    counted = dict.fromkeys(("load", "weights", "store"), 0)
+    bytes_by_kind = dict.fromkeys(("load", "weights", "store"), 0)
     counters = tensors[len(streams) + 1].numpy().reshape(-1, len(streams)).sum(axis=0)
-    for (what, name), tensor, size in zip(streams, tensors, counters):
-        counted[what] += int(size)
-        if what == "store":
+    for (kind, name), tensor, size in zip(streams, tensors, counters):
+        bytes_by_kind[kind] += int(size)
+        if kind == "store":
             values[name] = tensor.numpy()
     keys = ("loaded_bytes", "weight_bytes", "stored_bytes")
-    return dict(zip(keys, counted.values()))
+    return dict(zip(keys, bytes_by_kind.values()))
 
 
 def references(
@@ -272,13 +276,13 @@ def references(
     """Results of ONNX Runtime for all tensors that groups store and the file names."""
     from pimflow.frontend.onnx_runtime import reference
 
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
-    names = [name for group in plan.groups for name in group.stored if name in known]
-    del shown.graph.output[:]
-    shown.graph.output.extend(known[name] for name in names)
-    return dict(zip(names, reference(shown)(inputs)))
+    extended_model = onnx.ModelProto()
+    extended_model.CopyFrom(model)
+    values_by_name = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    names = [name for group in plan.groups for name in group.output_names if name in values_by_name]
+    del extended_model.graph.output[:]
+    extended_model.graph.output.extend(values_by_name[name] for name in names)
+    return dict(zip(names, reference(extended_model)(inputs)))
 
 
 def to_nhwc(array: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import tirx
 
-At = tuple[tirx.Expr, ...]  # indices along n, h, w and c
+Index = tuple[tirx.Expr, ...]  # indices along n, h, w and c
 # Functions that give the element of operand `i` at (n, h, w, c), and weight `k` of filter `f`.
-Read = Callable[[int, At], tirx.Expr]
+Read = Callable[[int, Index], tirx.Expr]
 Weight = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
 LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class TapReduction:
     """A sum or maximum over taps, in the order of the taps.
 
     Attributes
@@ -33,9 +33,9 @@ class Reduction:
 
     initial: float
     taps: tuple[int, ...]
-    valid: Callable[[At, At], tirx.Expr | None]
-    term: Callable[[Read, Weight, At, At, list[tirx.Expr]], tirx.Expr]
-    combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr] = lambda done, term: done + term
+    valid: Callable[[Index, Index], tirx.Expr | None]
+    term: Callable[[Read, Weight, Index, Index, list[tirx.Expr]], tirx.Expr]
+    combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr] = lambda total, term: total + term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Formula:
     """
 
     channels: tuple[int, int]
-    result: Callable[[Read, Weight, At, list[tirx.Expr]], tirx.Expr]
-    reductions: tuple[Reduction, ...] = ()
-    alike: int = 1
+    result: Callable[[Read, Weight, Index, list[tirx.Expr]], tirx.Expr]
+    reductions: tuple[TapReduction, ...] = ()
+    same_taps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +68,28 @@ class Computation:
     @property
     def terms(self) -> int:
         """Number of terms that are combined for each result; at least 1."""
-        return max(1, sum(math.prod(each.taps) for formula in self.formulas for each in formula.reductions))
+        return max(
+            1, sum(math.prod(reduction.taps) for formula in self.formulas for reduction in formula.reductions)
+        )
 
-    def reading(self, order: Sequence[int]) -> Computation:
+    def with_operand_order(self, order: Sequence[int]) -> Computation:
         """The same computation of operands in another order: operand `i` is at `order[i]`."""
         if list(order) == list(range(len(order))):
             return self
 
-        def swapped(read: Read) -> Read:
-            return lambda operand, at: read(order[operand], at)
+        def reorder(read: Read) -> Read:
+            return lambda operand, index: read(order[operand], index)
 
-        def reading(function: Callable) -> Callable:
-            return lambda read, *others: function(swapped(read), *others)
+        def wrap(function: Callable) -> Callable:
+            return lambda read, *others: function(reorder(read), *others)
 
         formulas = tuple(
             replace(
-                each,
-                result=reading(each.result),
-                reductions=tuple(replace(r, term=reading(r.term)) for r in each.reductions),
+                formula,
+                result=wrap(formula.result),
+                reductions=tuple(replace(r, term=wrap(r.term)) for r in formula.reductions),
             )
-            for each in self.formulas
+            for formula in self.formulas
         )
         return replace(self, formulas=formulas)
 

@@ -17,10 +17,10 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Group, Layer, Placement
 from pimflow.fusion.channels import SUM_BYTES
 from pimflow.fusion.kernels import channel_runs
-from pimflow.fusion.kernels.emitter import LANES, MOST_PLACES, Emitter
-from pimflow.fusion.kernels.formula import At, Computation, Formula
-from pimflow.fusion.kernels.parameters import FULL, Target, bounds
-from pimflow.fusion.kernels.tensor_cores import Product
+from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS, TileEmitter
+from pimflow.fusion.kernels.formula import Computation, Formula, Index
+from pimflow.fusion.kernels.parameters import ARITHMETIC_TYPE, KernelTarget, bounds
+from pimflow.fusion.kernels.tensor_cores import TensorCoreProduct
 
 ON_STACK_BYTES = 96 * 1024  # largest pool on a stack: threads have at least 512 KiB (macOS)
 TASKS = 16  # parallel tasks that share the tiles on a CPU (cores, assumed)
@@ -32,7 +32,7 @@ def generate(
     group: Group,
     placement: Placement,
     computations: Mapping[str, Computation],
-    target: Target | None = None,
+    target: KernelTarget | None = None,
 ) -> tirx.PrimFunc:
     """Write the function of a group.
 
@@ -53,14 +53,18 @@ def generate(
     UnsupportedOpError
         On a GPU, if results overwrite elements that other threads still read.
     """
-    return Generator(group, placement, computations, target or Target()).function(name)
+    return Generator(group, placement, computations, target or KernelTarget()).function(name)
 
 
-class Generator(Emitter):
+class Generator(TileEmitter):
     """Writes the function of one group."""
 
     def __init__(
-        self, group: Group, placement: Placement, computations: Mapping[str, Computation], target: Target
+        self,
+        group: Group,
+        placement: Placement,
+        computations: Mapping[str, Computation],
+        target: KernelTarget,
     ) -> None:
         super().__init__(group, placement, computations, target)
         if target.threads:
@@ -68,7 +72,7 @@ class Generator(Emitter):
 
     def _check_threads(self, placement: Placement) -> None:
         lives = {life.name: life for life in placement.lifetimes}
-        for step, (operand, _) in self.group.joins(self.element_bytes).items():
+        for step, (operand, _) in self.group.operand_overlays(self.element_bytes).items():
             layer = self.group.layers[step]
             alias = lives[layer.name].alias
             if alias and alias == lives[operand].alias and not layer.in_place:
@@ -90,20 +94,20 @@ class Generator(Emitter):
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
                     self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
                     self._registers()
-                    self._tile(block) if self.target.network else self._every_tile()
+                    self._tile(block) if self.target.network else self._all_tiles()
                 elif self.target.network:
                     self._tasks()
                 else:
                     self._registers()
-                    self._every_tile()
+                    self._all_tiles()
         return builder.get().with_attr("global_symbol", name)
 
     def _parameters(self) -> None:
         sizes = {layer.name: layer.weight_elements for layer in self.group.layers}
         self.dram = {}
-        for index, (what, name) in enumerate(self.streams):
-            size = sizes[name] if what == "weights" else self.graph.elements(name)
-            self.dram[what, name] = T.arg(f"{what}_{index}", T.Buffer((size,), self.stored_type))
+        for index, (kind, name) in enumerate(self.streams):
+            size = sizes[name] if kind == "weights" else self.graph.elements(name)
+            self.dram[kind, name] = T.arg(f"{kind}_{index}", T.Buffer((size,), self.stored_type))
         self._table()
         if self.target.counted:
             slots = len(self.streams) * max(1, self.target.threads)
@@ -114,11 +118,11 @@ class Generator(Emitter):
     def _network_parameters(self) -> None:
         self.dram, self.filters = {}, {}
 
-        def tensor(what: str, index: int, name: str) -> None:
-            buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, FULL))
-            self.dram[what, name] = T.arg(f"{what}_{index}", buffer)
+        def tensor(kind: str, index: int, name: str) -> None:
+            buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, ARITHMETIC_TYPE))
+            self.dram[kind, name] = T.arg(f"{kind}_{index}", buffer)
 
-        for index, name in enumerate(self.group.loaded):
+        for index, name in enumerate(self.group.input_names):
             tensor("load", index, name)
         for index, layer in enumerate(self.group.layers):
             size = self.computations[layer.name].weights.size
@@ -126,7 +130,7 @@ class Generator(Emitter):
                 buffer = T.Buffer((size,), self.stored_type)
                 self.filters[layer.name] = T.arg(f"weights_{index}", buffer)
         self._table()
-        for index, name in enumerate(self.group.stored):
+        for index, name in enumerate(self.group.output_names):
             tensor("store", index, name)
 
     def _table(self) -> None:
@@ -135,14 +139,18 @@ class Generator(Emitter):
 
     def _registers(self) -> None:
         """Allocate the registers of a thread or core, and declare the pool as fp32 sums."""
-        most = max(len(f.reductions) for layer in self.group.layers
+        reduction_count = max(len(f.reductions) for layer in self.group.layers
                    for f in self.computations[layer.name].formulas)  # fmt: skip
-        elements = 1 if self.target.threads else LANES * MOST_PLACES
-        self.sums = [T.alloc_buffer((elements,), FULL, scope="local") for _ in range(most)]
+        elements = 1 if self.target.threads else LANES * MAX_PIXELS
+        self.sums = [
+            T.alloc_buffer((elements,), ARITHMETIC_TYPE, scope="local") for _ in range(reduction_count)
+        ]
         self.waiting = self.pool
-        if (self.group.summed or self.group.staged_bytes) and self.stored_type != FULL:
+        if (self.group.sum_tensors or self.group.staging_bytes) and self.stored_type != ARITHMETIC_TYPE:
             size = self.pool_elements * self.element_bytes // SUM_BYTES
-            self.waiting = T.decl_buffer((size,), FULL, data=self.pool.data, scope=self.pool.scope())
+            self.waiting = T.decl_buffer(
+                (size,), ARITHMETIC_TYPE, data=self.pool.data, scope=self.pool.scope()
+            )
 
     def _tasks(self) -> None:
         """Share the tiles among cores of a CPU, each with its own pool: on the stack, if that is small."""
@@ -165,7 +173,7 @@ class Generator(Emitter):
 
     def _operations(self) -> int:
         """Number of terms of all results."""
-        touched = self.group.touched_elements
+        touched = self.group.elements_over_tiles
         return sum(touched(layer.name) * self.computations[layer.name].terms for layer in self.group.layers)
 
     def _tile(self, number: tirx.Expr) -> None:
@@ -175,7 +183,7 @@ class Generator(Emitter):
         self._bind((tirx.floordiv(down, w), tirx.floormod(number, h), tirx.floormod(down, w)))
         self._steps()
 
-    def _every_tile(self) -> None:
+    def _all_tiles(self) -> None:
         for layer in self.group.layers:
             if layer.weight_elements and layer.name in self.group.resident:
                 self.load_weights(layer, 0, layer.weight_elements)
@@ -192,7 +200,7 @@ class Generator(Emitter):
             elif step == run.begin:
                 channel_runs.emit(self, run)
 
-    def _bind(self, tile: At) -> None:
+    def _bind(self, tile: Index) -> None:
         """Bind the spans of every tensor in this tile; along axes that are not cut they are constants."""
         values = bounds(self.group)
         self.spans, base = {}, 0
@@ -211,13 +219,13 @@ class Generator(Emitter):
 
     def form(self, layer: Layer, formula: Formula) -> None:
         """Compute the formula's channels, on tensor cores where these are used."""
-        if self.group.on_tensor_cores(layer):
-            Product(self, layer, formula).compute()
+        if self.group.uses_tensor_cores(layer):
+            TensorCoreProduct(self, layer, formula).compute()
         else:
             self.compute(layer, formula)
 
     def _step(self, step: int, layer: Layer) -> None:
-        self.load(layer, lambda name: self.first[name] == step)
+        self.load(layer, lambda name: self.first_step[name] == step)
         self.sync()
         streamed = layer.weight_elements and layer.name not in self.group.resident
         if streamed and not self.target.network:
@@ -226,15 +234,15 @@ class Generator(Emitter):
             for formula in self.computations[layer.name].formulas:
                 self.form(layer, formula)
         self.sync()
-        if layer.name in self.group.stored:
+        if layer.name in self.group.output_names:
             self.store(layer)
         self.sync()
 
     def _compute_streamed(self, layer: Layer) -> None:
         """For each filter: load it, then compute its channel of the whole tile."""
         size = layer.filter_elements
-        (formula, *others) = self.computations[layer.name].formulas
-        if others or size * layer.filters != layer.weight_elements:
+        (formula, *other_formulas) = self.computations[layer.name].formulas
+        if other_formulas or size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': its weights cannot be loaded filter by filter")
         with self.serial(0, layer.filters) as index:
             self.load_weights(layer, index * size, size)

@@ -13,13 +13,13 @@ from pimflow.fusion import Group, Layer
 from pimflow.fusion.tiling import pieces
 
 # TVM's names of the storage types that groups can run in; arithmetic is fp32.
-STORED = {"fp32": "float32", "fp16": "float16"}
-FULL = STORED["fp32"]
+STORAGE_TYPES = {"fp32": "float32", "fp16": "float16"}
+ARITHMETIC_TYPE = STORAGE_TYPES["fp32"]
 BOUNDS = ("held", "fresh")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class KernelTarget:
     """Properties of a group's function: threads, storage type, counters.
 
     Attributes
@@ -55,8 +55,8 @@ def streams(group: Group) -> list[tuple[str, str]]:
     Each is a pair: ``load``, ``weights`` or ``store``, and the name of a tensor or layer.
     """
     weighted = [layer.name for layer in group.layers if layer.weight_elements and group.weights_placed]
-    parts = (("load", group.loaded), ("weights", weighted), ("store", group.stored))
-    return [(what, name) for what, names in parts for name in names]
+    parts = (("load", group.input_names), ("weights", weighted), ("store", group.output_names))
+    return [(kind, name) for kind, names in parts for name in names]
 
 
 def bounds(group: Group) -> np.ndarray:
@@ -65,18 +65,18 @@ def bounds(group: Group) -> np.ndarray:
     for axis, parts in enumerate((group.tiling.n, group.tiling.h, group.tiling.w)):
         spans = group.spans[axis]
         for part in range(parts):
-            for name, which in columns(group):
-                if which == "stored":
+            for name, kind in columns(group):
+                if kind == "stored":
                     rows.append(pieces(group.graph.shapes[name][axis], parts)[part])
                 else:
-                    rows.append(getattr(spans[name], which)[part])
+                    rows.append(getattr(spans[name], kind)[part])
     return np.array(rows, np.int32).ravel()
 
 
 def columns(group: Group) -> list[tuple[str, str]]:
     """Columns of the table of pieces: the range on chip, its new part, and the stored part of each tensor."""
-    both = list(itertools.product(group.spans[0], BOUNDS))
-    return both + [(name, "stored") for name in group.stored]
+    tile_columns = list(itertools.product(group.spans[0], BOUNDS))
+    return tile_columns + [(name, "stored") for name in group.output_names]
 
 
 def weight_layout(group: Group, layer: Layer, weights: np.ndarray) -> np.ndarray:
@@ -84,5 +84,5 @@ def weight_layout(group: Group, layer: Layer, weights: np.ndarray) -> np.ndarray
 
     If all are loaded at once, filters are the fast axis; else filters come one after the other.
     """
-    whole = layer.name in group.resident or layer.filters == 1
-    return np.ascontiguousarray(weights if whole else weights.T).ravel()
+    is_one_piece = layer.name in group.resident or layer.filters == 1
+    return np.ascontiguousarray(weights if is_one_piece else weights.T).ravel()

@@ -8,77 +8,81 @@ from tvm import tirx
 
 from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry
-from pimflow.fusion.kernels.formula import LOWEST, At, Formula, Read, Reduction, Weight
+from pimflow.fusion.kernels.formula import LOWEST, Formula, Index, Read, TapReduction, Weight
 
 
-def _inside(position: tirx.Expr, axis: RangeMap) -> list[tirx.Expr]:
+def _range_checks(position: tirx.Expr, axis: RangeMap) -> list[tirx.Expr]:
     padded = axis.pad_before > 0 or axis.pad_after > 0
     return [position >= 0, position < axis.extent] if padded else []
 
 
-def _taps(window: ConvGeometry) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
+def _taps(
+    window: ConvGeometry,
+) -> tuple[Callable[[Index, Index], tuple], Callable[[Index, Index], tirx.Expr | None]]:
     """Functions for the row and column that taps read, and for whether these are in the map."""
     rows, columns = window.rows, window.columns
 
-    def place(at: At, taps: At) -> tuple:
+    def place(index: Index, taps: Index) -> tuple:
         return tuple(
-            at[axis] * m.stride - m.pad_before + tap * m.dilation
+            index[axis] * m.stride - m.pad_before + tap * m.dilation
             for axis, m, tap in ((1, rows, taps[0]), (2, columns, taps[1]))
         )
 
-    def valid(at: At, taps: At) -> tirx.Expr | None:
-        h, w = place(at, taps)
-        checks = _inside(h, rows) + _inside(w, columns)
+    def valid(index: Index, taps: Index) -> tirx.Expr | None:
+        h, w = place(index, taps)
+        checks = _range_checks(h, rows) + _range_checks(w, columns)
         return tirx.all(*checks) if checks else None
 
     return place, valid
 
 
-def convolved(window: ConvGeometry) -> tuple[Reduction, int]:
+def convolution_sum(window: ConvGeometry) -> tuple[TapReduction, int]:
     """The sum of a convolution, and the number of consecutive channels with the same taps.
 
     Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
     """
-    size, per, kw = window.c // window.groups, window.oc // window.groups, window.kw
+    size, filters_per_group, kw = window.c // window.groups, window.oc // window.groups, window.kw
     place, valid = _taps(window)
-    depthwise = size == per == 1
+    depthwise = size == filters_per_group == 1
 
-    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
-        h, w = place(at, taps)
-        group = at[3] if depthwise else 0 if per == window.oc else at[3] // per
-        source = read(0, (at[0], h, w, group * size + taps[2]))
-        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
+    def term(read: Read, weight: Weight, index: Index, taps: Index, _) -> tirx.Expr:
+        h, w = place(index, taps)
+        group = (
+            index[3] if depthwise else 0 if filters_per_group == window.oc else index[3] // filters_per_group
+        )
+        source = read(0, (index[0], h, w, group * size + taps[2]))
+        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], index[3])
 
-    total = Reduction(initial=0.0, taps=(window.kh, kw, size), valid=valid, term=term)
-    return total, window.oc if depthwise else per
+    total = TapReduction(initial=0.0, taps=(window.kh, kw, size), valid=valid, term=term)
+    return total, window.oc if depthwise else filters_per_group
 
 
-def pooled(window: ConvGeometry, largest: bool) -> Reduction:
+def pooling_reduction(window: ConvGeometry, is_max: bool) -> TapReduction:
     """The maximum, or the sum, over the windows of a pooling."""
     place, valid = _taps(window)
 
-    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
-        return read(0, (at[0], *place(at, taps), at[3]))
+    def term(read: Read, _, index: Index, taps: Index, __) -> tirx.Expr:
+        return read(0, (index[0], *place(index, taps), index[3]))
 
-    return Reduction(
-        initial=LOWEST if largest else 0.0,
+    return TapReduction(
+        initial=LOWEST if is_max else 0.0,
         taps=(window.kh, window.kw),
         valid=valid,
         term=term,
-        combine=tirx.max if largest else lambda done, value: done + value,
+        combine=tirx.max if is_max else lambda total, value: total + value,
     )
 
 
-def taps_counted(window: ConvGeometry, at: At, padding_counts: bool) -> tirx.Expr | float:
+def mean_divisor(window: ConvGeometry, index: Index, padding_counts: bool) -> tirx.Expr | float:
     """Divisor of a mean over a window: the number of taps that count."""
     if padding_counts:
         return float(window.kh * window.kw)
-    return tirx.Cast("float32", _taps_inside(at[1], window.rows) * _taps_inside(at[2], window.columns))
+    return tirx.Cast("float32", _taps_inside(index[1], window.rows) * _taps_inside(index[2], window.columns))
 
 
-def _taps_inside(at: tirx.Expr, axis: RangeMap) -> tirx.Expr:
+def _taps_inside(position: tirx.Expr, axis: RangeMap) -> tirx.Expr:
     """Number of taps of the window at `at` that are in the map; their dilation is 1."""
-    first = at * axis.stride - axis.pad_before
+    first = position * axis.stride - axis.pad_before
     last = tirx.min(first + axis.window, tirx.const(axis.extent, "int32"))
     return last - tirx.max(first, tirx.const(0, "int32"))
 
@@ -86,15 +90,15 @@ def _taps_inside(at: tirx.Expr, axis: RangeMap) -> tirx.Expr:
 def softmax(channels: int) -> Formula:
     """Formula of a softmax over channels: the maximum, then the sum of exponentials."""
 
-    def term(read: Read, _, at: At, taps: At, done: list[tirx.Expr]) -> tirx.Expr:
-        x = read(0, (*at[:3], taps[0]))
-        return tirx.exp(x - done[0]) if done else x
+    def term(read: Read, _, index: Index, taps: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+        x = read(0, (*index[:3], taps[0]))
+        return tirx.exp(x - reduced[0]) if reduced else x
 
-    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        return tirx.exp(read(0, at) - done[0]) / done[1]
+    def result(read: Read, _, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+        return tirx.exp(read(0, index) - reduced[0]) / reduced[1]
 
-    common = dict(taps=(channels,), valid=lambda at, taps: None, term=term)
-    steps = (Reduction(initial=LOWEST, combine=tirx.max, **common), Reduction(initial=0.0, **common))
+    common = dict(taps=(channels,), valid=lambda index, taps: None, term=term)
+    steps = (TapReduction(initial=LOWEST, combine=tirx.max, **common), TapReduction(initial=0.0, **common))
     return Formula(channels=(0, channels), result=result, reductions=steps)
 
 
@@ -103,19 +107,19 @@ def response_normalisation(window: RangeMap, attributes: Mapping[str, float]) ->
     names = (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
     alpha, beta, bias = (attributes.get(name, default) for name, default in names)
 
-    def channel(at: At, taps: At) -> tirx.Expr:
-        return at[3] - window.pad_before + taps[0]
+    def channel(index: Index, taps: Index) -> tirx.Expr:
+        return index[3] - window.pad_before + taps[0]
 
-    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
-        x = read(0, (*at[:3], channel(at, taps)))
+    def term(read: Read, _, index: Index, taps: Index, __) -> tirx.Expr:
+        x = read(0, (*index[:3], channel(index, taps)))
         return x * x
 
-    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        base = done[0] * float(alpha / window.window) + float(bias)
-        return read(0, at) / tirx.power(base, tirx.const(beta, "float32"))
+    def result(read: Read, _, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+        base = reduced[0] * float(alpha / window.window) + float(bias)
+        return read(0, index) / tirx.power(base, tirx.const(beta, "float32"))
 
-    def valid(at: At, taps: At) -> tirx.Expr:
-        return tirx.all(channel(at, taps) >= 0, channel(at, taps) < window.extent)
+    def valid(index: Index, taps: Index) -> tirx.Expr:
+        return tirx.all(channel(index, taps) >= 0, channel(index, taps) < window.extent)
 
-    squares = Reduction(initial=0.0, taps=(window.window,), valid=valid, term=term)
+    squares = TapReduction(initial=0.0, taps=(window.window,), valid=valid, term=term)
     return Formula(channels=(0, window.extent), result=result, reductions=(squares,))

@@ -16,9 +16,9 @@ from tvm import relax, tirx
 
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
-from pimflow.fusion import folded
-from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
-from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
+from pimflow.fusion import layers_from_regions
+from pimflow.fusion.kernels.formula import Computation, Formula, Index, Read, TapReduction, Weight, no_weights
+from pimflow.fusion.kernels.reductions import convolution_sum, mean_divisor, pooling_reduction
 from pimflow.fusion.layers import Shape
 from pimflow.relay_passes.flat import operator, shape
 from pimflow.relay_passes.kernels import keep_nan
@@ -70,10 +70,10 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
 
     Each has a formula, and reads its operands and writes its result in the shapes of `fusion.folded`.
     """
-    shapes = folded(graph).shapes
+    shapes = layers_from_regions(graph).shapes
     groups = region_groups(mod, views=views)
-    made = {group.result: name for name, group in groups.items()}
-    made |= {param: f"%{param.name}" for param in mod["main"].params}
+    tensor_names = {group.result: name for name, group in groups.items()}
+    tensor_names |= {param: f"%{param.name}" for param in mod["main"].params}
     names = []
     for region in graph.regions:
         tensors = {**dict(zip(region.inputs, region.input_shapes)), region.name: region.output_shape}
@@ -81,7 +81,7 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
         if copied or region.kept_elements or any(shapes[name] != dims for name, dims in tensors.items()):
             continue
         with contextlib.suppress(UnsupportedOpError):
-            read_region(region.name, groups[region.name].bindings, made)
+            read_region(region.name, groups[region.name].bindings, tensor_names)
             names.append(region.name)
     return tuple(names)
 
@@ -101,7 +101,7 @@ def regions_of(
 
 
 def read_region(
-    name: str, bindings: Sequence[relax.VarBinding], made: Mapping[relax.Var, str]
+    name: str, bindings: Sequence[relax.VarBinding], tensor_names: Mapping[relax.Var, str]
 ) -> tuple[Region, Computation]:
     """Read a kernel as a region, and its computation of the region's inputs.
 
@@ -117,13 +117,13 @@ def read_region(
     UnsupportedOpError
         If the kernel has no formula.
     """
-    reading = _Reading(name, bindings, made)
+    reading = _RegionReader(name, bindings, tensor_names)
     return reading.region, reading.computation()
 
 
-class _Reading:
+class _RegionReader:
     def __init__(
-        self, name: str, bindings: Sequence[relax.VarBinding], made: Mapping[relax.Var, str]
+        self, name: str, bindings: Sequence[relax.VarBinding], tensor_names: Mapping[relax.Var, str]
     ) -> None:
         self.name, self.bindings = name, bindings
         self.values = {b.var: b.value for b in bindings}
@@ -131,25 +131,25 @@ class _Reading:
         self.shape = self._dims(self.result)
         anchors = [b for b in bindings if operator(b.value) in (*WINDOWED, "concat")]
         if len(anchors) > 1 or (anchors and anchors[0] is not bindings[0]):
-            raise self.refuse("something is before its convolution")
+            raise self.unsupported("something is before its convolution")
         self.anchor = anchors[0] if anchors else None
         self.kind = operator(self.anchor.value) if anchors else ""
-        joins = self.kind == "concat"
-        group = KernelGroup(bindings=[*bindings], anchor=None if joins else self.anchor, view=joins)
+        is_concat = self.kind == "concat"
+        group = KernelGroup(bindings=[*bindings], anchor=None if is_concat else self.anchor, view=is_concat)
         self.operands = free_variables(group.bindings)
-        if not self.operands or any(var not in made for var in self.operands):
-            raise self.refuse("it reads what has no name")
-        self.region = group_region(name, group, made)
+        if not self.operands or any(var not in tensor_names for var in self.operands):
+            raise self.unsupported("it reads what has no name")
+        self.region = group_region(name, group, tensor_names)
         self.vectors: list[np.ndarray] = []
 
-    def refuse(self, why: str) -> UnsupportedOpError:
+    def unsupported(self, reason: str) -> UnsupportedOpError:
         """The error that says why the layer cannot be fused."""
-        return UnsupportedOpError(f"layer '{self.name}': {why}; it cannot be part of a fused group")
+        return UnsupportedOpError(f"layer '{self.name}': {reason}; it cannot be part of a fused group")
 
     def _dims(self, var: relax.Expr) -> Shape:
         dims = shape(var)
         if len(dims) != 4:
-            raise self.refuse("it is no feature map")
+            raise self.unsupported("it is no feature map")
         return dims
 
     def computation(self) -> Computation:
@@ -158,11 +158,11 @@ class _Reading:
             self._dims(var)
         weights = no_weights()
         if self.anchor is None:
-            formulas = self._formulas(lambda at, done: None)
+            formulas = self._formulas(lambda index, reduced: None)
         elif self.kind == "concat":
             formulas = self._concatenation()
         else:
-            formulas, weights = self._windowed(self._window())
+            formulas, weights = self._window_formulas(self._window())
         if self.vectors:
             weights = np.vstack([weights, *self.vectors]) if weights.size else np.vstack(self.vectors)
         return Computation(formulas=formulas, weights=np.ascontiguousarray(weights, np.float32))
@@ -170,68 +170,68 @@ class _Reading:
     def _window(self) -> ConvGeometry:
         call, window = self.anchor.value, self.region.geometry or self.region.pooling
         if window is None or self._dims(call.args[0]) != (window.n, window.h, window.w, window.c):
-            raise self.refuse("its window is not known")
+            raise self.unsupported("its window is not known")
         if self.operands[0] is not call.args[0] and not self.operands[0].same_as(call.args[0]):
-            raise self.refuse("its filters are no constants")
+            raise self.unsupported("its filters are no constants")
         if self._dims(self.anchor.var) != self.shape:
-            raise self.refuse("its result is repeated")
+            raise self.unsupported("its result is repeated")
         return window
 
-    def _windowed(self, window: ConvGeometry) -> tuple[tuple[Formula, ...], np.ndarray]:
+    def _window_formulas(self, window: ConvGeometry) -> tuple[tuple[Formula, ...], np.ndarray]:
         call, channels = self.anchor.value, self.shape[3]
         if self.kind == "nn.conv2d":
             filters = _array(call.args[1]).reshape(channels, -1).T  # OHWI: taps are rows, columns, channels
             self.rows_before = filters.shape[0]
-            total, alike = convolved(window)
-            return self._formulas(lambda at, done: done[0], total, alike), filters
-        largest, padding = self.kind == "nn.max_pool2d", not largest_or_exact(call)
+            total, same_taps = convolution_sum(window)
+            return self._formulas(lambda index, reduced: reduced[0], total, same_taps), filters
+        is_max, padding = self.kind == "nn.max_pool2d", not ignores_window_size(call)
         if padding and (window.dilation != (1, 1) or (call.attrs.count_include_pad and call.attrs.ceil_mode)):
-            raise self.refuse("how many elements its windows have is not known")
+            raise self.unsupported("how many elements its windows have is not known")
         counts = not padding or bool(call.attrs.count_include_pad)
 
-        def mean(at: At, done: list[tirx.Expr]) -> tirx.Expr:
-            return done[0] if largest else done[0] / taps_counted(window, at, counts)
+        def mean(index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+            return reduced[0] if is_max else reduced[0] / mean_divisor(window, index, counts)
 
-        return self._formulas(mean, pooled(window, largest)), no_weights()
+        return self._formulas(mean, pooling_reduction(window, is_max)), no_weights()
 
     def _concatenation(self) -> tuple[Formula, ...]:
         parts = list(self.anchor.value.args[0].fields)
         axis = int(self.anchor.value.attrs.axis or 0) % 4
         variables = all(isinstance(part, relax.Var) for part in parts)
         if len(self.bindings) > 1 or axis != 3 or not variables or len(set(parts)) != len(parts):
-            raise self.refuse("it is no plain concatenation of channels")
+            raise self.unsupported("it is no plain concatenation of channels")
         begin, formulas = 0, []
         for part in parts:
             operand, end = self.operands.index(part), begin + self._dims(part)[3]
 
-            def result(read: Read, _, at: At, __, operand=operand, begin=begin) -> tirx.Expr:
-                return read(operand, (*at[:3], at[3] - begin))
+            def result(read: Read, _, index: Index, __, operand=operand, begin=begin) -> tirx.Expr:
+                return read(operand, (*index[:3], index[3] - begin))
 
-            formulas.append(Formula(channels=(begin, end), result=result, alike=end - begin))
+            formulas.append(Formula(channels=(begin, end), result=result, same_taps=end - begin))
             begin = end
         return tuple(formulas)
 
     def _formulas(
         self,
-        anchored: Callable[[At, list[tirx.Expr]], tirx.Expr | None],
-        reduction: Reduction | None = None,
-        alike: int | None = None,
+        anchor_value: Callable[[Index, list[tirx.Expr]], tirx.Expr | None],
+        reduction: TapReduction | None = None,
+        same_taps: int | None = None,
     ) -> tuple[Formula, ...]:
         """One formula of all channels: the elementwise operators on operands and on the anchor's result."""
         channels = self.shape[3]
         constants = self._constants()
 
-        def result(read: Read, weight: Weight, at: At, done: list[tirx.Expr]) -> tirx.Expr:
+        def result(read: Read, weight: Weight, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
             def value(expr: relax.Expr) -> tirx.Expr:
                 if isinstance(expr, tvm.ir.GenericConst):
-                    known = constants[expr]
-                    return _number(known) if isinstance(known, float) else weight(known, at[3])
+                    constant = constants[expr]
+                    return _number(constant) if isinstance(constant, float) else weight(constant, index[3])
                 if self.anchor is not None and expr.same_as(self.anchor.var):
-                    return anchored(at, done)
+                    return anchor_value(index, reduced)
                 if expr not in self.values:
-                    place = tuple(0 if size == 1 else i for i, size in zip(at, shape(expr)))
+                    place = tuple(0 if size == 1 else i for i, size in zip(index, shape(expr)))
                     return read(self.operands.index(expr), place)
-                return _applied(self.values[expr], value)
+                return _apply(self.values[expr], value)
 
             return value(self.result)
 
@@ -240,23 +240,23 @@ class _Reading:
                 channels=(0, channels),
                 result=result,
                 reductions=(reduction,) if reduction else (),
-                alike=alike or channels,
+                same_taps=same_taps or channels,
             ),
         )
 
     def _constants(self) -> dict[relax.Expr, float | int]:
         """Constants of elementwise operators: scalars, or rows of weights with a value for each channel."""
         constants: dict[relax.Expr, float | int] = {}
-        before = getattr(self, "rows_before", 0)
+        first_row = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:
             kind = operator(binding.value)
             if kind not in UNARY and kind not in BINARY and kind not in BOUNDED:
-                raise self.refuse(f"there is no formula for {kind or 'a call'}")
+                raise self.unsupported(f"there is no formula for {kind or 'a call'}")
             full = self._dims(binding.var)
-            if any(size not in (1, whole) for size, whole in zip(full, self.shape)):
-                raise self.refuse("its operand is reshaped")
+            if any(size not in (1, extent) for size, extent in zip(full, self.shape)):
+                raise self.unsupported("its operand is reshaped")
             if kind == "nn.prelu" and int(binding.value.attrs.axis) % 4 != 3:
-                raise self.refuse("its slopes are no channels'")
+                raise self.unsupported("its slopes are no channels'")
             for arg in binding.value.args if kind not in BOUNDED else binding.value.args[:1]:
                 if not isinstance(arg, tvm.ir.GenericConst):
                     continue
@@ -264,21 +264,21 @@ class _Reading:
                 if array.size == 1 and (self.anchor is None or self.shape[3] > 1):
                     constants[arg] = float(array.item())
                 elif array.size == self.shape[3] == array.shape[-1]:
-                    constants[arg] = before + len(self.vectors)
+                    constants[arg] = first_row + len(self.vectors)
                     self.vectors.append(array.reshape(1, -1))
                 else:
-                    raise self.refuse("its constant has a shape of its own")
+                    raise self.unsupported("its constant has a shape of its own")
         return constants
 
 
-def largest_or_exact(call: relax.Call) -> bool:
+def ignores_window_size(call: relax.Call) -> bool:
     """Whether windows need no count of elements: for a maximum, or a mean without padding."""
     return operator(call) == "nn.max_pool2d" or (
         not any(map(int, call.attrs.padding)) and not call.attrs.ceil_mode
     )
 
 
-def _applied(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx.Expr:
+def _apply(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx.Expr:
     """The formula of an elementwise operator; `value` gives those of its operands."""
     kind = operator(call)
     if kind == "clip":

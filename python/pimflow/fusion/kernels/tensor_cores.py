@@ -17,8 +17,8 @@ from tvm.script.ir_builder import tirx as T
 
 from pimflow.fusion import Layer
 from pimflow.fusion.fragments import FRAGMENT, STAGE_BYTES, WARPS
-from pimflow.fusion.kernels.emitter import Emitter
-from pimflow.fusion.kernels.formula import At, Formula
+from pimflow.fusion.kernels.emitter import TileEmitter
+from pimflow.fusion.kernels.formula import Formula, Index
 
 LANES = 32  # threads of a warp
 VECTOR = 8  # fp16 elements that a thread copies at once
@@ -26,33 +26,35 @@ SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
 ELEMENTS = FRAGMENT * FRAGMENT
 
 
-def padded_weights(weights: np.ndarray) -> np.ndarray:
+def pad_weights(weights: np.ndarray) -> np.ndarray:
     """Pad weights (taps, filters) to whole fragments of filters, and by at least one fragment of taps."""
     columns = weights.shape[1]
     wide = -(-columns // FRAGMENT) * FRAGMENT
-    behind = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
-    return np.pad(weights, ((0, FRAGMENT + -(-behind // wide)), (0, wide - columns)))
+    extra_filters = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
+    return np.pad(weights, ((0, FRAGMENT + -(-extra_filters // wide)), (0, wide - columns)))
 
 
-class Product:
+class TensorCoreProduct:
     """The products of one layer in the current tile, with sums in registers of the warps."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, formula: Formula, waiting: bool = False) -> None:
-        self.g, self.layer, self.formula = emitter, layer, formula
+    def __init__(
+        self, emitter: TileEmitter, layer: Layer, formula: Formula, keeps_sums: bool = False
+    ) -> None:
+        self.emitter, self.layer, self.formula = emitter, layer, formula
         group = emitter.group
         self.operand = layer.inputs[0]
         self.all_channels = group.graph.shapes[self.operand][3]
-        self.channels = group.by_channel.get(self.operand, self.all_channels)
-        self.filters = group.by_channel.get(layer.name, formula.channels[1])
-        self.tile, self.waiting = group.product_tile(layer), waiting
-        self.side, self.turns = tuple(map(int, self.tile.side)), int(self.tile.turns)
+        self.channels = group.channels_on_chip.get(self.operand, self.all_channels)
+        self.filters = group.channels_on_chip.get(layer.name, formula.channels[1])
+        self.tile, self.keeps_sums = group.product_tile(layer), keeps_sums
+        self.register_tile, self.turns = tuple(map(int, self.tile.register_tile)), int(self.tile.turns)
         self.warp = tirx.floordiv(emitter.thread, LANES)
         self.lane = tirx.floormod(emitter.thread, LANES)
-        rows, columns = self.side
-        turns = self.turns if waiting else 1
+        rows, columns = self.register_tile
+        turns = self.turns if keeps_sums else 1
         self.sums = T.alloc_buffer((turns * rows * columns * ELEMENTS,), "float32", scope="wmma.accumulator")
-        self.left = T.alloc_buffer((rows * ELEMENTS,), "float16", scope="wmma.matrix_a")
-        self.right = T.alloc_buffer((ELEMENTS,), "float16", scope="wmma.matrix_b")
+        self.left_fragments = T.alloc_buffer((rows * ELEMENTS,), "float16", scope="wmma.matrix_a")
+        self.right_fragment = T.alloc_buffer((ELEMENTS,), "float16", scope="wmma.matrix_b")
 
     def compute(self) -> None:
         """Compute all units of all warps, one after the other; a unit is a register tile."""
@@ -84,44 +86,46 @@ class Product:
     @contextlib.contextmanager
     def _unit(self, turn: tirx.Expr | int) -> Iterator[tuple[tirx.Expr, tirx.Expr]]:
         """Context of a unit of this warp, if it has one: its first fragments of pixels and of filters."""
-        rows, columns = self.side
+        rows, columns = self.register_tile
         across = -(-self.tile.columns // columns)
         unit = T.bind(self.warp + turn * WARPS)
         with T.If(unit < int(self.tile.units)), T.Then():
             yield tirx.floordiv(unit, across) * rows, tirx.floormod(unit, across) * columns
 
     def _number(self, turn: int, row: int, column: int) -> int:
-        rows, columns = self.side
+        rows, columns = self.register_tile
         return (turn * rows + row) * columns + column
 
     def _fill(self, turn: int) -> None:
-        rows, columns = self.side
+        rows, columns = self.register_tile
         initial = tirx.const(self.formula.reductions[0].initial, "float32")
         for number in range(rows * columns):
             index = turn * rows * columns + number
             T.evaluate(T.tvm_fill_fragment(self.sums.data, *SHAPE, index, initial))
 
-    def _pixel(self, fragment: tirx.Expr) -> tuple[At, tirx.Expr]:
+    def _pixel(self, fragment: tirx.Expr) -> tuple[Index, tirx.Expr]:
         """The pixel of this lane in a fragment, and whether it is in the tile; two lanes share a pixel."""
-        (n0, n1), (h0, h1), (w0, w1) = self.g.box(self.layer.name, "fresh")[:3]
+        (n0, n1), (h0, h1), (w0, w1) = self.emitter.box(self.layer.name, "fresh")[:3]
         number = T.bind(fragment * FRAGMENT + tirx.floordiv(self.lane, 2))
         across, down = w1 - w0, h1 - h0
-        behind = T.bind(tirx.floordiv(number, tirx.max(across, 1)))
+        row_number = T.bind(tirx.floordiv(number, tirx.max(across, 1)))
         pixel = (
-            T.bind(n0 + tirx.floordiv(behind, tirx.max(down, 1))),
-            T.bind(h0 + tirx.floormod(behind, tirx.max(down, 1))),
+            T.bind(n0 + tirx.floordiv(row_number, tirx.max(down, 1))),
+            T.bind(h0 + tirx.floormod(row_number, tirx.max(down, 1))),
             T.bind(w0 + tirx.floormod(number, tirx.max(across, 1))),
         )
         return pixel, T.bind(number < (n1 - n0) * down * across)
 
     def _multiply(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
-        g, (rows, columns), layer = self.g, self.side, self.layer
+        emitter, (rows, columns), layer = self.emitter, self.register_tile, self.layer
         _, vertical, horizontal, _ = layer.maps[0]
-        weights, filters = g.filters[layer.name], g.computations[layer.name].weights.shape[1]
+        weights, filters = emitter.filters[layer.name], emitter.computations[layer.name].weights.shape[1]
         pixels = [self._pixel(unit[0] + row) for row in range(rows)]
-        first_channel = g.channel if self.operand in g.group.by_channel else 0
-        first_filter = (g.channel if layer.name in g.group.by_channel else 0) + unit[1] * FRAGMENT
-        stage = g.staged + self.warp * (STAGE_BYTES // 2)
+        first_channel = emitter.channel if self.operand in emitter.group.channels_on_chip else 0
+        first_filter = (emitter.channel if layer.name in emitter.group.channels_on_chip else 0) + unit[
+            1
+        ] * FRAGMENT
+        stage = emitter.staging_offset + self.warp * (STAGE_BYTES // 2)
         steps = -(-self.channels // FRAGMENT)
         with contextlib.ExitStack() as stack:
             extents = (vertical.window, horizontal.window, steps)
@@ -140,63 +144,81 @@ class Product:
                 )
             _warp_sync()
             for row in range(rows):
-                place = g.pool.access_ptr("r", offset=stage + row * ELEMENTS)
-                load = T.tvm_load_matrix_sync(self.left.data, *SHAPE, row, place, FRAGMENT, "row_major")
+                place = emitter.pool.access_ptr("r", offset=stage + row * ELEMENTS)
+                load = T.tvm_load_matrix_sync(
+                    self.left_fragments.data, *SHAPE, row, place, FRAGMENT, "row_major"
+                )
                 T.evaluate(load)
             begin = (down * horizontal.window + across) * self.all_channels + first_channel + step * FRAGMENT
             for column in range(columns):
                 place = weights.access_ptr("r", offset=begin * filters + first_filter + column * FRAGMENT)
-                load = T.tvm_load_matrix_sync(self.right.data, *SHAPE, 0, place, filters, "row_major")
+                load = T.tvm_load_matrix_sync(
+                    self.right_fragment.data, *SHAPE, 0, place, filters, "row_major"
+                )
                 T.evaluate(load)
                 for row in range(rows):
                     number = self._number(turn, row, column)
                     sums = (self.sums.data, number)
-                    T.evaluate(T.tvm_mma_sync(*sums, self.left.data, row, self.right.data, 0, *sums))
+                    T.evaluate(
+                        T.tvm_mma_sync(
+                            *sums, self.left_fragments.data, row, self.right_fragment.data, 0, *sums
+                        )
+                    )
             _warp_sync()
 
-    def _gather(self, source: At, channel: tirx.Expr, inside: tirx.Expr, stage: tirx.Expr, row: int) -> None:
+    def _gather(
+        self, source: Index, channel: tirx.Expr, inside: tirx.Expr, stage: tirx.Expr, row: int
+    ) -> None:
         """Gather half of a pixel's channels of a fragment, with zeros outside the tile or the channels."""
-        g, zero = self.g, tirx.const(0.0, "float16")
+        emitter, zero = self.emitter, tirx.const(0.0, "float16")
         place = stage + row * ELEMENTS + self.lane * VECTOR
         if self.channels % VECTOR == 0:  # all channels of a vector exist, or none
             with T.If(tirx.all(inside, channel < self.channels)):
                 with T.Then(), T.vectorized(0, VECTOR) as lane:
-                    T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
+                    T.buffer_store(
+                        emitter.pool,
+                        emitter.pool[emitter.address(self.operand, source) + lane],
+                        [place + lane],
+                    )
                 with T.Else(), T.vectorized(0, VECTOR) as lane:
-                    T.buffer_store(g.pool, zero, [place + lane])
+                    T.buffer_store(emitter.pool, zero, [place + lane])
             return
         with T.serial(0, VECTOR) as lane, T.If(tirx.all(inside, channel + lane < self.channels)):
             with T.Then():
-                T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
+                T.buffer_store(
+                    emitter.pool, emitter.pool[emitter.address(self.operand, source) + lane], [place + lane]
+                )
             with T.Else():
-                T.buffer_store(g.pool, zero, [place + lane])
+                T.buffer_store(emitter.pool, zero, [place + lane])
 
     def _finish(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
         """Move sums to shared memory, apply elementwise operators, and store the results."""
-        g, (rows, columns), layer = self.g, self.side, self.layer
-        stage = tirx.floordiv(g.staged, 2) + self.warp * (STAGE_BYTES // 4)
-        first = g.channel if layer.name in g.group.by_channel else 0
-        reads = g.reader(layer), g.weights(layer)
+        emitter, (rows, columns), layer = self.emitter, self.register_tile, self.layer
+        stage = tirx.floordiv(emitter.staging_offset, 2) + self.warp * (STAGE_BYTES // 4)
+        first = emitter.channel if layer.name in emitter.group.channels_on_chip else 0
+        reads = emitter.reader(layer), emitter.weights(layer)
         for row in range(rows):
             pixel, inside = self._pixel(unit[0] + row)
             for column in range(columns):
-                place = T.address_of(g.waiting[stage])
+                place = T.address_of(emitter.waiting[stage])
                 number = self._number(turn, row, column)
                 T.evaluate(
                     T.tvm_store_matrix_sync(self.sums.data, *SHAPE, number, place, FRAGMENT, "row_major")
                 )
                 _warp_sync()
                 with T.serial(0, VECTOR) as lane:
-                    beside = tirx.floormod(self.lane, 2) * VECTOR + lane
-                    filter_ = (unit[1] + column) * FRAGMENT + beside
+                    column_offset = tirx.floormod(self.lane, 2) * VECTOR + lane
+                    filter_ = (unit[1] + column) * FRAGMENT + column_offset
                     with T.If(tirx.all(inside, filter_ < self.filters)), T.Then():
-                        at = (*pixel, first + filter_)
-                        total = g.waiting[stage + tirx.floordiv(self.lane, 2) * FRAGMENT + beside]
-                        value = self.formula.result(*reads, at, [total])
-                        if self.waiting:
-                            g.put_outside(layer.name, value, at)
+                        index = (*pixel, first + filter_)
+                        total = emitter.waiting[
+                            stage + tirx.floordiv(self.lane, 2) * FRAGMENT + column_offset
+                        ]
+                        value = self.formula.result(*reads, index, [total])
+                        if self.keeps_sums:
+                            emitter.store_output(layer.name, value, index)
                         else:
-                            g.put(value, g.place(layer.name, at))
+                            emitter.put(value, emitter.address(layer.name, index))
                 _warp_sync()
 
 

@@ -12,15 +12,24 @@ from tvm import relax, tirx
 
 from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnsupportedOpError
-from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, Placement, folded, place, tiled
+from pimflow.fusion import (
+    Group,
+    GroupTiling,
+    Layer,
+    LayerGraph,
+    Placement,
+    layers_from_regions,
+    place,
+    tile_group,
+)
 from pimflow.fusion.fragments import WARPS
-from pimflow.fusion.group import CPU_LANES, GPU_LANES, padded
+from pimflow.fusion.group import CPU_LANES, GPU_LANES, pad_channels
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
-from pimflow.fusion.kernels.parameters import STORED, Target, bounds
+from pimflow.fusion.kernels.parameters import STORAGE_TYPES, KernelTarget, bounds
 from pimflow.fusion.kernels.relax_formulas import read_region
-from pimflow.fusion.kernels.tensor_cores import padded_weights
-from pimflow.fusion.own_tiles import Room, own_tilings
+from pimflow.fusion.kernels.tensor_cores import pad_weights
+from pimflow.fusion.own_tiles import TileMemory, default_tilings
 from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
@@ -71,54 +80,60 @@ class TileGroups:
             if callee not in functions:
                 return None
             kernel, constants = self._kernel(callee.name_hint, functions[callee])
-            made = builder.add_func(kernel, callee.name_hint)
-            return relax.call_tir(made, [*value.args, *map(relax.const, constants)], functions[callee].ret_ty)
+            global_var = builder.add_func(kernel, callee.name_hint)
+            return relax.call_tir(
+                global_var, [*value.args, *map(relax.const, constants)], functions[callee].ret_ty
+            )
 
         return rebuild(mod, rewrite)
 
     def _kernel(self, name: str, function: relax.Function) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
         """The kernel, and its arguments after the operands of `function`: weights, the table of tiles."""
-        regions, computed = _regions(function)
+        regions, computations = _regions(function)
         result = regions[-1].name
         types = {f"%{p.name}": str(p.ty.dtype) for p in function.params}
         types[result] = str(function.ret_ty.dtype)
-        graph = folded(RegionGraph(name="tiled", regions=tuple(regions), outputs=(result,)))
-        group, placed = self._placed(str(function.attrs[TILES]), graph, computed)
-        target = Target(threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types)
-        computed = {
+        graph = layers_from_regions(RegionGraph(name="tiled", regions=tuple(regions), outputs=(result,)))
+        group, placement = self._place_group(str(function.attrs[TILES]), graph, computations)
+        target = KernelTarget(
+            threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types
+        )
+        computations = {
             layer.name: replace(
-                computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer)
+                computations[layer.name], weights=_pad_weights(computations[layer.name].weights, group, layer)
             )
             for layer in graph.layers
         }
-        kernel = generate(name, group, placed, computed, target)
+        kernel = generate(name, group, placement, computations, target)
         marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
-        weights = [each.weights for each in computed.values()]
-        constants = [each.astype(STORED[self.dtype]).ravel() for each in weights if each.size]
+        weights = [item.weights for item in computations.values()]
+        constants = [item.astype(STORAGE_TYPES[self.dtype]).ravel() for item in weights if item.size]
         return kernel.with_attrs(marks), [*constants, bounds(group)]
 
-    def _placed(
-        self, planned: str, graph: LayerGraph, computed: Mapping[str, Computation]
+    def _place_group(
+        self, plan_tiling: str, graph: LayerGraph, computations: Mapping[str, Computation]
     ) -> tuple[Group, Placement]:
         """The group of all layers in the planned tiles, or in the first own tiles that can be placed."""
-        tilings: Iterable[GroupTiling] = [GroupTiling.parse(planned)] if planned and self.as_planned else ()
-        room = Room.of_gpu(self.dtype) if self.on_gpu else Room()
-        terms = {name: each.terms for name, each in computed.items()}
-        for tiling in tilings or own_tilings(graph, terms, room):
+        tilings: Iterable[GroupTiling] = (
+            [GroupTiling.parse(plan_tiling)] if plan_tiling and self.as_planned else ()
+        )
+        memory = TileMemory.gpu_block(self.dtype) if self.on_gpu else TileMemory()
+        terms = {name: computation.terms for name, computation in computations.items()}
+        for tiling in tilings or default_tilings(graph, terms, memory):
             lanes = GPU_LANES if self.on_gpu else CPU_LANES
             with contextlib.suppress(InfeasibleError, ValueError):
-                group = tiled(graph, 0, len(graph.layers), tiling, lanes, self.tensor_cores)
-                return group, place(group, room.element_bytes, room.most_bytes)
+                group = tile_group(graph, 0, len(graph.layers), tiling, lanes, self.tensor_cores)
+                return group, place(group, memory.element_bytes, memory.max_bytes)
         raise UnsupportedOpError(f"layers of '{graph.name}' do not fit on chip, whatever their tiles")
 
 
-def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
+def _pad_weights(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
     """Pad weights to whole vectors of filters, or fragments."""
     if not weights.size:
         return weights
-    if group.on_tensor_cores(layer):
-        return padded_weights(weights)
-    return np.pad(weights, ((0, 0), (0, padded(weights.shape[1], group.lanes) - weights.shape[1])))
+    if group.uses_tensor_cores(layer):
+        return pad_weights(weights)
+    return np.pad(weights, ((0, 0), (0, pad_channels(weights.shape[1], group.lanes) - weights.shape[1])))
 
 
 def _regions(function: relax.Function) -> tuple[list[Region], dict[str, Computation]]:
@@ -134,10 +149,10 @@ def _regions(function: relax.Function) -> tuple[list[Region], dict[str, Computat
             casts[binding.var] = value
         else:
             bindings.append(relax.VarBinding(binding.var, value))
-    regions, computed = [], {}
+    regions, computations = [], {}
     for index, count in enumerate(map(int, function.attrs[LAYERS])):
         of_region, bindings = bindings[:count], bindings[count:]
-        region, computed[f"layer{index}"] = read_region(f"layer{index}", of_region, names)
+        region, computations[f"layer{index}"] = read_region(f"layer{index}", of_region, names)
         names[of_region[-1].var] = region.name
         regions.append(region)
-    return regions, computed
+    return regions, computations

@@ -24,25 +24,33 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import AS_MEMORY, AS_PIM, LEFT, OVER_ALL, Candidate, EdgeCost, Task
+from pimflow.core.candidate import (
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    PIM_MODE,
+    PLAIN_MEMORY_MODE,
+    Candidate,
+    EdgeCost,
+    Task,
+)
 from pimflow.core.plan import STAGED
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.cached import is_cached
-from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     LAYOUTS,
-    Layouts,
+    ChannelLayouts,
+    candidate_layout,
     cut_tensors,
-    from_row,
-    lying,
+    layout_from_row,
     rows_read,
-    taken,
+    with_layouts,
 )
 from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.through_l2 import ThroughL2
-from pimflow.simulators.gpu.traffic import Traffic
+from pimflow.placement.candidates.through_l2 import L2Staging
+from pimflow.simulators.gpu.traffic import TrafficShares
 
 Transforms = dict[tuple[str, str, str], EdgeCost]
 IMPOSSIBLE = EdgeCost(possible=False)
@@ -56,51 +64,65 @@ class SharedCandidates:
     transforms: Transforms
 
 
-def shared(maker: Candidates, candidates: Mapping[str, Iterable[Candidate]]) -> SharedCandidates:
+def expand_candidates(
+    generator: CandidateGenerator, candidates: Mapping[str, Iterable[Candidate]]
+) -> SharedCandidates:
     """All variants of the `candidates` of a mixed plan on this system.
 
     Candidates are unchanged on a system with partitioned channels. So they are if all are GPU candidates: no
     plan of them is mixed, and one without PIM has all channels anyway.
     """
-    found = {name: tuple(each) for name, each in candidates.items()}
-    on_gpu = all(c.rewrite.mode == "GPU" for c in itertools.chain(*found.values()))
-    if not maker.system.time_shared or (on_gpu and maker.system.gpu_channels):
-        return SharedCandidates(candidates=found, transforms={})
-    channels = SharedChannels(maker, cut_tensors(maker, itertools.chain(*found.values())))
-    made = {name: tuple(itertools.chain(*map(channels.forms, each))) for name, each in found.items()}
-    return SharedCandidates(candidates=made, transforms=channels.transforms(itertools.chain(*made.values())))
+    by_region = {name: tuple(region_candidates) for name, region_candidates in candidates.items()}
+    is_gpu_only = all(c.rewrite.mode == "GPU" for c in itertools.chain(*by_region.values()))
+    if not generator.system.is_time_shared or (is_gpu_only and generator.system.gpu_channels):
+        return SharedCandidates(candidates=by_region, transforms={})
+    channel_variants = ChannelVariants(
+        generator, cut_tensors(generator, itertools.chain(*by_region.values()))
+    )
+    variants = {
+        name: tuple(itertools.chain(*map(channel_variants.variants, region_candidates)))
+        for name, region_candidates in by_region.items()
+    }
+    return SharedCandidates(
+        candidates=variants, transforms=channel_variants.transforms(itertools.chain(*variants.values()))
+    )
 
 
-def in_forms(maker: Candidates, candidates: Iterable[Candidate]) -> list[Candidate]:
+def channel_variants(generator: CandidateGenerator, candidates: Iterable[Candidate]) -> list[Candidate]:
     """All variants of some candidates, without splits of tensors by rows."""
-    return [form for each in candidates for form in SharedChannels(maker, {}).forms(each)]
+    return [
+        variant for candidate in candidates for variant in ChannelVariants(generator, {}).variants(candidate)
+    ]
 
 
-def in_form(maker: Candidates, candidate: Candidate, channels: str) -> Candidate | None:
+def with_channels(generator: CandidateGenerator, candidate: Candidate, channels: str) -> Candidate | None:
     """The variant of a candidate at `channels`, as `core.plan.Choice` names them; None if there is none."""
-    if not maker.system.time_shared:
+    if not generator.system.is_time_shared:
         return None if channels else candidate
-    cut = cut_tensors(maker, [candidate])
+    cut_rows = cut_tensors(generator, [candidate])
     if rows := re.search(r"from(\d+)", channels):
-        cut[candidate.covers[-1]] = {int(rows[1])}
-    forms = SharedChannels(maker, cut).forms(candidate)
-    return next((each for each in forms if each.rewrite.channels == channels), None)
+        cut_rows[candidate.covers[-1]] = {int(rows[1])}
+    variants = ChannelVariants(generator, cut_rows).variants(candidate)
+    return next((variant for variant in variants if variant.rewrite.channels == channels), None)
 
 
-def transforms(maker: Candidates, candidates: Iterable[Candidate]) -> Transforms:
+def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -> Transforms:
     """The costs of reading tensors in other layouts than those for which `candidates` were made."""
-    chosen = list(candidates)
-    return SharedChannels(maker, cut_tensors(maker, chosen)).transforms(chosen)
+    candidate_list = list(candidates)
+    return ChannelVariants(generator, cut_tensors(generator, candidate_list)).transforms(candidate_list)
 
 
-def at_channels_left(maker: Candidates, candidate: Candidate) -> Candidate:
+def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Candidate:
     """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
-    rewrite, channels = candidate.rewrite, maker.system.gpu_channels or maker.system.gpu.memory_channels
+    rewrite, channels = (
+        candidate.rewrite,
+        generator.system.gpu_channels or generator.system.gpu.memory_channels,
+    )
     if rewrite.mode == "GPU":
-        candidate = fused_groups.on_channels(maker, candidate, channels)
+        candidate = fused_groups.with_channel_count(generator, candidate, channels)
     elif rewrite.channels:
-        region = maker.graph.region(candidate.covers[0])
-        candidate = maker.make(
+        region = generator.graph.region(candidate.covers[0])
+        candidate = generator.make(
             region,
             rewrite.mode,
             rewrite.gpu_rows,
@@ -109,159 +131,201 @@ def at_channels_left(maker: Candidates, candidate: Candidate) -> Candidate:
             finishes=rewrite.finishes,
             joins=rewrite.joins,
         )
-    return in_form(maker, candidate, "") or candidate
+    return with_channels(generator, candidate, "") or candidate
 
 
 @dataclass(frozen=True)
-class SharedChannels(Layouts):
+class ChannelVariants(ChannelLayouts):
     """Makes the variants of the candidates of one network on a time-shared system."""
 
     @functools.cached_property
-    def through_l2(self) -> ThroughL2:
-        return ThroughL2(self)
+    def l2_staging(self) -> L2Staging:
+        return L2Staging(self)
 
-    def forms(self, candidate: Candidate) -> list[Candidate]:
+    def variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate of a mixed plan."""
-        if not self.system.time_shared or not self.system.pim_channels:
+        if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
         if candidate.rewrite.mode != "GPU" and not self.system.gpu_channels:
-            return self.through_l2.between(candidate)
+            return self.l2_staging.pim_only_variants(candidate)
         if candidate.rewrite.mode != "GPU":
-            use = AS_PIM if self.maker.tasks.switch_ns else ""
-            used = replace(candidate, channels_as=use, leaves_channels_as=use)
+            use = PIM_MODE if self.generator.task_builder.switch_ns else ""
+            pim_candidate = replace(candidate, channel_mode=use, final_channel_mode=use)
             if is_cached(candidate):
-                return [used]
-            forms = [used, *self.through_l2.staged(used)]
-            return [*forms, *itertools.chain(*map(self.through_l2.kept, forms))]
+                return [pim_candidate]
+            pim_variants = [pim_candidate, *self.l2_staging.operand_variants(pim_candidate)]
+            return [*pim_variants, *itertools.chain(*map(self.l2_staging.result_variants, pim_variants))]
         if not candidate.tasks:  # a view lies where its operands do
-            places = self.gives(candidate.covers[-1]).values() if self.spread else ()
-            elsewhere = [name for name, each in LAYOUTS.items() if each in places and each != LEFT]
-            return [candidate, *(lying(candidate, f"{n}-{n}", LAYOUTS[n], LAYOUTS[n]) for n in elsewhere)]
-        wide = self._wide(candidate)
+            possible_layouts = (
+                self.result_layouts(candidate.covers[-1]).values() if self.spreads_tensors else ()
+            )
+            other_places = [
+                name
+                for name, layout in LAYOUTS.items()
+                if layout in possible_layouts and layout != IN_GPU_CHANNELS
+            ]
+            return [
+                candidate,
+                *(
+                    with_layouts(candidate, f"{place}-{place}", LAYOUTS[place], LAYOUTS[place])
+                    for place in other_places
+                ),
+            ]
+        wide_candidate = self._wide_candidate(candidate)
         if not self.system.gpu_channels:
-            return [wide, *self.through_l2.behind_kept(wide)]
-        if not self.spread:
-            return [candidate, lying(wide, "all-all", LEFT, LEFT)]
-        forms = self._at_all_channels(candidate, wide)
-        reading = [form for form in forms if form.rewrite.channels.startswith("all-")]
-        return [candidate, *forms, *itertools.chain(*map(self.through_l2.behind_kept, reading))]
+            return [wide_candidate, *self.l2_staging.writeback_variants(wide_candidate)]
+        if not self.spreads_tensors:
+            return [candidate, with_layouts(wide_candidate, "all-all", IN_GPU_CHANNELS, IN_GPU_CHANNELS)]
+        pim_variants = self._wide_variants(candidate, wide_candidate)
+        spread_readers = [variant for variant in pim_variants if variant.rewrite.channels.startswith("all-")]
+        return [
+            candidate,
+            *pim_variants,
+            *itertools.chain(*map(self.l2_staging.writeback_variants, spread_readers)),
+        ]
 
-    def _wide(self, candidate: Candidate) -> Candidate:
+    def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
-        wide = fused_groups.on_channels(self.maker, candidate, self.system.gpu.memory_channels)
-        held = tuple(replace(task, also=("pim",)) for task in wide.tasks)
-        use = AS_MEMORY if self.maker.tasks.switch_ns else ""
-        return replace(wide, tasks=held, channels_as=use, leaves_channels_as=use)
+        wide = fused_groups.with_channel_count(self.generator, candidate, self.system.gpu.memory_channels)
+        tasks = tuple(replace(task, also=("pim",)) for task in wide.tasks)
+        use = PLAIN_MEMORY_MODE if self.generator.task_builder.switch_ns else ""
+        return replace(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
 
-    def _at_all_channels(self, candidate: Candidate, wide: Candidate) -> list[Candidate]:
+    def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
-        traffic, more_ns = self._traffic(candidate), _more_ns(candidate, wide)
-        name, forms = candidate.covers[-1], []
-        for (place, reads), (given, gives) in itertools.product(LAYOUTS.items(), self.gives(name).items()):
+        traffic, slowdown_ns = self._traffic(candidate), _slowdown_ns(candidate, wide_candidate)
+        result_name, variants = candidate.covers[-1], []
+        for (input_place, input_layout), (output_place, output_layout) in itertools.product(
+            LAYOUTS.items(), self.result_layouts(result_name).items()
+        ):
             if traffic is None:
-                share = 0.0 if reads == gives == OVER_ALL else 1.0
+                share = 0.0 if input_layout == output_layout == IN_ALL_CHANNELS else 1.0
             else:
-                balance = traffic.balance(self.sets, self.parts("", reads), self.parts(name, gives))
-                share = (balance - 1) / self._most
+                balance = traffic.balance(
+                    self.set_shares,
+                    self.tensor_shares("", input_layout),
+                    self.tensor_shares(result_name, output_layout),
+                )
+                share = (balance - 1) / self._max_excess_balance
             if share <= 1:
-                *first, last = wide.tasks
-                last = replace(last, execution_ns=last.execution_ns + share * more_ns)
-                slower = replace(wide, tasks=(*first, last))
-                forms.append(lying(slower, f"{place}-{given}", taken(candidate, reads), gives))
-        return forms
+                *first, last = wide_candidate.tasks
+                last = replace(last, execution_ns=last.execution_ns + share * slowdown_ns)
+                variant = replace(wide_candidate, tasks=(*first, last))
+                variants.append(
+                    with_layouts(
+                        variant,
+                        f"{input_place}-{output_place}",
+                        candidate_layout(candidate, input_layout),
+                        output_layout,
+                    )
+                )
+        return variants
 
     @property
-    def _most(self) -> float:
+    def _max_excess_balance(self) -> float:
         """By how much the balance of a kernel at the GPU channels exceeds 1."""
-        return 1 / self.sets[LEFT] - 1
+        return 1 / self.set_shares[IN_GPU_CHANNELS] - 1
 
-    def _traffic(self, candidate: Candidate) -> Traffic | None:
+    def _traffic(self, candidate: Candidate) -> TrafficShares | None:
         """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
-        region = self.maker.graph.region(candidate.covers[0])
+        region = self.generator.graph.region(candidate.covers[0])
         if candidate.rewrite.primitive or region.product:
             return None
         if candidate.rewrite.schedule:
             tiling = GroupTiling.parse(candidate.rewrite.schedule)
-            kernels = [self.maker.tilings.kernel(candidate.covers, tiling)]
+            kernels = [self.generator.tilings.kernel(candidate.covers, tiling)]
         else:
             kernels = gpu_kernels(region, self.system.dtype)
         if len(kernels) != 1:
             return None
         (kernel,) = kernels
-        cost = self.maker.costs.kernel(kernel, self.system.gpu.memory_channels)
-        return Traffic.of(kernel, cost, self.system.gpu, self.system.dtype)
+        cost = self.generator.costs.kernel_cost(kernel, self.system.gpu.memory_channels)
+        return TrafficShares.from_cost(kernel, cost, self.system.gpu, self.system.dtype)
 
     # Reading tensors that lie in another layout.
 
-    def transforms(self, forms: Iterable[Candidate]) -> Transforms:
+    def transforms(self, variants: Iterable[Candidate]) -> Transforms:
         """By tensor, its layout and the layout that a candidate reads: whether it can, and at what cost."""
-        graph = self.maker.graph
+        graph = self.generator.graph
         edges: Transforms = {}
-        if not self.spread:
+        if not self.spreads_tensors:
             return edges
-        for form in forms:
-            inside = set(form.covers)
-            names = dict.fromkeys(n for each in form.covers for n in graph.region(each).inputs)
+        for variant in variants:
+            covered = set(variant.covers)
+            names = dict.fromkeys(n for entry in variant.covers for n in graph.region(entry).inputs)
             for name in names:
-                given = self.gives(name).values() if name in graph.readers else [LEFT]
-                if name not in inside:
-                    known = {(name, each, form.input.layout) for each in given} & edges.keys()
-                    edges |= {} if known else self._reading(form, name, [*given])
+                layouts = self.result_layouts(name).values() if name in graph.readers else [IN_GPU_CHANNELS]
+                if name not in covered:
+                    known_edges = {(name, entry, variant.input.layout) for entry in layouts} & edges.keys()
+                    edges |= {} if known_edges else self._read_transforms(variant, name, [*layouts])
         return edges
 
-    def _reading(self, form: Candidate, name: str, given: list[str]) -> Transforms:
+    def _read_transforms(self, variant: Candidate, name: str, layouts: list[str]) -> Transforms:
         """The costs for `form` of reading a tensor, by the layout of `given` that the tensor has."""
-        taken = form.input.layout
-        region = self.maker.graph.region(form.covers[0])
-        needs = next((each for each in LAYOUTS.values() if taken.startswith(f"{each} by ")), None)
-        wanted = taken  # of a kernel beside PIM, or a view
-        staged_form = form.rewrite.channels.startswith(STAGED)
-        if staged_form:
-            rows = rows_read(region, form)
-            staged = from_row(rows) if rows else OVER_ALL
-            wanted = staged if name == region.inputs[0] else LEFT
-        if needs is None or staged_form or not form.tasks:
-            return {(name, each, taken): IMPOSSIBLE for each in given if each != wanted}
+        input_layout = variant.input.layout
+        region = self.generator.graph.region(variant.covers[0])
+        native_layout = next(
+            (place for place in LAYOUTS.values() if input_layout.startswith(f"{place} by ")), None
+        )
+        required_layout = input_layout  # of a kernel beside PIM, or a view
+        is_staged = variant.rewrite.channels.startswith(STAGED)
+        if is_staged:
+            rows = rows_read(region, variant)
+            staged_layout = layout_from_row(rows) if rows else IN_ALL_CHANNELS
+            required_layout = staged_layout if name == region.inputs[0] else IN_GPU_CHANNELS
+        if native_layout is None or is_staged or not variant.tasks:
+            return {(name, place, input_layout): IMPOSSIBLE for place in layouts if place != required_layout}
         edges: Transforms = {}
-        slower_ns = self._slower_ns(form, name)
-        for layout in given:
-            has, expected = self.parts(name, layout), self.parts("", needs)
-            added = max((has[each] - expected[each]) / share for each, share in self.sets.items())
-            if layout != needs and added * slower_ns > 0:
+        slowdown_ns = self._read_slowdown_ns(variant, name)
+        for layout in layouts:
+            actual_shares, native_shares = (
+                self.tensor_shares(name, layout),
+                self.tensor_shares("", native_layout),
+            )
+            added_share = max(
+                (actual_shares[place] - native_shares[place]) / share
+                for place, share in self.set_shares.items()
+            )
+            if layout != native_layout and added_share * slowdown_ns > 0:
                 task = Task(
                     label=f"{name} (read from elsewhere)",
                     resource="gpu",
-                    execution_ns=slower_ns * added / self._most,
+                    execution_ns=slowdown_ns * added_share / self._max_excess_balance,
                     launched=False,
                 )
-                edges[name, layout, taken] = EdgeCost(task=task)
+                edges[name, layout, input_layout] = EdgeCost(task=task)
         return edges
 
-    def _slower_ns(self, form: Candidate, name: str) -> float:
+    def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
-        kernel = (form.covers, form.rewrite.primitive, form.rewrite.schedule, name)
-        if kernel not in self._slower:
-            self._slower[kernel] = self._slower_in_all_forms_ns(form, name)
-        return self._slower[kernel]
+        kernel = (variant.covers, variant.rewrite.primitive, variant.rewrite.schedule, name)
+        if kernel not in self._read_slowdowns_ns:
+            self._read_slowdowns_ns[kernel] = self._compute_read_slowdown_ns(variant, name)
+        return self._read_slowdowns_ns[kernel]
 
     @functools.cached_property
-    def _slower(self) -> dict[tuple[object, ...], float]:
+    def _read_slowdowns_ns(self) -> dict[tuple[object, ...], float]:
         """Results of `_slower_ns`, which are the same for all variants of a kernel."""
         return {}
 
-    def _slower_in_all_forms_ns(self, form: Candidate, name: str) -> float:
-        narrow = fused_groups.on_channels(self.maker, form, self.system.gpu_channels)
-        traffic, more_ns = self._traffic(form), _more_ns(narrow, self._wide(narrow))
+    def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:
+        narrow_candidate = fused_groups.with_channel_count(self.generator, variant, self.system.gpu_channels)
+        traffic, slowdown_ns = (
+            self._traffic(variant),
+            _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate)),
+        )
         read_bytes = sum(
             elements * ELEMENT_BYTES[self.system.dtype]
-            for each in map(self.maker.graph.region, form.covers)
-            for other, elements in zip(each.inputs, each.input_elements)
-            if other == name
+            for region in map(self.generator.graph.region, variant.covers)
+            for input_name, elements in zip(region.inputs, region.input_elements)
+            if input_name == name
         )
-        return (traffic.share(read_bytes) if traffic else 1.0) * more_ns
+        return (traffic.share(read_bytes) if traffic else 1.0) * slowdown_ns
 
 
-def _more_ns(candidate: Candidate, wide: Candidate) -> float:
+def _slowdown_ns(candidate: Candidate, wide_candidate: Candidate) -> float:
     """How much longer a candidate executes at the GPU channels than at all channels."""
-    left_ns, wide_ns = (sum(task.execution_ns for task in each.tasks) for each in (candidate, wide))
-    return max(left_ns - wide_ns, 0.0)
+    narrow_ns, wide_ns = (
+        sum(task.execution_ns for task in variant.tasks) for variant in (candidate, wide_candidate)
+    )
+    return max(narrow_ns - wide_ns, 0.0)

@@ -19,7 +19,7 @@ _RELU6 = (0.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Way:
+class DeviceEpilogue:
     """How PIM does the epilogue of a layer.
 
     Attributes
@@ -37,58 +37,70 @@ class Way:
     activation: str = ""
 
     @property
-    def adds_tensor(self) -> bool:
+    def has_residual(self) -> bool:
         return self.joins or self.initial == "add"
 
-    def name(self, finishes: tuple[str, ...]) -> str:
+    def candidate_name(self, finishes: tuple[str, ...]) -> str:
         """The name of a candidate with this device epilogue, which does the operators `finishes`."""
         return f"PIM {'+'.join(finishes)}".rstrip() + ", joined" * self.joins
 
-    def layer(self, geometry: ConvGeometry) -> ConvGeometry:
+    def pim_layer(self, geometry: ConvGeometry) -> ConvGeometry:
         """The layer that PIM computes: with further channels if the product adds the residual."""
-        return geometry.joined if self.joins else geometry
+        return geometry.with_added_channels if self.joins else geometry
 
-    def added_channels(self, geometry: ConvGeometry) -> int:
+    def residual_channels(self, geometry: ConvGeometry) -> int:
         """How many channels of `layer` are those of the residual."""
         return geometry.oc if self.joins else 0
 
 
-LEFT_UNDONE = Way()
+NO_DEVICE_EPILOGUE = DeviceEpilogue()
 
 
-def ways(region: Region, system: System) -> tuple[Way, ...]:
+def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ...]:
     """All device epilogues of `region`; none if PIM cannot do its epilogue, or there is none."""
-    by_latches = system.pim.writes_latches and system.timing == "strict"
-    added, activation = _before_activation(region), _activation(region)
-    wanted = {*added} & {"bias", "add"}
+    can_start_latches = system.pim.can_write_latches and system.timing == "strict"
+    operators, activation = _operators_to_activation(region), _activation(region)
+    supported = {*operators} & {"bias", "add"}
     if (
         not region.epilogue
-        or sorted(added) != sorted(wanted)
-        or ("add" in wanted and not _adds_tensor(region))
+        or sorted(operators) != sorted(supported)
+        or ("add" in supported and not _has_residual(region))
     ):
         return ()
-    if system.pim.result_lanes > 1 or ("bias" in wanted and not by_latches):
+    if system.pim.result_lanes > 1 or ("bias" in supported and not can_start_latches):
         return ()
-    if activation and not (system.pim.activates and system.timing == "strict"):
+    if activation and not (system.pim.can_activate and system.timing == "strict"):
         return ()
-    found = [way(region, region.epilogue, joins=False)] if len(wanted) <= (1 if by_latches else 0) else []
-    if "add" in wanted and region.geometry and region.geometry.pointwise:
-        found.append(way(region, region.epilogue, joins=True))
-    return tuple(found)
+    epilogues = (
+        [device_epilogue(region, region.epilogue, joins=False)]
+        if len(supported) <= (1 if can_start_latches else 0)
+        else []
+    )
+    if "add" in supported and region.geometry and region.geometry.is_pointwise:
+        epilogues.append(device_epilogue(region, region.epilogue, joins=True))
+    return tuple(epilogues)
 
 
-def worth_trying(region: Region, system: System) -> tuple[Way, ...]:
+def profitable_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ...]:
     """Those of `ways` that may pay: not residuals in products or tables, if epilogues are not charged."""
-    free = not system.charges("epilogue")
-    return tuple(way for way in ways(region, system) if not (free and (way.joins or way.activation)))
+    is_free = not system.charges("epilogue")
+    return tuple(
+        epilogue
+        for epilogue in device_epilogues(region, system)
+        if not (is_free and (epilogue.joins or epilogue.activation))
+    )
 
 
-def way(region: Region, finishes: tuple[str, ...], joins: bool) -> Way:
+def device_epilogue(region: Region, finishes: tuple[str, ...], joins: bool) -> DeviceEpilogue:
     """The device epilogue for the operators `finishes`, all or none; `joins`: the product adds a residual."""
     if not finishes:
-        return LEFT_UNDONE
-    by_latches = [each for each in _before_activation(region) if not (joins and each == "add")]
-    return Way(initial=by_latches[0] if by_latches else "", joins=joins, activation=_activation(region))
+        return NO_DEVICE_EPILOGUE
+    latch_operators = [
+        operator for operator in _operators_to_activation(region) if not (joins and operator == "add")
+    ]
+    return DeviceEpilogue(
+        initial=latch_operators[0] if latch_operators else "", joins=joins, activation=_activation(region)
+    )
 
 
 def _activation(region: Region) -> str:
@@ -99,15 +111,15 @@ def _activation(region: Region) -> str:
     return "relu" if last == ("nn.relu",) else ""
 
 
-def _before_activation(region: Region) -> tuple[str, ...]:
+def _operators_to_activation(region: Region) -> tuple[str, ...]:
     """The operators of an epilogue before the activation that ends it."""
     return region.epilogue[:-1] if _activation(region) else region.epilogue
 
 
-def unfinished(region: Region, system: System) -> str:
+def unsupported_epilogue_reason(region: Region, system: System) -> str:
     """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-    pim, more = system.pim, [*region.made_behind]
-    if not more or ways(region, system):
+    pim, remaining = system.pim, [*region.epilogue_operators]
+    if not remaining or device_epilogues(region, system):
         return ""
     if pim.result_lanes > 1:
         # The activation of a sum does not follow from the activations of its partial sums.
@@ -115,31 +127,43 @@ def unfinished(region: Region, system: System) -> str:
         return f"'{pim.name}' leaves the sums of its lanes to a kernel of the GPU{unit}"
     if system.timing != "strict":
         return f"the timing '{system.timing}' has no command for it"
-    if _activation(region) and pim.activates:
-        more.pop()
-    done = [each for each in ("bias", *["add"] * _adds_tensor(region)) if each in more]
-    for each in done:
-        more.remove(each)
-    if done and not pim.writes_latches:
-        return f"the latches of '{pim.name}' always start from zero{_unjoined(region, done)}"
-    if more and pim.activates and set(more) <= _ACTIVATIONS:
-        unknown = [each for each in more if each != "nn.relu"]
-        last = f"the activation unit of '{pim.name}' comes last"
-        return f"what a table of '{pim.name}' makes of {', '.join(unknown)} is not known" if unknown else last
-    if not more and RESHAPE in region.epilogue:
+    if _activation(region) and pim.can_activate:
+        remaining.pop()
+    latch_operators = [
+        operator for operator in ("bias", *["add"] * _has_residual(region)) if operator in remaining
+    ]
+    for operator in latch_operators:
+        remaining.remove(operator)
+    if latch_operators and not pim.can_write_latches:
+        return (
+            f"the latches of '{pim.name}' always start from zero{_residual_obstacle(region, latch_operators)}"
+        )
+    if remaining and pim.can_activate and set(remaining) <= _ACTIVATIONS:
+        unknown = [operator for operator in remaining if operator != "nn.relu"]
+        order_reason = f"the activation unit of '{pim.name}' comes last"
+        return (
+            f"what a table of '{pim.name}' makes of {', '.join(unknown)} is not known"
+            if unknown
+            else order_reason
+        )
+    if not remaining and RESHAPE in region.epilogue:
         return "its result takes another shape behind it"
-    if not more:
-        return f"a latch of '{pim.name}' starts from one value{_unjoined(region, done)}"
-    return f"'{pim.name}' does nothing more after a sum: {', '.join(more)}"
+    if not remaining:
+        return f"a latch of '{pim.name}' starts from one value{_residual_obstacle(region, latch_operators)}"
+    return f"'{pim.name}' does nothing more after a sum: {', '.join(remaining)}"
 
 
-def _unjoined(region: Region, done: list[str]) -> str:
+def _residual_obstacle(region: Region, latch_operators: list[str]) -> str:
     """Why the product of a region cannot add the residual, to be appended to a message; else empty."""
-    one_tap = region.geometry and region.geometry.pointwise
-    return "" if one_tap or "add" not in done else ", and only a product of one tap adds a tensor itself"
+    one_tap = region.geometry and region.geometry.is_pointwise
+    return (
+        ""
+        if one_tap or "add" not in latch_operators
+        else ", and only a product of one tap adds a tensor itself"
+    )
 
 
-def activation_ns(region: Region, system: System) -> float:
+def min_activation_ns(region: Region, system: System) -> float:
     """A lower bound of the time that an activation unit adds to a region; 0 if a program uses it already.
 
     Its tables lie in rows of the banks. So for the results of each tile, of all accumulators at once, the row
@@ -147,7 +171,12 @@ def activation_ns(region: Region, system: System) -> float:
     channel.
     """
     g, pim = region.geometry, system.pim
-    if g is None or not pim.activates or not _ACTIVATIONS & {*region.epilogue} or ways(region, system):
+    if (
+        g is None
+        or not pim.can_activate
+        or not _ACTIVATIONS & {*region.epilogue}
+        or device_epilogues(region, system)
+    ):
         return 0.0
     tiles = -(-g.oc // pim.banks)
     sums = -(-g.pixels * tiles // system.pim_channels)
@@ -155,16 +184,16 @@ def activation_ns(region: Region, system: System) -> float:
     return rows * pim.row_switch_cycles * pim.tCK_ns
 
 
-def misfit(region: Region, mode: str, finishes: tuple[str, ...], system: System) -> str:
+def unsupported_mode_reason(region: Region, mode: str, finishes: tuple[str, ...], system: System) -> str:
     """Why PIM cannot do the operators `finishes` of an epilogue in this mode; empty if it can."""
     if not finishes:
         return ""
     if mode != "PIM" or finishes != region.epilogue:
-        whole = ", ".join(region.epilogue) or "nothing"
-        return f"PIM does {whole} of what follows a layer that is wholly its own, or none of it"
-    return unfinished(region, system)
+        epilogue = ", ".join(region.epilogue) or "nothing"
+        return f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
+    return unsupported_epilogue_reason(region, system)
 
 
-def _adds_tensor(region: Region) -> bool:
+def _has_residual(region: Region) -> bool:
     """Whether the epilogue reads exactly one tensor, of the result's shape: a residual."""
     return region.input_shapes[region.operands :] == (region.output_shape,)

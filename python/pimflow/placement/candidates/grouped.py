@@ -16,28 +16,31 @@ from pimflow.hardware import PimSpec, System
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ElementwiseBound:
     """A method to compute a grouped convolution, and a lower bound of its time, launches included."""
 
-    how: str
-    least_ns: float
+    method: str
+    lower_bound_ns: float
 
 
-def ways(region: Region, system: System, submission_ns: float) -> list[Way]:
+def elementwise_bounds(region: Region, system: System, submission_ns: float) -> list[ElementwiseBound]:
     """Methods to compute a grouped convolution on PIM, which are no candidates; none for other regions."""
     g = region.geometry
     if g is None or g.groups == 1 or not system.pim_channels:
         return []
-    return [Way(how=how, least_ns=submission_ns + ns) for how, ns in _least_ns(g, system)]
+    return [
+        ElementwiseBound(method=method, lower_bound_ns=submission_ns + ns)
+        for method, ns in _lower_bounds_ns(g, system)
+    ]
 
 
-def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
+def _lower_bounds_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
     pim, channels = system.pim, system.pim_channels
     if not pim.elementwise_multiply:
         return
     elements = pim.elements_per_column(system.dtype)
-    if pim.result_lanes == elements and pim.writes:
-        cycles = cycles_by_lanes(g, pim, system.dtype, channels)
+    if pim.result_lanes == elements and pim.can_write:
+        cycles = lane_cycles(g, pim, system.dtype, channels)
         yield "by lanes, inputs in the banks; no COMP names a column of the buffer", cycles * pim.tCK_ns
     elif pim.result_lanes == 1:
         # No adder sums what is multiplied element by element: all products go to the GPU.
@@ -47,7 +50,7 @@ def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
         yield "by elementwise products, which the GPU adds", cycles * pim.tCK_ns / channels + launch_ns
 
 
-def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) -> float:
+def lane_cycles(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) -> float:
     """A lower bound of the cycles of a grouped convolution by lanes, with its inputs in the banks.
 
     A lane is an output channel. A column of a bank has the inputs of a pixel, one for each lane; a column of
@@ -61,7 +64,7 @@ def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) ->
     mode changes, refreshes and turnarounds.
     """
     tilings = ((rows, columns) for rows in _cuts(g.rows) for columns in _cuts(g.columns))
-    return min(_cycles_of_tiles(g, pim, dtype, channels, *tiling) for tiling in tilings)
+    return min(_tile_cycles(g, pim, dtype, channels, *tiling) for tiling in tilings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,24 +80,22 @@ def _cuts(axis: RangeMap) -> Iterator[Cut]:
     extent = axis.output_extent
     for longest in sorted({-(-extent // parts) for parts in range(1, extent + 1)}):
         parts = (axis.inputs(begin, min(begin + longest, extent)) for begin in range(0, extent, longest))
-        yield Cut(longest=longest, inputs=tuple(each.end - each.begin for each in parts))
+        yield Cut(longest=longest, inputs=tuple(part.end - part.begin for part in parts))
 
 
-def _cycles_of_tiles(
-    g: ConvGeometry, pim: PimSpec, dtype: str, channels: int, rows: Cut, columns: Cut
-) -> float:
-    n = pim.timing
+def _tile_cycles(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int, rows: Cut, columns: Cut) -> float:
+    timing = pim.timing
     # With one latch, a sum is read before the next begins.
-    waits = n["nTREE"] if pim.accumulators == 1 else n["nCCDS"]
-    again = max(0, g.reduction - pim.global_buffers * pim.buffer_columns)
-    result = (g.reduction - 1) * n["nCCDS"] + waits + again * n["nBL"]
-    multiplied = rows.longest * columns.longest * result
+    wait_cycles = timing["nTREE"] if pim.accumulators == 1 else timing["nCCDS"]
+    reloaded_columns = max(0, g.reduction - pim.global_buffers * pim.buffer_columns)
+    result_cycles = (g.reduction - 1) * timing["nCCDS"] + wait_cycles + reloaded_columns * timing["nBL"]
+    multiply_cycles = rows.longest * columns.longest * result_cycles
     tiles = g.n * len(rows.inputs) * len(columns.inputs)
     rounds = -(-tiles // pim.banks)  # of banks, for the channels of one column
-    rounds_of_all = -(-g.oc // pim.elements_per_column(dtype)) * rounds
+    all_rounds = -(-g.oc // pim.elements_per_column(dtype)) * rounds
     # Each pixel has a column for each input channel of a group.
-    burst = g.c // g.groups * n["nBL"]
-    written = g.n * sum(rows.inputs) * sum(columns.inputs) * burst * (rounds_of_all // rounds)
-    least_written = tiles // rounds * min(rows.inputs) * min(columns.inputs) * burst
-    busiest = -(-rounds_of_all // channels) * (multiplied + least_written)
-    return max(busiest, (rounds_of_all * multiplied + written) / channels)
+    pixel_cycles = g.c // g.groups * timing["nBL"]
+    write_cycles = g.n * sum(rows.inputs) * sum(columns.inputs) * pixel_cycles * (all_rounds // rounds)
+    min_write_cycles = tiles // rounds * min(rows.inputs) * min(columns.inputs) * pixel_cycles
+    busiest_cycles = -(-all_rounds // channels) * (multiply_cycles + min_write_cycles)
+    return max(busiest_cycles, (all_rounds * multiply_cycles + write_cycles) / channels)

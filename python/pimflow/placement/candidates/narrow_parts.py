@@ -12,15 +12,15 @@ def narrow_parts(graph: RegionGraph) -> list[tuple[int, int]]:
     Each part but the last ends with a region that all regions before it lead to and all regions after it
     need: when it ends, all before it have ended, and none after it has begun.
     """
-    needs, begins, count = _ancestors(graph), _ended_before(graph), len(graph.regions)
+    ancestors, dependencies, count = _ancestors(graph), _start_dependencies(graph), len(graph.regions)
     needed_by_all = [False] * count
     common = -1
     for position in reversed(range(count)):
         needed_by_all[position] = bool(common >> position & 1)
-        common &= begins[position]
+        common &= dependencies[position]
     parts, begin = [], 0
     for position in range(count):
-        leads_here = needs[position] == (1 << position + 1) - 1
+        leads_here = ancestors[position] == (1 << position + 1) - 1
         if position == count - 1 or (leads_here and needed_by_all[position]):
             parts.append((begin, position + 1))
             begin = position + 1
@@ -40,14 +40,14 @@ def _ancestors(graph: RegionGraph) -> list[int]:
     return ancestors
 
 
-def _ended_before(graph: RegionGraph) -> list[int]:
+def _start_dependencies(graph: RegionGraph) -> list[int]:
     """By region, the regions that must have ended before it begins, as a bit set over positions."""
     ancestors = _ancestors(graph)
     order = {region.name: position for position, region in enumerate(graph.regions)}
-    ended = []
+    dependencies = []
     for region in graph.regions:
         needed = 0
         for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
             needed |= ancestors[order[name]] if name in order else 0
-        ended.append(needed)
-    return ended
+        dependencies.append(needed)
+    return dependencies

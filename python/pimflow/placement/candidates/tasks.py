@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Known, Task, makespan_ns
+from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns
 from pimflow.core.region import (
     APPEND,
     ELEMENT_BYTES,
@@ -31,7 +31,7 @@ from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
-class Tasks:
+class TaskBuilder:
     """Makes tasks and prices them on one system.
 
     Parameters
@@ -52,26 +52,30 @@ class Tasks:
     @property
     def switch_ns(self) -> float:
         """Time to switch the channels that have PIM between plain memory and PIM."""
-        charged = self.system.time_shared and self.system.charges("channel-modes")
+        charged = self.system.is_time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
 
-    def alone_ns(self, tasks: Sequence[Task]) -> float:
+    def standalone_ns(self, tasks: Sequence[Task]) -> float:
         """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
 
         Launches that are issued ahead are assumed to be over when the candidate begins.
         """
-        ahead = self.system.launched_ahead
-        made = Launching.of(tasks, follows=True).left(lambda _: math.inf) if ahead else tuple(tasks)
-        return makespan_ns(made)
+        launches_ahead = self.system.overlaps_launches
+        charged_tasks = (
+            Launching.from_tasks(tasks, follows=True).remaining_tasks(lambda _: math.inf)
+            if launches_ahead
+            else tuple(tasks)
+        )
+        return makespan_ns(charged_tasks)
 
-    def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
+    def gpu_task(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
         """The task of a kernel on `channels` memory channels; by default the GPU's in a mixed plan.
 
         If a mixed plan leaves the GPU no channels, the kernel has all of them between PIM programs.
         """
         if channels is None and not self.system.gpu_channels:
-            return replace(self.gpu(label, kernel, self.system.gpu.memory_channels), also=("pim",))
-        cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
+            return replace(self.gpu_task(label, kernel, self.system.gpu.memory_channels), also=("pim",))
+        cost = self.costs.kernel_cost(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
             resource="gpu",
@@ -85,7 +89,7 @@ class Tasks:
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
         """Time the kernels of the GPU's parts of many splits in one batch, for `gpu_part`."""
         kernels = (
-            gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
+            gpu_kernel(region, self.system.dtype, split, self.system.has_symmetric_padding)
             for split in splits
             if split.gpu
         )
@@ -96,24 +100,24 @@ class Tasks:
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
         self.costs.time_kernels(KernelRequest(kernel, channels) for kernel in kernels)
 
-    def gpu_beside_pim(self, label: str, name: str, kernel: Kernel) -> list[Task]:
+    def gpu_tasks_with_traffic(self, label: str, name: str, kernel: Kernel) -> list[Task]:
         """The tasks of a kernel that runs while PIM does part of `name`: the kernel, and its traffic.
 
         The traffic over the crossbar contends with PIM's.
         """
-        task = self.gpu(label, kernel)
+        task = self.gpu_task(label, kernel)
         if not self.system.charges("crossbar"):
             return [task]
-        return [task, self._transfer(f"{name} (GPU traffic)", task.moved_bytes)]
+        return [task, self._transfer_task(f"{name} (GPU traffic)", task.moved_bytes)]
 
-    def gpu_part(self, region: Region, split: Split) -> list[Task]:
+    def gpu_part_tasks(self, region: Region, split: Split) -> list[Task]:
         """The tasks of the GPU's part of a split; none if it has no part."""
         if not split.gpu:
             return []
-        kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
-        return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
+        kernel = gpu_kernel(region, self.system.dtype, split, self.system.has_symmetric_padding)
+        return self.gpu_tasks_with_traffic(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
-    def pim(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
+    def pim_tasks(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
         """The tasks of a PIM program: refreshes before it, the program, and its traffic over the crossbar.
 
         Parameters
@@ -139,27 +143,29 @@ class Tasks:
             launch_ns=self.submission_ns,
             execution_ns=run.time_ns,
             energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
-            known=Known.SIMULATED,
+            known=Provenance.SIMULATED,
         )
         tasks = [task]
         if run.ahead_ns:
             label = f"{name} (refreshes ahead)"
-            served = Task(
+            refresh_task = Task(
                 label=label,
                 resource="pim",
                 readies_channels=True,
                 launched=False,
                 execution_ns=run.ahead_ns,
-                known=Known.SIMULATED,
+                known=Provenance.SIMULATED,
             )
-            tasks.insert(0, served)
+            tasks.insert(0, refresh_task)
         if not system.charges("crossbar"):
             return tasks
-        transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
+        transfer = self._transfer_task(
+            f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes
+        )
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
-        written = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
-        dram_pj = self.dram_pj(read_elements, written)
+        written_elements = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
+        dram_pj = self.dram_pj(read_elements, written_elements)
         return [*tasks, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
 
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
@@ -169,7 +175,7 @@ class Tasks:
         moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
         return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
-    def _transfer(self, label: str, moved_bytes: int) -> Task:
+    def _transfer_task(self, label: str, moved_bytes: int) -> Task:
         return Task(
             label=label,
             resource="crossbar",
@@ -177,62 +183,66 @@ class Tasks:
             moved_bytes=moved_bytes,
         )
 
-    def prologue(self, region: Region) -> list[Task]:
+    def prologue_tasks(self, region: Region) -> list[Task]:
         """The kernels, in sequence, of the prologue that the GPU would fuse before the convolution."""
         g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
         kernel = Kernel(
             kind="stream",
-            input_bytes=_before_elements(region) * element,
+            input_bytes=_prologue_elements(region) * element,
             output_bytes=g.n * g.h * g.w * g.c * element,
         )
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
-        tasks = [self.gpu(label, each) for each in (kernel, *kernels[1:])]
-        return [task.waiting_for((n - 1,) if n else ()) for n, task in enumerate(tasks)]
+        tasks = [self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])]
+        return [task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)]
 
-    def padding(self, region: Region, split: Split) -> list[Task]:
+    def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
-        zeros = self._zeros(region, split)
+        zeros = self._zero_row_bytes(region, split)
         if not zeros or not region.padding_copied:
-            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
-            return [self.gpu(f"{region.name} (rows of zeros)", each) for each in kernels]
-        moved = self.padding_bytes(region, split)
-        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
-        return [self.gpu(f"{region.name} (padded input)", kernel)]
+            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=zero_bytes) for zero_bytes in zeros]
+            return [self.gpu_task(f"{region.name} (rows of zeros)", zero_bytes) for zero_bytes in kernels]
+        moved_bytes = self.padding_bytes(region, split)
+        kernel = Kernel(kind="stream", input_bytes=moved_bytes, output_bytes=moved_bytes)
+        return [self.gpu_task(f"{region.name} (padded input)", kernel)]
 
     def padding_bytes(self, region: Region, split: Split) -> int:
         """Bytes of the rows of zeros of `padding`, and of the input if it is copied between them."""
-        zeros, g = sum(self._zeros(region, split)), region.layer
+        zeros, g = sum(self._zero_row_bytes(region, split)), region.layer
         copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return zeros + (copied if zeros and region.padding_copied else 0)
 
-    def _zeros(self, region: Region, split: Split) -> list[int]:
+    def _zero_row_bytes(self, region: Region, split: Split) -> list[int]:
         """Bytes of the rows of zeros at each end that has any."""
         g = region.layer
-        uneven = split.gpu and split.axis == "rows" and self.system.symmetric
+        uneven = split.gpu and split.axis == "rows" and self.system.has_symmetric_padding
         part = g.rows.inputs(0, split.gpu) if uneven else None
         if part is None or part.pad_before == part.pad_after:
             return []
         row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return [rows * row for rows in (part.pad_before, part.pad_after) if rows]
 
-    def last(self, region: Region, split: Split, results: int, again: float = 0.0) -> list[Task]:
+    def partial_sum_tasks(
+        self, region: Region, split: Split, results: int, l2_rereads: float = 0.0
+    ) -> list[Task]:
         """The extra work of the kernel that adds up partial results, beyond the first of each result."""
         if not self.system.charges("epilogue"):
             return []
         lanes = (self.system.pim.result_lanes - 1) * results
         halves = results if split.axis == "reduction" else 0
-        read = (
+        additions = (
             ("lanes", lanes, lanes * RESULT_BYTES[self.system.dtype]),
             ("sum of both parts", halves, halves * ELEMENT_BYTES[self.system.dtype]),
         )
         return [
-            self._inside(f"{region.name} ({what})", more_bytes, 0, again, more)
-            for what, more, more_bytes in read
-            if more
+            self._incremental_task(f"{region.name} ({name})", read_bytes, 0, l2_rereads, elements)
+            for name, elements, read_bytes in additions
+            if elements
         ]
 
-    def _inside(self, label: str, read_bytes: int, written_bytes: int, again: float, macs: int = 0) -> Task:
+    def _incremental_task(
+        self, label: str, read_bytes: int, written_bytes: int, l2_rereads: float, macs: int = 0
+    ) -> Task:
         """Extra work inside a kernel that runs anyway: the time beyond that of an empty kernel.
 
         The kernel reads the bytes `again` more times from the L2: for each tile of columns, and each tap.
@@ -241,35 +251,35 @@ class Tasks:
             kind="stream",
             macs=macs,
             input_bytes=read_bytes,
-            again_bytes=round(read_bytes * again),
+            again_bytes=round(read_bytes * l2_rereads),
             output_bytes=written_bytes,
         )
-        task = self.gpu(label, kernel)
-        more_ns = task.execution_ns - self.gpu(label, EMPTY_KERNEL).execution_ns
-        return replace(task, launch_ns=0.0, launched=False, execution_ns=max(more_ns, 0.0))
+        task = self.gpu_task(label, kernel)
+        added_ns = task.execution_ns - self.gpu_task(label, EMPTY_KERNEL).execution_ns
+        return replace(task, launch_ns=0.0, launched=False, execution_ns=max(added_ns, 0.0))
 
-    def reads_again(self, region: Region) -> float:
+    def l2_rereads(self, region: Region) -> float:
         """How many more times than once the kernel of `region` reads its first operand from the L2."""
         (kernel, *_) = gpu_kernels(region, self.system.dtype)
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        tile = self.costs.modelled(kernel, channels, self.system.gpu).tile
+        tile = self.costs.analytic_cost(kernel, channels, self.system.gpu).tile
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry
         loads = kernel.groups * kernel.m * kernel.k * -(-kernel.n // tile[1])
         return max(loads / (g.n * g.h * g.w * g.c) - 1, 0.0)
 
-    def epilogue(self, region: Region) -> EdgeCost:
+    def epilogue_cost(self, region: Region) -> EdgeCost:
         """The cost of the epilogue of a PIM region in a kernel of its own."""
         if not self.system.charges("epilogue"):
             return EdgeCost()
         read_bytes, written_bytes = self._epilogue_bytes(region), self._result_bytes(region)
         kernel = Kernel(kind="stream", input_bytes=read_bytes, output_bytes=written_bytes)
-        return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
+        return EdgeCost(task=self.gpu_task(f"{region.name} (epilogue)", kernel))
 
-    def absorbed_epilogue(self, region: Region, again: float, *, shared: bool) -> EdgeCost:
+    def fused_epilogue_cost(self, region: Region, l2_rereads: float, *, is_shared: bool) -> EdgeCost:
         """The cost of that epilogue inside a kernel that reads the result `again` more times from the L2.
 
         If the result is `shared`, the kernel also stores it for other consumers.
@@ -277,10 +287,12 @@ class Tasks:
         result_bytes = self._result_bytes(region)
         # What PIM returns may be smaller than the result, which the kernel reads otherwise.
         read_bytes = max(self._epilogue_bytes(region) - result_bytes, 0)
-        written_bytes = result_bytes if shared else 0
+        written_bytes = result_bytes if is_shared else 0
         if not self.system.charges("epilogue") or not (read_bytes or written_bytes):
             return EdgeCost()
-        return EdgeCost(task=self._inside(f"{region.name} (epilogue)", read_bytes, written_bytes, again))
+        return EdgeCost(
+            task=self._incremental_task(f"{region.name} (epilogue)", read_bytes, written_bytes, l2_rereads)
+        )
 
     def _result_bytes(self, region: Region) -> int:
         return region.output_elements * ELEMENT_BYTES[self.system.dtype]
@@ -302,7 +314,7 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
 
 def gpu_kernels(region: Region, dtype: str) -> list[Kernel]:
     """The kernels of the operators of `region`, in sequence; none if it is a view."""
-    return [] if region.view else [gpu_kernel(each, dtype) for each in region.parts or (region,)]
+    return [] if region.view else [gpu_kernel(part, dtype) for part in region.parts or (region,)]
 
 
 def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
@@ -315,7 +327,7 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         return _part_kernel(region.geometry, dtype, split, symmetric)
     output_bytes = (region.output_elements + region.kept_elements) * element
     if region.geometry is not None:
-        kernel = convolution_kernel(region.geometry, dtype, _beside_elements(region) * element)
+        kernel = convolution_kernel(region.geometry, dtype, _extra_elements(region) * element)
         return replace(kernel, output_bytes=output_bytes)
     if region.operator == APPEND:
         written = region.appended_elements * element
@@ -329,7 +341,7 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         weight_bytes=region.weight_elements * element,
         output_bytes=output_bytes,
     )
-    return _with_operations(kernel, region, counted=kernel.macs)
+    return _with_operations(kernel, region, counted_macs=kernel.macs)
 
 
 def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
@@ -341,7 +353,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
     product, read = region.product, sum(region.input_elements)
     second = 0 if product.weighted else min(product.second_elements, read)
     kernel = Kernel(
-        kind="depthwise" if product.depthwise else "gemm",
+        kind="depthwise" if product.is_depthwise else "gemm",
         m=product.m,
         n=product.n,
         k=product.k,
@@ -356,26 +368,26 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
     return _with_operations(kernel, region)
 
 
-def _with_operations(kernel: Kernel, region: Region, counted: int = 0) -> Kernel:
+def _with_operations(kernel: Kernel, region: Region, counted_macs: int = 0) -> Kernel:
     """`kernel` with its `operations`; `counted` multiplications are among its `macs`."""
-    moved = sum(region.input_elements) + region.weight_elements + region.output_elements
-    if region.operations <= moved:  # hidden behind the memory accesses of a stream
+    moved_elements = sum(region.input_elements) + region.weight_elements + region.output_elements
+    if region.operations <= moved_elements:  # hidden behind the memory accesses of a stream
         return kernel
-    multiplications = max(region.multiplications - counted, 0)
+    multiplications = max(region.multiplications - counted_macs, 0)
     return replace(kernel, operations=region.operations, multiplications=multiplications)
 
 
-def _before_elements(region: Region) -> int:
+def _prologue_elements(region: Region) -> int:
     """Elements that a convolution's prologue reads; of each operand at most as many as the input has."""
     g = region.layer
     return sum(min(read, g.n * g.h * g.w * g.c) for read in region.input_elements[: region.operands])
 
 
-def _beside_elements(region: Region) -> int:
+def _extra_elements(region: Region) -> int:
     """Elements that a convolution's kernel reads beyond those of its input: for prologue and epilogue."""
     g = region.layer
-    before = max(_before_elements(region) - g.n * g.h * g.w * g.c, 0)
-    return before + sum(region.input_elements[region.operands :])
+    prologue_elements = max(_prologue_elements(region) - g.n * g.h * g.w * g.c, 0)
+    return prologue_elements + sum(region.input_elements[region.operands :])
 
 
 # Cached: every search asks for hundreds of splits of a layer.

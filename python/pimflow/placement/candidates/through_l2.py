@@ -9,71 +9,94 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import AS_MEMORY, AS_PIM, IN_PIM, LEFT, OVER_ALL, Candidate, EdgeCost, Task
+from pimflow.core.candidate import (
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    IN_PIM_CHANNELS,
+    PIM_MODE,
+    PLAIN_MEMORY_MODE,
+    Candidate,
+    EdgeCost,
+    Task,
+)
 from pimflow.core.plan import STAGED
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.hardware import System
-from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.candidates.channel_layouts import Layouts, from_row, lying, rows_read, taken
+from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.channel_layouts import (
+    ChannelLayouts,
+    candidate_layout,
+    layout_from_row,
+    rows_read,
+    with_layouts,
+)
 from pimflow.placement.solvers.steps import late_operands
 from pimflow.simulators.gpu.machine import RooflineMachine
 
 KEPT, BEHIND_KEPT = "result kept", "behind kept"
 
 
-def switch(maker: Candidates) -> EdgeCost:
+def mode_switch_cost(generator: CandidateGenerator) -> EdgeCost:
     """The cost of switching the channels that have PIM between plain memory and PIM."""
-    switch_ns = maker.tasks.switch_ns
-    if not switch_ns or not maker.system.pim_channels:
+    switch_ns = generator.task_builder.switch_ns
+    if not switch_ns or not generator.system.pim_channels:
         return EdgeCost()
     task = Task(label="channels switched", resource="pim", execution_ns=switch_ns, readies_channels=True)
     return EdgeCost(task=task)
 
 
 @dataclass(frozen=True)
-class ThroughL2:
+class L2Staging:
     """Makes these variants of the candidates of one network."""
 
-    layouts: Layouts
+    layouts: ChannelLayouts
 
     @property
-    def maker(self) -> Candidates:
-        return self.layouts.maker
+    def generator(self) -> CandidateGenerator:
+        return self.layouts.generator
 
     @property
     def system(self) -> System:
         return self.layouts.system
 
-    def staged(self, candidate: Candidate) -> list[Candidate]:
+    def operand_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose input lies over all channels, but for the rows that the GPU's part reads.
 
         PIM's channels first read their part of it into their L2 slices, as plain memory and at their
         bandwidth; then they are switched. Empty if these slices cannot hold it.
         """
         system, rewrite = self.system, candidate.rewrite
-        region = self.maker.graph.region(candidate.covers[0])
-        by_rows = rewrite.mode == "PIM" or (rewrite.mode == "SPLIT" and rewrite.axis == "rows")
-        others = region.inputs[1:]
-        if not (self.layouts.spread and by_rows) or region.prologue or region.inputs[0] in others:
+        region = self.generator.graph.region(candidate.covers[0])
+        is_by_rows = rewrite.mode == "PIM" or (rewrite.mode == "SPLIT" and rewrite.axis == "rows")
+        other_operands = region.inputs[1:]
+        if (
+            not (self.layouts.spreads_tensors and is_by_rows)
+            or region.prologue
+            or region.inputs[0] in other_operands
+        ):
             return []
-        if others != late_operands(region) or region.inputs[0] not in self.maker.graph.readers:
+        if other_operands != late_operands(region) or region.inputs[0] not in self.generator.graph.readers:
             return []
         rows = rows_read(region, candidate)
-        part = (1 - rows / region.layer.h) * self.layouts.sets[IN_PIM]
-        read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * part
+        pim_share = (1 - rows / region.layer.h) * self.layouts.set_shares[IN_PIM_CHANNELS]
+        read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
         if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
-        staging = self._moved(f"{region.name} (operands to the L2)", read_bytes)
-        switched = switch(self.maker).task
-        before = [staging, *([replace(switched, after=(0,))] if switched else [])]
-        own = []
+        staging_task = self._transfer_task(f"{region.name} (operands to the L2)", read_bytes)
+        switch_task = mode_switch_cost(self.generator).task
+        preceding = [staging_task, *([replace(switch_task, after=(0,))] if switch_task else [])]
+        shifted_tasks = []
         for task in candidate.tasks:
-            waits = tuple(i + len(before) for i in task.after) or (() if task.resource == "gpu" else (0,))
-            own.append(task.waiting_for(waits))
-        made = replace(candidate, tasks=(*before, *own), channels_as=AS_MEMORY if switched else "")
-        return [lying(made, STAGED, taken(candidate, STAGED), LEFT)]
+            waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
+            shifted_tasks.append(task.with_dependencies(waits))
+        variant = replace(
+            candidate,
+            tasks=(*preceding, *shifted_tasks),
+            channel_mode=PLAIN_MEMORY_MODE if switch_task else "",
+        )
+        return [with_layouts(variant, STAGED, candidate_layout(candidate, STAGED), IN_GPU_CHANNELS)]
 
-    def _moved(self, label: str, moved_bytes: float, taking: float = 1.0) -> Task:
+    def _transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
         """A transfer of PIM's channels as plain memory: a byte takes as long as `taking` bytes read."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
@@ -82,110 +105,129 @@ class ThroughL2:
             label=label,
             resource="pim",
             readies_channels=True,
-            execution_ns=moved_bytes * taking / machine.dram_rate / machine.cycles_per_ns,
+            execution_ns=moved_bytes * cost_factor / machine.dram_rate / machine.cycles_per_ns,
             moved_bytes=round(moved_bytes),
             # If the crossbar is charged, the program's transfer has the energy of operands and results.
             energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
         )
 
-    def between(self, candidate: Candidate) -> list[Candidate]:
+    def pim_only_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variants of a PIM candidate on a system whose channels all have PIM.
 
         As plain memory, the channels read its operands into the L2 before the program, and write its results
         after it. Empty if the L2 cannot hold both.
         """
-        system, region = self.system, self.maker.graph.region(candidate.covers[0])
+        system, region = self.system, self.generator.graph.region(candidate.covers[0])
         element, layer = ELEMENT_BYTES[system.dtype], region.layer
         read_bytes = _read_elements(region, candidate) * element
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
-        operands = self._moved(f"{region.name} (operands to the L2)", read_bytes)
-        results = self._written(region)
-        switched = switch(self.maker).task
-        change = [switched] if switched else []
+        operand_task = self._transfer_task(f"{region.name} (operands to the L2)", read_bytes)
+        result_task = self._writeback_task(region)
+        switch_task = mode_switch_cost(self.generator).task
+        switch_tasks = [switch_task] if switch_task else []
         kinds = [task.resource == "gpu" for task in candidate.tasks]
         first, last = kinds.index(False), len(kinds) - kinds[::-1].index(False)
         tasks = list(candidate.tasks[:first])
 
-        def one_by_one(more: Iterable[Task]) -> None:
-            for task in more:
-                tasks.append(task.waiting_for((len(tasks) - 1,) if tasks else ()))
+        def one_by_one(new_tasks: Iterable[Task]) -> None:
+            for task in new_tasks:
+                tasks.append(task.with_dependencies((len(tasks) - 1,) if tasks else ()))
 
-        one_by_one([operands, *change])
-        begun = len(tasks)
-        tasks += [task.waiting_for((begun - 1,)) for task in candidate.tasks[first:last]]
-        together = tuple(range(begun, len(tasks)))
-        kept = replace(candidate, tasks=tuple(tasks), channels_as=AS_MEMORY if switched else "")
-        left = self.kept(replace(kept, leaves_channels_as=AS_PIM if switched else ""))
-        one_by_one([*change, results, *candidate.tasks[last:]])
-        tasks[together[-1] + 1] = replace(tasks[together[-1] + 1], after=together)
-        use = AS_MEMORY if switched else ""
-        written = replace(candidate, tasks=tuple(tasks), channels_as=use, leaves_channels_as=use)
-        return [written, *(left if last == len(candidate.tasks) else ())]
+        one_by_one([operand_task, *switch_tasks])
+        program_begin = len(tasks)
+        tasks += [task.with_dependencies((program_begin - 1,)) for task in candidate.tasks[first:last]]
+        program_tasks = tuple(range(program_begin, len(tasks)))
+        resident = replace(
+            candidate, tasks=tuple(tasks), channel_mode=PLAIN_MEMORY_MODE if switch_task else ""
+        )
+        resident_variants = self.result_variants(
+            replace(resident, final_channel_mode=PIM_MODE if switch_task else "")
+        )
+        one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
+        tasks[program_tasks[-1] + 1] = replace(tasks[program_tasks[-1] + 1], after=program_tasks)
+        use = PLAIN_MEMORY_MODE if switch_task else ""
+        written_back = replace(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
+        return [written_back, *(resident_variants if last == len(candidate.tasks) else ())]
 
-    def _written(self, region: Region) -> Task:
+    def _writeback_task(self, region: Region) -> Task:
         """The write of PIM's result from the L2 to PIM's channels, as plain memory: their share of it."""
         system, layer = self.system, region.layer
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
         machine = RooflineMachine(system.gpu, system.dtype)
-        written_bytes = result_bytes * self.layouts.sets[IN_PIM] * system.gpu.write_factor
-        return self._moved(f"{region.name} (results)", written_bytes, taking=1 / machine["dram_write"])
+        written_bytes = result_bytes * self.layouts.set_shares[IN_PIM_CHANNELS] * system.gpu.write_factor
+        return self._transfer_task(
+            f"{region.name} (results)", written_bytes, cost_factor=1 / machine["dram_write"]
+        )
 
-    def kept(self, candidate: Candidate) -> list[Candidate]:
+    def result_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.
 
         The next candidate is a kernel at all channels: during its launch these are switched back, and the
         share is written (`behind_kept`). Empty if no region follows, a kernel of its own does the epilogue,
         the result cannot have this layout, or the L2 cannot hold it beside the operands.
         """
-        system, region = self.system, self.maker.graph.region(candidate.covers[0])
+        system, region = self.system, self.generator.graph.region(candidate.covers[0])
         position = self._order[region.name]
-        behind = self.maker.graph.regions[position + 1 : position + 2]
-        parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
-        by_rows = candidate.rewrite.mode == "PIM" or candidate.rewrite.axis == "rows"
-        if not (behind and parallel and by_rows) or candidate.rewrite.mode == "PIPELINE":
+        successor = self.generator.graph.regions[position + 1 : position + 2]
+        is_parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
+        is_by_rows = candidate.rewrite.mode == "PIM" or candidate.rewrite.axis == "rows"
+        if not (successor and is_parallel and is_by_rows) or candidate.rewrite.mode == "PIPELINE":
             return []
         layer = region.layer
-        held = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
-        held *= ELEMENT_BYTES[system.dtype]
-        if held * self.layouts.sets[IN_PIM] > system.gpu.l2_bytes_per_channel * system.pim_channels:
+        live_bytes = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
+        live_bytes *= ELEMENT_BYTES[system.dtype]
+        if (
+            live_bytes * self.layouts.set_shares[IN_PIM_CHANNELS]
+            > system.gpu.l2_bytes_per_channel * system.pim_channels
+        ):
             return []
         rows = candidate.rewrite.gpu_rows
-        layout = LEFT if not system.gpu_channels else from_row(rows) if rows else OVER_ALL
-        if self.layouts.spread and layout not in self.layouts.gives(region.name).values():
+        layout = (
+            IN_GPU_CHANNELS if not system.gpu_channels else layout_from_row(rows) if rows else IN_ALL_CHANNELS
+        )
+        if self.layouts.spreads_tensors and layout not in self.layouts.result_layouts(region.name).values():
             return []
         return [
             replace(
                 candidate,
                 name=f"{candidate.name}, {KEPT}",
                 output=replace(candidate.output, layout=layout),
-                rewrite=replace(candidate.rewrite, channels=_and(candidate.rewrite.channels, KEPT)),
+                rewrite=replace(candidate.rewrite, channels=_join_channels(candidate.rewrite.channels, KEPT)),
                 leaves_open=f"{KEPT} of {region.name}",
             )
         ]
 
-    def behind_kept(self, wide: Candidate) -> list[Candidate]:
+    def writeback_variants(self, wide_candidate: Candidate) -> list[Candidate]:
         """The variant of a kernel at all channels after a `kept` result: it executes once that is written."""
-        position = self._order[wide.covers[0]]
-        before = self.maker.graph.regions[position - 1] if position else None
-        if before is None or wide.goes_on_with or not wide.tasks or self.maker.refusal(before):
+        position = self._order[wide_candidate.covers[0]]
+        predecessor = self.generator.graph.regions[position - 1] if position else None
+        if (
+            predecessor is None
+            or wide_candidate.requires_open
+            or not wide_candidate.tasks
+            or self.generator.unsupported_reason(predecessor)
+        ):
             return []
-        switched = switch(self.maker).task
-        made = wide.behind(self._written(before))
+        switch_task = mode_switch_cost(self.generator).task
+        variant = wide_candidate.with_first_task(self._writeback_task(predecessor))
         return [
             replace(
-                made.behind(switched) if switched else made,
-                name=f"{wide.name}, {BEHIND_KEPT}",
-                rewrite=replace(wide.rewrite, channels=_and(wide.rewrite.channels, BEHIND_KEPT)),
-                goes_on_with=f"{KEPT} of {before.name}",
-                channels_as=AS_PIM if switched else "",
+                variant.with_first_task(switch_task) if switch_task else variant,
+                name=f"{wide_candidate.name}, {BEHIND_KEPT}",
+                rewrite=replace(
+                    wide_candidate.rewrite,
+                    channels=_join_channels(wide_candidate.rewrite.channels, BEHIND_KEPT),
+                ),
+                requires_open=f"{KEPT} of {predecessor.name}",
+                channel_mode=PIM_MODE if switch_task else "",
             )
         ]
 
     @functools.cached_property
     def _order(self) -> dict[str, int]:
-        return {region.name: position for position, region in enumerate(self.maker.graph.regions)}
+        return {region.name: position for position, region in enumerate(self.generator.graph.regions)}
 
 
 def _read_elements(region: Region, candidate: Candidate) -> int:
@@ -195,5 +237,5 @@ def _read_elements(region: Region, candidate: Candidate) -> int:
     return layer.n * layer.h * layer.w * layer.c + added
 
 
-def _and(channels: str, more: str) -> str:
-    return f"{channels}, {more}" if channels else more
+def _join_channels(channels: str, suffix: str) -> str:
+    return f"{channels}, {suffix}" if channels else suffix

@@ -37,7 +37,7 @@ class Tiles:
     products: Mapping[str, tuple[ProductTile, int]] = field(default_factory=dict)
 
 
-def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
+def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     """The kernel that does `regions` in `tiles`; its fields are arrays if those of `tiles` are.
 
     Operands, filters and result are moved once from or to DRAM. Further loads of the same data by other
@@ -48,35 +48,36 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     operations: Count = 0
     tensor_macs: Count = 0
     fragments: Count = 0
-    moved: Count = 0
+    moved_fragments: Count = 0
     steps: Count = 0
     for region in regions:
         region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
-        done = region_macs * tiles.touched[region.name] // region.output_elements
-        macs = macs + done
+        region_work = region_macs * tiles.touched[region.name] // region.output_elements
+        macs = macs + region_work
         operations = operations + region.operations * tiles.touched[region.name] // region.output_elements
         if region.name in tiles.products:
             product, times = tiles.products[region.name]
-            tensor_macs = tensor_macs + done * product.pays
-            fragments = fragments + product.multiplied * product.pays * times
-            moved = moved + product.moved * product.pays * times
-            steps = steps + product.turns * product.steps * product.pays * times
-    reads = {name: tiles.touched[name] for name in operands(regions)}
+            tensor_macs = tensor_macs + region_work * product.is_profitable
+            fragments = fragments + product.multiplications * product.is_profitable * times
+            moved_fragments = moved_fragments + product.fragment_accesses * product.is_profitable * times
+            steps = steps + product.turns * product.steps * product.is_profitable * times
+    read_elements = {name: tiles.touched[name] for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
-    once = sum(np.minimum(size, sizes[name]) for name, size in reads.items())
+    distinct_elements = sum(np.minimum(size, sizes[name]) for name, size in read_elements.items())
     weights = sum(region.weight_elements for region in regions)
     counts: dict[str, Count] = {
         "macs": macs,
         "operations": operations,
-        "input_bytes": once * element,
+        "input_bytes": distinct_elements * element,
         "weight_bytes": weights * element,
         "output_bytes": regions[-1].output_elements * element,
-        "again_bytes": (sum(reads.values()) - once + weights * (tiles.blocks - 1)) * element,
+        "again_bytes": (sum(read_elements.values()) - distinct_elements + weights * (tiles.blocks - 1))
+        * element,
         "layers": tiles.waits,
         "blocks": tiles.blocks,
         "tensor_macs": tensor_macs,
         "fragments": fragments * tiles.blocks,
-        "moved_fragments": moved * tiles.blocks,
+        "moved_fragments": moved_fragments * tiles.blocks,
         "steps": steps,
     }
     fields: dict[str, Any] = {name: int(n) if np.ndim(n) == 0 else n for name, n in counts.items()}
@@ -85,18 +86,21 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
 
 def operands(regions: Sequence[Region]) -> tuple[str, ...]:
     """Tensors that regions read from outside the group."""
-    made = {region.name for region in regions}
+    results = {region.name for region in regions}
     names = dict.fromkeys(name for region in regions for name in region.inputs)
-    return tuple(name for name in names if name not in made)
+    return tuple(name for name in names if name not in results)
 
 
-def waits(layers: Sequence[Layer], chunk: int) -> int:
+def wait_count(layers: Sequence[Layer], chunk: int) -> int:
     """How often the threads of a block wait: after each of `layers`, or after each `chunk` of channels."""
     return len(layers) * (layers[0].maps[0][3].output_extent // chunk if chunk else 1)
 
 
 def products(
-    layers: Sequence[Layer], pixels: Mapping[str, Count], channels: Mapping[str, int], few: Mapping[str, int]
+    layers: Sequence[Layer],
+    pixels: Mapping[str, Count],
+    channels: Mapping[str, int],
+    chunk_channels: Mapping[str, int],
 ) -> dict[str, tuple[ProductTile, int]]:
     """`Tiles.products` of `layers`.
 
@@ -107,10 +111,13 @@ def products(
     few : mapping of str to int
         By tensor of which only some channels at a time are on chip, how many.
     """
-    found = {}
+    by_region = {}
     for layer in filter(is_product, layers):
         name, operand = layer.name, layer.inputs[0]
-        part, filters = few.get(operand, channels[operand]), few.get(name, channels[name])
+        part, filters = (
+            chunk_channels.get(operand, channels[operand]),
+            chunk_channels.get(name, channels[name]),
+        )
         times = max(channels[operand] // part, channels[name] // filters)
-        found[name] = ProductTile.of(layer, pixels[name], part, filters), times
-    return found
+        by_region[name] = ProductTile.from_layer(layer, pixels[name], part, filters), times
+    return by_region

@@ -21,32 +21,32 @@ from pimflow import fusion
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
-from pimflow.fusion import Group, GroupTiling, Growing, Layer
-from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
+from pimflow.fusion import Group, GroupTiling, GrowingGroup, Layer
+from pimflow.fusion.channels import SUM_BYTES, channels_on_chip, single_run
 from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
 from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
-from pimflow.placement.costs.costs import FoundTilings
+from pimflow.placement.candidates.tiled_kernels import Count, Tiles, group_kernel, products, wait_count
+from pimflow.placement.costs.costs import TilingCache
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
 # The longest group that is tried, and how many of its tilings, the fastest first, until one fits.
-MOST_REGIONS = 8
-MOST_PLACED = 16
+MAX_REGIONS = 8
+MAX_TRIES = 16
 CHUNKS = (16, 32, 64, 128)  # numbers of channels at a time that are tried
 REUSE = "lifetime"  # deep reuse would overwrite what other threads still read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiled:
+class TiledGroup:
     """A group with its tiling."""
 
     covers: tuple[str, ...]
     tiling: GroupTiling
 
 
-class Tilings:
+class TilingSearch:
     """Finds the groups of a network on a system, each with its fastest tiling.
 
     Parameters
@@ -59,23 +59,23 @@ class Tilings:
         launch times.
     """
 
-    def __init__(self, graph: RegionGraph, system: System, known: FoundTilings | None = None):
+    def __init__(self, graph: RegionGraph, system: System, tiling_cache: TilingCache | None = None):
         self.graph, self.system = graph, system
-        self._known: FoundTilings = {} if known is None else known
-        self._best: dict[int, tuple[Tiled, ...]] = {}
-        self._alone_ns: dict[tuple[str, int], float] = {}
+        self._tiling_cache: TilingCache = {} if tiling_cache is None else tiling_cache
+        self._best: dict[int, tuple[TiledGroup, ...]] = {}
+        self._region_ns: dict[tuple[str, int], float] = {}
 
     @functools.cached_property
     def layers(self) -> fusion.LayerGraph:
         """The regions as layers of Deep Fusion, with the ranges of operands that each reads."""
-        return fusion.folded(self.graph)
+        return fusion.layers_from_regions(self.graph)
 
     @property
     def capacity_bytes(self) -> int:
         """Shared memory of a block."""
         return min(BLOCK_SHARED_BYTES, self.system.gpu.shared_memory_bytes)
 
-    def best(self, channels: int) -> tuple[Tiled, ...]:
+    def best(self, channels: int) -> tuple[TiledGroup, ...]:
         """Groups that are faster as one kernel than region by region, with `channels` memory channels.
 
         Times are those of the analytic model, also if another profiler times the groups later.
@@ -84,21 +84,21 @@ class Tilings:
             self._best[channels] = tuple(self.search(channels))
         return self._best[channels]
 
-    def problem(self, covers: Sequence[str], tiling: GroupTiling) -> str:
+    def unsupported_reason(self, covers: Sequence[str], tiling: GroupTiling) -> str:
         """Why regions cannot be one kernel in these tiles; empty if they can."""
         order = [region.name for region in self.graph.regions]
         begin = order.index(covers[0])
         end = begin + len(covers)
-        allowed = set(covers) <= set(self.graph.fusible) or tuple(covers) in self.graph.runs
-        if tuple(order[begin:end]) != tuple(covers) or not allowed:
+        is_allowed = set(covers) <= set(self.graph.fusible) or tuple(covers) in self.graph.runs
+        if tuple(order[begin:end]) != tuple(covers) or not is_allowed:
             return "not all of them may be part of such a kernel"
-        if not self._closed(begin, end):
+        if not self._is_closed(begin, end):
             return "others read what is between"
         shape = self.layers.shapes[covers[-1]]
         if tiling.retain or any(parts > size for parts, size in zip((tiling.n, tiling.h, tiling.w), shape)):
             return f"{tiling} is no cut of {'x'.join(map(str, shape))} that blocks can do side by side"
         try:
-            fits = self._placed(self.group(covers, tiling))
+            fits = self._fits(self.group(covers, tiling))
         except ValueError as error:
             return str(error)
         return (
@@ -111,19 +111,19 @@ class Tilings:
         """The group of Deep Fusion, in which every tile loads its weights, as from a cache."""
         begin = self.layers.index[covers[0]]
         end = begin + len(covers)
-        return fusion.tiled(self.layers, begin, end, tiling, GPU_LANES, self.tensor_cores)
+        return fusion.tile_group(self.layers, begin, end, tiling, GPU_LANES, self.tensor_cores)
 
     @property
     def tensor_cores(self) -> bool:
         """Whether kernels multiply on tensor cores: in fp16, if the GPU has such cores."""
-        return self.system.dtype == "fp16" and self.system.gpu.multiplies_tiles("fp16")
+        return self.system.dtype == "fp16" and self.system.gpu.has_tensor_cores("fp16")
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
         """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
-        touched = {name: group.touched_elements(name) for name in group.spans[0]}
+        touched = {name: group.elements_over_tiles(name) for name in group.spans[0]}
         pixels = {name: math.prod(group.tile(name)[:3]) for name in group.spans[0]}
-        return self._kernel(group.layers, tiling.tiles, touched, pixels, tiling.chunk, group.by_channel)
+        return self._kernel(group.layers, tiling.tiles, touched, pixels, tiling.chunk, group.channels_on_chip)
 
     def _kernel(
         self,
@@ -132,48 +132,50 @@ class Tilings:
         touched: Mapping[str, Count],
         pixels: Mapping[str, Count],
         chunk: int,
-        few: Mapping[str, int],
+        chunk_channels: Mapping[str, int],
     ) -> Kernel:
         regions = [self.graph.region(layer.name) for layer in layers]
         channels = {name: self.layers.shapes[name][3] for name in pixels}
-        work = products(layers, pixels, channels, few) if self.tensor_cores else {}
-        tiles = Tiles(blocks=blocks, touched=touched, waits=waits(layers, chunk), products=work)
-        return tiled_kernel(regions, tiles, self.system.dtype)
+        work = products(layers, pixels, channels, chunk_channels) if self.tensor_cores else {}
+        tiles = Tiles(blocks=blocks, touched=touched, waits=wait_count(layers, chunk), products=work)
+        return group_kernel(regions, tiles, self.system.dtype)
 
     def search(
-        self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
-    ) -> Iterator[Tiled]:
+        self, channels: int, is_requested: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> Iterator[TiledGroup]:
         """Groups among the runs that `wanted` accepts: faster ones, and all of `RegionGraph.runs`."""
         if not self.graph.fusible and not self.graph.runs:
             return
-        for begin, end, growing in itertools.chain(self._given_runs(), self._runs()):
+        for begin, end, growing in itertools.chain(self._graph_runs(), self._candidate_runs()):
             covers = tuple(region.name for region in self.graph.regions[begin:end])
-            if wanted(covers):
-                tiling = self._found(begin, end, growing, channels)
+            if is_requested(covers):
+                tiling = self._run_tiling(begin, end, growing, channels)
                 if tiling:
-                    yield Tiled(covers=covers, tiling=tiling)
+                    yield TiledGroup(covers=covers, tiling=tiling)
 
-    def _found(self, begin: int, end: int, growing: Growing, channels: int) -> GroupTiling | None:
+    def _run_tiling(self, begin: int, end: int, growing: GrowingGroup, channels: int) -> GroupTiling | None:
         """The fastest tiling of a run, if it pays; `growing` has some of the run's last regions so far."""
         regions = self.graph.regions[begin:end]
-        given = tuple(region.name for region in regions) in self.graph.runs
+        is_required = tuple(region.name for region in regions) in self.graph.runs
         cuts = tuple(int(axis.parts[-1]) for axis in growing.candidates.axes)
         launch_ns = self.system.gpu.launch_ns
-        key = (launch_ns, channels, given, cuts, regions, self.layers.layers[begin:end])
-        if key not in self._known:
+        key = (launch_ns, channels, is_required, cuts, regions, self.layers.layers[begin:end])
+        if key not in self._tiling_cache:
             for position in reversed(range(begin, end - len(growing.positions))):
                 growing.grow(position)
             # A run of a decomposed network saves memory, so it need not be faster.
-            alone_ns = math.inf if given else sum(self._time_ns(region, channels) for region in regions)
-            self._known[key] = self._fastest(regions, growing, channels, alone_ns - launch_ns)
-        return self._known[key]
+            separate_ns = (
+                math.inf if is_required else sum(self._time_ns(region, channels) for region in regions)
+            )
+            self._tiling_cache[key] = self._fastest(regions, growing, channels, separate_ns - launch_ns)
+        return self._tiling_cache[key]
 
     def _time_ns(self, region: Region, channels: int) -> float:
         """Time of a region by itself."""
         key = (region.name, channels)
-        if key not in self._alone_ns:
+        if key not in self._region_ns:
             gpu, dtype = self.system.gpu, self.system.dtype
-            self._alone_ns[key] = (
+            self._region_ns[key] = (
                 0.0
                 if region.view
                 else sum(
@@ -181,36 +183,40 @@ class Tilings:
                     for kernel in gpu_kernels(region, dtype)
                 )
             )
-        return self._alone_ns[key]
+        return self._region_ns[key]
 
-    def _given_runs(self) -> Iterator[tuple[int, int, Growing]]:
+    def _graph_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
         """`RegionGraph.runs`, in the form of `_runs`."""
-        candidates = fusion.TilingCandidates.of(self.layers, "recompute")
+        candidates = fusion.TilingCandidates.from_graph(self.layers, "recompute")
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]
-            yield begin, begin + len(covers), Growing(self.layers, candidates, REUSE)
+            yield begin, begin + len(covers), GrowingGroup(self.layers, candidates, REUSE)
 
-    def _runs(self) -> Iterator[tuple[int, int, Growing]]:
+    def _candidate_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
         """Begin and end of every run of regions that may be a group, and the tilings that grow to it.
 
         Runs with the same end share these; the shortest comes first.
         """
         fusible = set(self.graph.fusible)
-        candidates = fusion.TilingCandidates.of(self.layers, "recompute")
-        inside, ends = self._places()
+        candidates = fusion.TilingCandidates.from_graph(self.layers, "recompute")
+        inside, ends = self._part_bounds()
         for end in range(2, len(self.graph.regions) + 1):
-            growing = Growing(self.layers, candidates, REUSE)
-            least = inside[end - 1] if end not in ends else 0
-            for begin in reversed(range(max(least, end - MOST_REGIONS), end)):
+            growing = GrowingGroup(self.layers, candidates, REUSE)
+            min_begin = inside[end - 1] if end not in ends else 0
+            for begin in reversed(range(max(min_begin, end - MAX_REGIONS), end)):
                 if self.graph.regions[begin].name not in fusible:
                     break
-                whole = begin in ends and end in ends
+                covers_parts = begin in ends and end in ends
                 if tuple(region.name for region in self.graph.regions[begin:end]) in self.graph.runs:
                     continue
-                if end - begin > 1 and (whole or begin >= inside[end - 1]) and self._closed(begin, end):
+                if (
+                    end - begin > 1
+                    and (covers_parts or begin >= inside[end - 1])
+                    and self._is_closed(begin, end)
+                ):
                     yield begin, end, growing
 
-    def _places(self) -> tuple[list[int], set[int]]:
+    def _part_bounds(self) -> tuple[list[int], set[int]]:
         """By region, where its part of the network begins; and all positions where parts begin or end.
 
         A group lies inside one part, or covers several completely: it crosses no branch.
@@ -219,7 +225,7 @@ class Tilings:
         inside = [begin for begin, end in parts for _ in range(begin, end)]
         return inside, {0, *(end for _, end in parts)}
 
-    def _closed(self, begin: int, end: int) -> bool:
+    def _is_closed(self, begin: int, end: int) -> bool:
         """Whether only these regions read the results between them."""
         names = {region.name for region in self.graph.regions[begin:end]}
         return all(
@@ -230,45 +236,49 @@ class Tilings:
         )
 
     def _fastest(
-        self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
+        self, regions: Sequence[Region], growing: GrowingGroup, channels: int, bound_ns: float
     ) -> GroupTiling | None:
         """The fastest tiling that fits, over all tiles and chunks of channels, if it is below the bound."""
         element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
         times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
         blocks = growing.candidates.tiles
-        touched, pixels = ({name: np.broadcast_to(values, count) for name, values in each} for each in (
+        touched, pixels = ({name: np.broadcast_to(values, count) for name, values in entry} for entry in (
             [(name, tile.touched) for name, tile in growing.tiles.items()],
             [(name, tile.elements // self.layers.shapes[name][3]) for name, tile in growing.tiles.items()],
         ))  # fmt: skip
         for chunk in (0, *CHUNKS):
-            run = whole_run(layers, chunk) if chunk else None
+            run = single_run(layers, chunk) if chunk else None
             if chunk and run is None:
                 continue
-            few = by_channel(layers, (run,)) if run else {}
-            waiting = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
-            taken = growing.tile_elements(run, waiting)
-            at = np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes))
-            if not len(at):
+            chunk_channels = channels_on_chip(layers, (run,)) if run else {}
+            waiting_elements = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
+            tile_elements = growing.tile_elements(run, waiting_elements)
+            tile_number = np.flatnonzero(growing.allowed & (tile_elements * element <= self.capacity_bytes))
+            if not len(tile_number):
                 continue
-            loaded, inside = ({n: values[at] for n, values in each.items()} for each in (touched, pixels))
-            kernels = self._kernel(layers, blocks[at], loaded, inside, chunk, few)
-            found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
-            times_ns = np.append(times_ns, found_ns)
-            tilings += [(int(each), chunk) for each in at]
+            loaded_elements, tile_pixels = (
+                {n: values[tile_number] for n, values in entry.items()} for entry in (touched, pixels)
+            )
+            kernels = self._kernel(
+                layers, blocks[tile_number], loaded_elements, tile_pixels, chunk, chunk_channels
+            )
+            kernel_times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            times_ns = np.append(times_ns, kernel_times_ns)
+            tilings += [(int(entry), chunk) for entry in tile_number]
         # For runs that need not be faster all tilings are tried; for others that does not pay.
-        most = None if math.isinf(bound_ns) else MOST_PLACED
-        for number in np.argsort(times_ns, kind="stable")[:most]:
+        max_tries = None if math.isinf(bound_ns) else MAX_TRIES
+        for number in np.argsort(times_ns, kind="stable")[:max_tries]:
             if times_ns[number] >= bound_ns:
                 return None
-            at, chunk = tilings[number]
-            tiling = replace(growing.candidates.tiling(at), chunk=chunk)
+            tile_number, chunk = tilings[number]
+            tiling = replace(growing.candidates.tiling(tile_number), chunk=chunk)
             with contextlib.suppress(ValueError):  # its sums fit no registers
-                if self._placed(self.group(covers, tiling)):
+                if self._fits(self.group(covers, tiling)):
                     return tiling
         return None
 
-    def _placed(self, group: Group) -> bool:
+    def _fits(self, group: Group) -> bool:
         try:
             fusion.place(group, ELEMENT_BYTES[self.system.dtype], self.capacity_bytes)
         except InfeasibleError:

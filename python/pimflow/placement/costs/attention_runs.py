@@ -13,17 +13,17 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
+from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimTarget
 from pimflow.simulators.profiler import PimProfiler
 
 Layout = KeyLayout | ValueLayout
 KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 RANKED_TOKENS = 2048  # schedules are ranked over so many tokens, if there are more
-TIMED = 2  # how many of the best ranked schedules are timed over all tokens
+TIMED_SCHEDULES = 2  # how many of the best ranked schedules are timed over all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TimedProduct:
     """One product of a decode step, with its layout, programs and time.
 
     Attributes
@@ -35,19 +35,19 @@ class Timed:
     """
 
     layout: Layout
-    step: programs.Step
+    step: programs.AttentionProduct
     cycles: int
     comp_cycles: int
 
     @property
-    def busy(self) -> float:
+    def utilisation(self) -> float:
         """Share of the time in which the multipliers work."""
         return self.comp_cycles / self.cycles
 
 
-def fastest(
+def fastest_product(
     product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler
-) -> Timed:
+) -> TimedProduct:
     """The fastest schedule of a product, `KEYS` or `VALUES`, over a full cache.
 
     Raises
@@ -55,19 +55,22 @@ def fastest(
     UnsupportedOpError, InfeasibleError
         If no layout is possible; see `CacheLayout.fits`.
     """
-    ways = every_schedule(product, attention, pim, dtype, channels)
-    found = (timed(layout, way.step(layout, attention.keys), profiler) for way, layout in ways)
-    return min(found, key=lambda each: each.cycles)
+    alternatives = all_schedules(product, attention, pim, dtype, channels)
+    products = (
+        time_product(layout, schedule.attention_product(layout, attention.keys), profiler)
+        for schedule, layout in alternatives
+    )
+    return min(products, key=lambda timed_product: timed_product.cycles)
 
 
-def timed(layout: Layout, step: programs.Step, profiler: PimProfiler) -> Timed:
+def time_product(layout: Layout, step: programs.AttentionProduct, profiler: PimProfiler) -> TimedProduct:
     """Time the programs of `step`."""
-    found = [profiler.time_program(program, layout.pim) for program in step.programs]
-    comps = sum(max(commands["COMP"] for commands in each.channel_commands) for each in found)
-    return Timed(
+    timings = [profiler.time_program(program, layout.pim) for program in step.programs]
+    comps = sum(max(commands["COMP"] for commands in timing.channel_commands) for timing in timings)
+    return TimedProduct(
         layout=layout,
         step=step,
-        cycles=sum(each.cycles for each in found),
+        cycles=sum(timing.cycles for timing in timings),
         comp_cycles=comps * layout.pim.timing["nCCDS"],
     )
 
@@ -96,13 +99,13 @@ class ProductCost:
         """Rows of every bank that the cache takes."""
         return self.product.rows
 
-    def further(self, other: ProductCost, steps: float) -> ProductCost:
+    def extrapolate(self, reference: ProductCost, steps: float) -> ProductCost:
         """Extrapolate linearly: the cost `steps` times as far from this one as `other`, of one schedule."""
         return replace(
             self,
-            product=self.product.further(other.product, steps),
-            append=self.append.further(other.append, steps),
-            sums=round(self.sums + steps * (other.sums - self.sums)),
+            product=self.product.extrapolate(reference.product, steps),
+            append=self.append.extrapolate(reference.append, steps),
+            sums=round(self.sums + steps * (reference.sums - self.sums)),
         )
 
 
@@ -121,15 +124,17 @@ class CacheWork:
         Tokens in the cache, this step's included.
     """
 
-    side: PimSide
+    pim_target: PimTarget
     attention: Attention
     product: str
     tokens: int
 
     @classmethod
-    def like(cls, side: PimSide, attention: Attention, product: str, tokens: int = 0) -> CacheWork:
+    def from_attention(
+        cls, pim_target: PimTarget, attention: Attention, product: str, tokens: int = 0
+    ) -> CacheWork:
         """The work for `attention` over `tokens` tokens, by default all; equal if the programs are equal."""
-        same = Attention(
+        normal_attention = Attention(
             batch=attention.batch,
             heads=attention.heads,
             kv_heads=attention.kv_heads,
@@ -140,12 +145,17 @@ class CacheWork:
             scale=1.0,
             positioned=True,
         )
-        return cls(side=side, attention=same, product=product, tokens=tokens or attention.keys)
+        return cls(
+            pim_target=pim_target,
+            attention=normal_attention,
+            product=product,
+            tokens=tokens or attention.keys,
+        )
 
     @property
     def key(self) -> tuple:
         """The cache key of its costs."""
-        return ("cache", self.side.identity, self.attention, self.product, self.tokens)
+        return ("cache", self.pim_target.identity, self.attention, self.product, self.tokens)
 
     def costs(self) -> tuple[ProductCost, ...]:
         """Costs of the schedules that are candidates, the fastest first.
@@ -159,56 +169,64 @@ class CacheWork:
             If no layout is possible; see `CacheLayout.fits`.
         """
         schedules = self.schedules()
-        if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
+        if len(schedules) > TIMED_SCHEDULES and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
             ranked = sorted(map(fewer.cost, schedules), key=total_ns)
-            schedules = [each.schedule for each in (*ranked[:TIMED], min(ranked, key=_rows))]
-        found = map(self.cost, dict.fromkeys(schedules))
-        return tuple(sorted(found, key=total_ns))
+            schedules = [cost.schedule for cost in (*ranked[:TIMED_SCHEDULES], min(ranked, key=_rows))]
+        product_costs = map(self.cost, dict.fromkeys(schedules))
+        return tuple(sorted(product_costs, key=total_ns))
 
     def schedules(self) -> list[ProductSchedule]:
         """All schedules of the product; raises as `costs`."""
-        side = self.side
-        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
-        return [schedule for schedule, _ in ways]
+        pim_target = self.pim_target
+        alternatives = all_schedules(
+            self.product, self.attention, pim_target.pim, pim_target.dtype, pim_target.channels
+        )
+        return [schedule for schedule, _ in alternatives]
 
     def layout(self, schedule: ProductSchedule) -> Layout:
         """The layout of its cache by a schedule."""
-        side = self.side
-        return _layout(self.product, schedule, self.attention, side.pim, side.dtype, side.channels)
+        pim_target = self.pim_target
+        return _layout(
+            self.product, schedule, self.attention, pim_target.pim, pim_target.dtype, pim_target.channels
+        )
 
     def cost(self, schedule: ProductSchedule) -> ProductCost:
         """The cost by one schedule; raises as `costs`."""
-        a, layout = self.attention, self.layout(schedule)
-        layout.fits()
-        step, new = schedule.step(layout, self.tokens), self.tokens - 1
+        attention, layout = self.attention, self.layout(schedule)
+        layout.check_fit()
+        step, new = schedule.attention_product(layout, self.tokens), self.tokens - 1
         append = append_values if isinstance(layout, ValueLayout) else append_keys
-        product = PimCost.joined([self._timed(program) for program in step.programs])
-        elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
+        product = PimCost.from_sequence([self._program_cost(program) for program in step.programs])
+        elements = (
+            attention.batch
+            * attention.heads
+            * (self.tokens if self.product == KEYS else attention.value_size)
+        )
         # More scores are read back than there are tokens, but scores are never added up.
-        partial = 1 if self.product == KEYS else product.results // elements
+        partial_sums = 1 if self.product == KEYS else product.results // elements
         return ProductCost(
             schedule=schedule,
             product=product,
-            append=self._timed(append(layout, new)),
-            sums=partial * product.result_lanes,
+            append=self._program_cost(append(layout, new)),
+            sums=partial_sums * product.result_lanes,
         )
 
-    def _timed(self, program: PimProgram) -> PimCost:
-        timing = self.side.profiler.time_program(program, self.side.pim)
-        return PimCost.of(PimRun(program=program, timing=timing), self.side.pim)
+    def _program_cost(self, program: PimProgram) -> PimCost:
+        timing = self.pim_target.profiler.time_program(program, self.pim_target.pim)
+        return PimCost.from_run(PimRun(program=program, timing=timing), self.pim_target.pim)
 
 
 def total_ns(cost: ProductCost) -> float:
     """Time of the product and of the append."""
-    return sum(each.time_ns + each.ahead_ns for each in (cost.product, cost.append))
+    return sum(part.time_ns + part.ahead_ns for part in (cost.product, cost.append))
 
 
 def _rows(cost: ProductCost) -> int:
     return cost.rows
 
 
-def every_schedule(
+def all_schedules(
     product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
 ) -> list[tuple[ProductSchedule, Layout]]:
     """All schedules of a product of `attention`, each with the layout of its cache.
@@ -218,20 +236,20 @@ def every_schedule(
     UnsupportedOpError, InfeasibleError
         If no layout is possible; see `CacheLayout.fits`.
     """
-    found, refused = [], []
+    alternatives, unsupported_layouts = [], []
     for spread in _divisors(channels):
         for lanes in _lanes(pim, dtype):
-            plain = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
-            layout = _layout(product, plain, attention, pim, dtype, channels)
+            default_schedule = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
+            layout = _layout(product, default_schedule, attention, pim, dtype, channels)
             try:
-                layout.fits()
+                layout.check_fit()
             except (UnsupportedOpError, InfeasibleError):
-                refused.append(layout)
+                unsupported_layouts.append(layout)
                 continue
-            found += [(each, layout) for each in _orders(plain, layout)]
-    if not found:
-        refused[0].fits()  # raises the reason
-    return found
+            alternatives += [(schedule, layout) for schedule in _orders(default_schedule, layout)]
+    if not alternatives:
+        unsupported_layouts[0].fits()  # raises the reason
+    return alternatives
 
 
 def _layout(
@@ -241,12 +259,15 @@ def _layout(
     return schedule.layout(kind, attention, pim, dtype, channels)
 
 
-def _orders(plain: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:
+def _orders(default_schedule: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:
     """The orders that differ: with one vector for each matrix, all orders are the same."""
     shared = layout.attention.group > 1
-    yield from (replace(plain, order=order) for order in (programs.ORDERS if shared else programs.ORDERS[:1]))
-    if isinstance(layout, ValueLayout) and programs.may_accumulate(layout):
-        yield replace(plain, accumulate=True)
+    yield from (
+        replace(default_schedule, order=order)
+        for order in (programs.ORDERS if shared else programs.ORDERS[:1])
+    )
+    if isinstance(layout, ValueLayout) and programs.can_accumulate(layout):
+        yield replace(default_schedule, accumulate=True)
 
 
 def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:

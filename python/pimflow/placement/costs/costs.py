@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pimflow.core.attention import Attention
-from pimflow.core.candidate import Known
+from pimflow.core.candidate import Provenance
 from pimflow.core.json_form import json_form
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
@@ -23,15 +23,15 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
-from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import Beside, LayerCosts, SplitLayer
+from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.splits import LayerCosts, NonPimTimes, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
 Made = TypeVar("Made")
 
-NOTHING = KernelCost(
+ZERO_COST = KernelCost(
     **dict.fromkeys(("launch_ns", "execution_ns", "compute_ns", "l2_ns", "dram_ns"), 0.0),
     dram_bytes=0.0,
     l2_bytes=0.0,
@@ -40,7 +40,7 @@ NOTHING = KernelCost(
 )
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class Profiling:
     """The profilers, and the cache and workers for their results.
@@ -62,20 +62,20 @@ class Profiling:
     pim: PimProfiler | None = None
     cache: ResultCache | None = None
     executor: Executor = field(default_factory=Serial)
-    progress: Callable[[int, int], None] = lambda _done, _all: None
+    progress: Callable[[int, int], None] = lambda _done, _total: None
 
     def __reduce__(self) -> tuple[Callable[[], Profiling], tuple[()]]:
         """Leave out executor and progress: a worker has neither."""
         return functools.partial(Profiling, gpu=self.gpu, pim=self.pim, cache=self.cache), ()
 
-    def of_pim(self, system: System) -> PimProfiler:
+    def pim_profiler(self, system: System) -> PimProfiler:
         """The profiler of PIM programs of `system`."""
-        return self.pim or BuiltIn(system.timing, system.gwrite_hiding)
+        return self.pim or BuiltIn(system.timing, system.hides_gwrites)
 
     def require(self, system: System, modes: Sequence[str]) -> None:
         """Raise an error if `modes` has PIM and the profiler cannot time programs of the system's device."""
         if system.pim_channels and set(modes) - {"GPU"}:
-            self.of_pim(system).require_device(system.pim)
+            self.pim_profiler(system).require_device(system.pim)
 
 
 @dataclass
@@ -83,11 +83,11 @@ class Tally:
     """How many results were computed, and how many came from the cache."""
 
     computed: Counter[str] = field(default_factory=Counter)
-    kept: Counter[str] = field(default_factory=Counter)
+    cached: Counter[str] = field(default_factory=Counter)
 
 
 # By launch time, memory channels and run of regions: the fastest tiling, or None if none is faster.
-FoundTilings = dict[tuple[object, ...], GroupTiling | None]
+TilingCache = dict[tuple[object, ...], GroupTiling | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,92 +117,92 @@ class Costs:
 
     def __init__(self, system: System, profiling: Profiling):
         self.profiling = profiling
-        self.side = PimSide(
+        self.pim_target = PimTarget(
             pim=system.pim,
             channels=system.pim_channels,
             dtype=system.dtype,
-            profiler=profiling.of_pim(system),
+            profiler=profiling.pim_profiler(system),
             level=system.scheduling,
         )
         self.tally = Tally()
-        self.tilings: FoundTilings = {}
+        self.tiling_cache: TilingCache = {}
         self.staged_runs: dict[tuple[object, ...], tuple[StagedRun, ...]] = {}
-        self.besides: dict[tuple[object, ...], tuple[Beside, ...]] = {}
+        self.non_pim_times: dict[tuple[object, ...], tuple[NonPimTimes, ...]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
-        self._answers: dict[tuple, tuple[Split, ...]] = {}
+        self._splits: dict[tuple, tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
         self._pim: dict[tuple[ConvGeometry, Split, str, str, str], PimCost] = {}
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
-        self._modelled: dict[tuple[KernelRequest, float], KernelCost] = {}
-        self._asked: dict[KernelRequest, None] | None = None
+        self._analytic_costs: dict[tuple[KernelRequest, float], KernelCost] = {}
+        self._requests: dict[KernelRequest, None] | None = None
         self._computed: dict[object, Any] | None = None
 
-    def on_system(self, system: System, profiling: Profiling | None = None) -> Costs:
+    def with_system(self, system: System, profiling: Profiling | None = None) -> Costs:
         """Costs on another system, which share the results for a device that both systems have."""
         costs = Costs(system, profiling or self.profiling)
-        if costs._kernel_place == self._kernel_place:
-            costs._kernels, costs._modelled = self._kernels, self._modelled
-            costs.tilings, costs.besides = self.tilings, self.besides
+        if costs._kernel_key_prefix == self._kernel_key_prefix:
+            costs._kernels, costs._analytic_costs = self._kernels, self._analytic_costs
+            costs.tiling_cache, costs.non_pim_times = self.tiling_cache, self.non_pim_times
         costs.staged_runs = self.staged_runs
-        if costs.side.identity == self.side.identity:
-            costs._layers, costs._answers, costs._schedules = self._layers, self._answers, self._schedules
+        if costs.pim_target.identity == self.pim_target.identity:
+            costs._layers, costs._splits, costs._schedules = self._layers, self._splits, self._schedules
             costs._pim, costs._caches = self._pim, self._caches
         return costs
 
     @property
     def profilers(self) -> str:
         """Names of the profilers that the costs are from."""
-        return f"gpu={self.profiling.gpu.name} pim={self.side.profiler.identity}"
+        return f"gpu={self.profiling.gpu.name} pim={self.pim_target.profiler.identity}"
 
-    def layer(self, geometry: ConvGeometry, name: str, **asked: object) -> SplitLayer:
+    def layer(self, geometry: ConvGeometry, name: str, **options: object) -> SplitLayer:
         """A `SplitLayer` to be timed on this PIM device."""
-        return SplitLayer(side=self.side, geometry=geometry, name=name, **asked)
+        return SplitLayer(pim_target=self.pim_target, geometry=geometry, name=name, **options)
 
     def splits(self, layer: SplitLayer) -> tuple[Split, ...]:
         """The splits of a layer that are candidates."""
-        if layer.key not in self._answers:
+        if layer.key not in self._splits:
             self.time_layers([layer])
-        return self._answers[layer.key]
+        return self._splits[layer.key]
 
-    def time_layers(self, wanted: Sequence[SplitLayer]) -> None:
+    def time_layers(self, requested_layers: Sequence[SplitLayer]) -> None:
         """Time the layers that were not timed yet, the largest first."""
-        layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
+        layers = {layer.key: layer for layer in requested_layers if layer.key not in self._splits}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
-        kept = self._kept((layer.key for layer in ordered), _stored_layer)
+        cached_costs = self._read_cache((layer.key for layer in ordered), _parse_layer_costs)
         for layer in ordered:
-            if layer.key in kept:
-                self._know(layer, kept[layer.key])
-        missing = [layer for layer in ordered if layer.key not in kept]
-        self.tally.kept["pim"] += len(ordered) - len(missing)
+            if layer.key in cached_costs:
+                self._store_layer_costs(layer, cached_costs[layer.key])
+        missing = [layer for layer in ordered if layer.key not in cached_costs]
+        self.tally.cached["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
         work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
-        for done, (position, costs) in enumerate(
+        for finished_count, (position, costs) in enumerate(
             self.profiling.executor.map(SplitLayer.costs, work), start=1
         ):
             layer = missing[position]
-            self._know(layer, costs)
-            self._keep({layer.key: dataclasses.asdict(costs)})
+            self._store_layer_costs(layer, costs)
+            self._write_cache({layer.key: dataclasses.asdict(costs)})
             self.tally.computed["pim"] += 1
-            self.profiling.progress(len(ordered) - len(missing) + done, len(ordered))
+            self.profiling.progress(len(ordered) - len(missing) + finished_count, len(ordered))
 
-    def _know(self, layer: SplitLayer, costs: LayerCosts) -> None:
+    def _store_layer_costs(self, layer: SplitLayer, costs: LayerCosts) -> None:
         self._layers[layer.geometry] = costs
-        self._answers[layer.key] = costs.splits
+        self._splits[layer.key] = costs.splits
         for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
             self._pim[layer.geometry, split, cost.schedule, "", ""] = cost
 
-    def _kept(self, keys: Iterable[object], read: Callable[[Any], Any]) -> dict:
-        return self.profiling.cache.get(keys, read=read) if self.profiling.cache else {}
+    def _read_cache(self, keys: Iterable[object], parse: Callable[[Any], Any]) -> dict:
+        return self.profiling.cache.get(keys, read=parse) if self.profiling.cache else {}
 
-    def _keep(self, results: dict) -> None:
+    def _write_cache(self, results: dict) -> None:
         if self.profiling.cache:
             self.profiling.cache.put(results)
 
-    def pim(
+    def pim_cost(
         self,
         geometry: ConvGeometry,
         name: str,
@@ -217,29 +217,29 @@ class Costs:
         another order may be the fastest, since results then need row changes.
         """
         if not schedule and activation:
-            orders = map(str, self.side.schedules(split.pim_part(geometry)))
-            costs = [self.pim(geometry, name, split, order, initial, activation) for order in orders]
+            orders = map(str, self.pim_target.schedules(split.pim_part(geometry)))
+            costs = [self.pim_cost(geometry, name, split, order, initial, activation) for order in orders]
             return min(costs, key=lambda cost: cost.time_ns)
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
             schedule = self._schedules.get((geometry, split)) or str(
-                self.side.order(geometry, name, self._layers[geometry].schedule, split)
+                self.pim_target.part_schedule(geometry, name, self._layers[geometry].schedule, split)
             )
             self._schedules[geometry, split] = schedule
-        known = (geometry, split, schedule, initial, activation)
-        if known not in self._pim:
-            key = ("pim", self.side.identity, *known)
-            kept = self._kept([key], functools.partial(read_fields, PimCost))
-            if key in kept:
-                self._pim[known] = kept[key]
+        cost_key = (geometry, split, schedule, initial, activation)
+        if cost_key not in self._pim:
+            key = ("pim", self.pim_target.identity, *cost_key)
+            cached_costs = self._read_cache([key], functools.partial(read_fields, PimCost))
+            if key in cached_costs:
+                self._pim[cost_key] = cached_costs[key]
             else:
                 order = Schedule.parse(schedule)
-                self._pim[known] = self.side.cost(geometry, order, name, split, initial, activation)
-                self._keep({key: dataclasses.asdict(self._pim[known])})
-        return self._pim[known]
+                self._pim[cost_key] = self.pim_target.cost(geometry, order, name, split, initial, activation)
+                self._write_cache({key: dataclasses.asdict(self._pim[cost_key])})
+        return self._pim[cost_key]
 
-    def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
+    def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
         """Costs of attention over caches in PIM, by (attention, tokens in its cache; 0 for a full cache).
 
         Raises
@@ -248,56 +248,62 @@ class Costs:
             Where a cache cannot lie in PIM; see `CacheLayout.fits`.
         """
         work = [
-            tuple(CacheWork.like(self.side, attention, each, tokens) for each in (KEYS, VALUES))
-            for attention, tokens in wanted
+            tuple(
+                CacheWork.from_attention(self.pim_target, attention, item, tokens) for item in (KEYS, VALUES)
+            )
+            for attention, tokens in requests
         ]
-        missing = {each.key: each for pair in work for each in pair if each.key not in self._caches}
-        kept = self._kept(missing, _stored_products)
-        self._caches |= kept
-        asked = [each for key, each in missing.items() if key not in kept]
-        for position, costs in self.profiling.executor.map(CacheWork.costs, asked):
-            self._caches[asked[position].key] = costs
-            self._keep({asked[position].key: [dataclasses.asdict(each) for each in costs]})
-        self.tally.kept["pim"] += len(kept)
-        self.tally.computed["pim"] += len(asked)
-        return [CacheCosts(keys=self._caches[k.key], values=self._caches[v.key]) for k, v in work]
+        missing = {item.key: item for pair in work for item in pair if item.key not in self._caches}
+        cached_costs = self._read_cache(missing, _parse_product_costs)
+        self._caches |= cached_costs
+        uncached_work = [item for key, item in missing.items() if key not in cached_costs]
+        for position, costs in self.profiling.executor.map(CacheWork.costs, uncached_work):
+            self._caches[uncached_work[position].key] = costs
+            self._write_cache({uncached_work[position].key: [dataclasses.asdict(item) for item in costs]})
+        self.tally.cached["pim"] += len(cached_costs)
+        self.tally.computed["pim"] += len(uncached_work)
+        return [
+            CacheCosts(keys=self._caches[keys.key], values=self._caches[values.key]) for keys, values in work
+        ]
 
-    def product(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
+    def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost of one product of attention by one schedule; raises as `caches`."""
-        known = next((each for each in self._caches.get(work.key, ()) if each.schedule == schedule), None)
-        if known is not None:
-            return known
+        known_cost = next(
+            (cost for cost in self._caches.get(work.key, ()) if cost.schedule == schedule), None
+        )
+        if known_cost is not None:
+            return known_cost
         key = (*work.key, schedule)
         if key not in self._caches:
-            kept = self._kept([key], _stored_products)
-            found = kept.get(key) or (work.cost(schedule),)
-            self._caches[key] = found
-            if not kept:
-                self._keep({key: [dataclasses.asdict(each) for each in found]})
+            cached_costs = self._read_cache([key], _parse_product_costs)
+            costs = cached_costs.get(key) or (work.cost(schedule),)
+            self._caches[key] = costs
+            if not cached_costs:
+                self._write_cache({key: [dataclasses.asdict(cost) for cost in costs]})
         return self._caches[key][0]
 
-    def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
+    def kernel_cost(self, kernel: Kernel, channels: int) -> KernelCost:
         """The cost of a GPU kernel while `channels` memory channels serve the GPU."""
         request = KernelRequest(kernel, channels)
         if request not in self._kernels:
             self.time_kernels([request])
-        return self._kernels.get(request, NOTHING)
+        return self._kernels.get(request, ZERO_COST)
 
     def time_kernels(self, requests: Iterable[KernelRequest]) -> None:
         """Time the kernels that were not timed yet in one batch; inside `together` only request them."""
         missing = dict.fromkeys(request for request in requests if request not in self._kernels)
-        if self._asked is not None:
-            self._asked |= missing
+        if self._requests is not None:
+            self._requests |= missing
         elif missing:
             self._time_kernels(list(missing))
 
-    def modelled(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
+    def analytic_cost(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
         """The cost of a kernel on `gpu` by the analytic model, whatever the profiler."""
         request = KernelRequest(kernel, channels)
-        if (request, gpu.launch_ns) not in self._modelled:
+        if (request, gpu.launch_ns) not in self._analytic_costs:
             (cost,) = kernel_costs([request], gpu, self._dtype)
-            self._modelled[request, gpu.launch_ns] = cost
-        return self._modelled[request, gpu.launch_ns]
+            self._analytic_costs[request, gpu.launch_ns] = cost
+        return self._analytic_costs[request, gpu.launch_ns]
 
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """The launch time of such a kernel on `gpu`: the profiler's, which may be measured.
@@ -306,7 +312,7 @@ class Costs:
         """
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
-    def together(self, make: Callable[[], Made]) -> Made:
+    def batch_kernels(self, generate: Callable[[], Made]) -> Made:
         """The result of `make`; the costs of all kernels that it requests are stored in one batch.
 
         If the profiler measures, they are also timed in one batch: `make` is then called twice.
@@ -314,40 +320,40 @@ class Costs:
         if self.profiling.gpu.computes:
             self._computed = {}
             try:
-                return make()
+                return generate()
             finally:
-                self._keep(self._computed)
+                self._write_cache(self._computed)
                 self._computed = None
-        self._asked = {}
+        self._requests = {}
         try:
-            made, asked = make(), list(self._asked)
+            result, requests = generate(), list(self._requests)
         finally:
-            self._asked = None
-        if not asked:
-            return made
-        self._time_kernels(asked)
-        return make()
+            self._requests = None
+        if not requests:
+            return result
+        self._time_kernels(requests)
+        return generate()
 
     def _time_kernels(self, requests: Sequence[KernelRequest]) -> None:
         profiler = self.profiling.gpu
-        keys = {request: (*self._kernel_place, request) for request in requests}
-        kept = self._kept(keys.values(), functools.partial(read_fields, KernelCost))
-        missing = [request for request in requests if keys[request] not in kept]
+        keys = {request: (*self._kernel_key_prefix, request) for request in requests}
+        cached_costs = self._read_cache(keys.values(), functools.partial(read_fields, KernelCost))
+        missing = [request for request in requests if keys[request] not in cached_costs]
         for request in requests:
-            if keys[request] in kept:
-                self._kernels[request] = kept[keys[request]]
-        timed = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
-        self._kernels |= timed
-        results = {keys[request]: json_form(cost) for request, cost in timed.items()}
+            if keys[request] in cached_costs:
+                self._kernels[request] = cached_costs[keys[request]]
+        new_costs = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
+        self._kernels |= new_costs
+        results = {keys[request]: json_form(cost) for request, cost in new_costs.items()}
         if self._computed is None:
-            self._keep(results)
+            self._write_cache(results)
         else:
             self._computed |= results
-        self.tally.kept["gpu"] += len(kept)
+        self.tally.cached["gpu"] += len(cached_costs)
         self.tally.computed["gpu"] += len(missing)
 
     @functools.cached_property
-    def _kernel_place(self) -> tuple[str, ...]:
+    def _kernel_key_prefix(self) -> tuple[str, ...]:
         """The beginning of the cache keys of all kernels."""
         return (
             "kernel",
@@ -356,13 +362,13 @@ class Costs:
             self._dtype,
         )
 
-    def known_kernels(self) -> dict[str, int]:
+    def kernel_counts(self) -> dict[str, int]:
         """How many kernel times are measured, simulated and so on (`Known`), the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
-        return {way.value: counts[way] for way in Known if counts[way]}
+        return {source.value: counts[source] for source in Provenance if counts[source]}
 
 
-def _stored_layer(plain: Any) -> LayerCosts:
+def _parse_layer_costs(plain: Any) -> LayerCosts:
     """Costs of a layer, from their cached form; raises an error if that is malformed."""
     costs = read_fields(LayerCosts, plain)
     for order in (costs.schedule, *(cost.schedule for _, cost in costs.costs)):
@@ -372,7 +378,7 @@ def _stored_layer(plain: Any) -> LayerCosts:
     return costs
 
 
-def _stored_products(plain: Any) -> tuple[ProductCost, ...]:
+def _parse_product_costs(plain: Any) -> tuple[ProductCost, ...]:
     """Costs of a product of attention, from their cached form; raises an error if that is malformed."""
     costs = tuple(read_fields(ProductCost, cost) for cost in plain)
     if not costs:

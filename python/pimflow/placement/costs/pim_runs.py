@@ -86,7 +86,7 @@ class PimCost:
         return self.gwrite_bursts + self.write_bursts + latches * self.readres_bursts
 
     @classmethod
-    def of(cls, run: PimRun, pim: PimSpec) -> PimCost:
+    def from_run(cls, run: PimRun, pim: PimSpec) -> PimCost:
         """The cost of a timed program on the device `pim`."""
         program, timing = run.program, run.timing
         ahead_ns = timing.refreshes_ahead * pim.timing.get("nRFC", 0) * pim.tCK_ns
@@ -104,40 +104,43 @@ class PimCost:
             ahead_ns=ahead_ns,
         )
 
-    def further(self, other: PimCost, steps: float) -> PimCost:
+    def extrapolate(self, reference: PimCost, steps: float) -> PimCost:
         """Extrapolate linearly: the cost `steps` times as far from this one as `other`."""
 
-        def at(mine: float, its: float) -> float:
-            return mine + steps * (its - mine)
+        def extrapolate_figure(figure: float, reference_figure: float) -> float:
+            return figure + steps * (reference_figure - figure)
 
         return replace(
             self,
-            rows=math.ceil(at(self.rows, other.rows)),
-            results=round(at(self.results, other.results)),
-            time_ns=at(self.time_ns, other.time_ns),
-            commands={name: round(at(n, other.commands[name])) for name, n in self.commands.items()},
-            gwrite_bursts=round(at(self.gwrite_bursts, other.gwrite_bursts)),
-            write_bursts=round(at(self.write_bursts, other.write_bursts)),
-            ahead_ns=at(self.ahead_ns, other.ahead_ns),
+            rows=math.ceil(extrapolate_figure(self.rows, reference.rows)),
+            results=round(extrapolate_figure(self.results, reference.results)),
+            time_ns=extrapolate_figure(self.time_ns, reference.time_ns),
+            commands={
+                name: round(extrapolate_figure(n, reference.commands[name]))
+                for name, n in self.commands.items()
+            },
+            gwrite_bursts=round(extrapolate_figure(self.gwrite_bursts, reference.gwrite_bursts)),
+            write_bursts=round(extrapolate_figure(self.write_bursts, reference.write_bursts)),
+            ahead_ns=extrapolate_figure(self.ahead_ns, reference.ahead_ns),
         )
 
     @classmethod
-    def joined(cls, costs: Sequence[PimCost]) -> PimCost:
+    def from_sequence(cls, costs: Sequence[PimCost]) -> PimCost:
         """The cost of programs on the same rows in sequence."""
-        commands = sum((Counter(each.commands) for each in costs), Counter())
+        commands = sum((Counter(cost.commands) for cost in costs), Counter())
         return replace(
             costs[0],
-            results=sum(each.results for each in costs),
-            time_ns=sum(each.time_ns for each in costs),
+            results=sum(cost.results for cost in costs),
+            time_ns=sum(cost.time_ns for cost in costs),
             commands={name: commands[name] for name in costs[0].commands},
-            gwrite_bursts=sum(each.gwrite_bursts for each in costs),
-            write_bursts=sum(each.write_bursts for each in costs),
-            ahead_ns=sum(each.ahead_ns for each in costs),
+            gwrite_bursts=sum(cost.gwrite_bursts for cost in costs),
+            write_bursts=sum(cost.write_bursts for cost in costs),
+            ahead_ns=sum(cost.ahead_ns for cost in costs),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PimSide:
+class PimTarget:
     """The PIM device that programs are made for, and the profiler that times them.
 
     Attributes
@@ -170,12 +173,12 @@ class PimSide:
 
     def require_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> None:
         """Raise `PlanError`, naming the most similar ones, unless `schedule` is one of `schedules`."""
-        known = [str(each) for each in self.schedules(geometry)]
-        if schedule not in known:
-            near = difflib.get_close_matches(schedule, known, n=3, cutoff=0.0)
-            names = ", ".join(map(repr, near)) or "none"
+        orders = [str(order) for order in self.schedules(geometry)]
+        if schedule not in orders:
+            similar = difflib.get_close_matches(schedule, orders, n=3, cutoff=0.0)
+            names = ", ".join(map(repr, similar)) or "none"
             raise PlanError(
-                f"region '{region}': schedule '{schedule}' is none of the {len(known)} loop orders that this "
+                f"region '{region}': schedule '{schedule}' is none of the {len(orders)} loop orders that this "
                 f"layer has on '{self.pim.name}', such as {names}; without 'schedule' it is the fastest"
             )
 
@@ -213,7 +216,7 @@ class PimSide:
             pixel_begin=pixel_begin,
             row_begin=self.pim.row_base + row_begin,
             only_busiest=only_busiest,
-            to_time=to_time,
+            timing_only=to_time,
             initial=initial,
             added_channels=added_channels,
             activation=activation,
@@ -239,7 +242,7 @@ class PimSide:
             part, schedule, name, begin, to_time=True, initial=initial, activation=activation
         )
         run = PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
-        return PimCost.of(run, self.pim)
+        return PimCost.from_run(run, self.pim)
 
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE
@@ -249,26 +252,26 @@ class PimSide:
         program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
         return self.profiler.time_program(program, self.pim).time_ns
 
-    def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
+    def rank_schedules(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
         """All loop orders of the whole layer, ranked by the time of one of its busiest channels."""
         return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
-    def order(self, geometry: ConvGeometry, name: str, whole: str, split: Split) -> Schedule:
+    def part_schedule(self, geometry: ConvGeometry, name: str, layer_schedule: str, split: Split) -> Schedule:
         """The loop order of PIM's part: the layer's or, if that is impossible, the fastest for the part."""
-        schedule, part = Schedule.parse(whole), split.pim_part(geometry)
+        schedule, part = Schedule.parse(layer_schedule), split.pim_part(geometry)
         fits = part == geometry or schedule in self.schedules(part)
-        return schedule if fits else self.ranked(part, name)[0]
+        return schedule if fits else self.rank_schedules(part, name)[0]
 
-    def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
+    def whole_layer_costs(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
         """Costs of the whole layer on PIM by the two loop orders that rank best, the faster first."""
         # Ranks are of one channel; between the best two, the time of all channels decides.
-        costs = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
+        costs = [self.cost(geometry, schedule, name) for schedule in self.rank_schedules(geometry, name)[:2]]
         return sorted(costs, key=lambda cost: cost.time_ns)
 
 
-def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:
+def check_rows(subject: str, rows: int, pim: PimSpec, *levers: str) -> None:
     """Raise `InfeasibleError` if `what` takes more `rows` than a bank has."""
-    if rows > pim.rows_to_use:
+    if rows > pim.usable_rows:
         raise InfeasibleError(
-            what, rows, pim.rows_to_use, "rows a bank", ("more PIM channels (--pim-channels)", *levers)
+            subject, rows, pim.usable_rows, "rows a bank", ("more PIM channels (--pim-channels)", *levers)
         )

@@ -12,8 +12,8 @@ from pimflow.core.region import STORED_BYTES, ConvGeometry
 from pimflow.core.split import AXES, WHOLE, Split
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.schedule import Schedule
-from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.simulators.pim.bound import least_work_ns
+from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.simulators.pim.bound import min_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
 # Beside the fastest split of a layer, the fastest of the grid is a candidate too, if it takes at most this
@@ -23,22 +23,22 @@ NEAR = 1.1
 
 def grid(geometry: ConvGeometry) -> list[Split]:
     """Splits along rows in steps of a tenth (PIMFlow, "Execution Mode and Task Size Search")."""
-    tried = sorted({round(share * geometry.oh) for share in SHARES})
-    return _possible(geometry, [Split("rows", rows) for rows in tried])
+    gpu_rows = sorted({round(share * geometry.oh) for share in SHARES})
+    return _possible_splits(geometry, [Split("rows", rows) for rows in gpu_rows])
 
 
-def every(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
+def all_splits(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
     """All splits along rows and along the batch, and the useful ones along channels and the reduction.
 
     Output channels are cut at multiples of PIM's tile, counted from either end; the reduction where the GPU
     reads aligned vectors of the layer's input.
     """
-    return list(_every(geometry, pim.banks))
+    return list(_all_splits(geometry, pim.banks))
 
 
 # Cached: every search of a network asks for the same layers.
 @functools.lru_cache(maxsize=1 << 12)
-def _every(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
+def _all_splits(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
     line = ALIGNMENT_BYTES // STORED_BYTES
     tiles = {extent for part in range(tile, geometry.oc, tile) for extent in (part, geometry.oc - part)}
     extents = {
@@ -47,15 +47,15 @@ def _every(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
         "reduction": range(line, geometry.c, line),
         "batch": range(1, geometry.n),
     }
-    return tuple(_possible(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]]))
+    return tuple(_possible_splits(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]]))
 
 
-def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
+def _possible_splits(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
     return [split for split in splits if not split.obstacle(geometry)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class NonPimTimes:
     """The times of all parts of a split but PIM's.
 
     Attributes
@@ -75,11 +75,11 @@ class Beside:
     gpu_ns: float
     crossbar_ns: float
     after_ns: float
-    pending: tuple[str, ...]
+    deferred_epilogue: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class SplitCharges:
     """The charges of a PIM program besides its own time.
 
     Attributes
@@ -92,15 +92,15 @@ class Terms:
     launch_ns: float
     burst_ns: float
 
-    def total_ns(self, beside: Beside, run: PimCost) -> float:
+    def total_ns(self, times: NonPimTimes, pim_cost: PimCost) -> float:
         """Time of a split: both parts and the crossbar in parallel, then what follows."""
-        crossbar_ns = run.traffic_bursts * self.burst_ns + beside.crossbar_ns
-        pim_ns = max(self.launch_ns, run.ahead_ns) + run.time_ns
-        return max(beside.gpu_ns, pim_ns, crossbar_ns) + beside.after_ns
+        crossbar_ns = pim_cost.traffic_bursts * self.burst_ns + times.crossbar_ns
+        pim_ns = max(self.launch_ns, pim_cost.ahead_ns) + pim_cost.time_ns
+        return max(times.gpu_ns, pim_ns, crossbar_ns) + times.after_ns
 
-    def least_ns(self, beside: Beside, pim_ns: float) -> float:
+    def lower_bound_ns(self, times: NonPimTimes, pim_ns: float) -> float:
         """A lower bound of `total_ns`, if `pim_ns` is one of PIM's part."""
-        return max(beside.gpu_ns, self.launch_ns + pim_ns, beside.crossbar_ns) + beside.after_ns
+        return max(times.gpu_ns, self.launch_ns + pim_ns, times.crossbar_ns) + times.after_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,94 +146,108 @@ class SplitLayer:
         Earlier results for the same layer with other splits or terms.
     """
 
-    side: PimSide
+    pim_target: PimTarget
     geometry: ConvGeometry
     name: str
     splits: tuple[Split, ...] = ()
-    besides: tuple[Beside, ...] = ()
-    terms: Terms | None = None
+    besides: tuple[NonPimTimes, ...] = ()
+    terms: SplitCharges | None = None
     known: LayerCosts | None = None
 
     @property
     def key(self) -> tuple:
         """The cache key of its costs."""
-        return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
+        return ("layer", self.pim_target.identity, self.geometry, self.splits, self.besides, self.terms)
 
     def costs(self) -> LayerCosts:
         """Time the whole layer and its splits."""
-        timing = _Timing(self)
-        groups: dict[tuple[str, ...], list[Beside]] = {}
-        for beside in self.besides:
-            groups.setdefault(beside.pending, []).append(beside)
+        timing = _SplitTiming(self)
+        groups: dict[tuple[str, ...], list[NonPimTimes]] = {}
+        for times in self.besides:
+            groups.setdefault(times.deferred_epilogue, []).append(times)
         costs = {split: timing.cost(split) for split in self.splits}
-        steps = frozenset(grid(self.geometry))
-        for alike in groups.values():
-            timed = timing.best(alike)
-            costs |= timed | timing.near(alike, timed, steps)
+        grid_splits = frozenset(grid(self.geometry))
+        for group in groups.values():
+            group_costs = timing.best(group)
+            costs |= group_costs | timing.near_fastest(group, group_costs, grid_splits)
         return LayerCosts(
             schedule=timing.schedule,
             splits=tuple(sorted(costs)),
-            costs=(*timing.whole, *((split, cost) for split, cost in timing.costs.items() if split != WHOLE)),
-            least_ns=tuple(timing.least_ns.items()),
+            costs=(
+                *timing.whole_costs,
+                *((split, cost) for split, cost in timing.costs.items() if split != WHOLE),
+            ),
+            least_ns=tuple(timing.lower_bounds_ns.items()),
         )
 
 
-class _Timing:
+class _SplitTiming:
     """Times of the splits of one layer, each computed once."""
 
     def __init__(self, layer: SplitLayer):
-        self.layer, known = layer, layer.known
-        if known:
-            self.whole = [(split, cost) for split, cost in known.costs if split == WHOLE]
+        self.layer, previous = layer, layer.known
+        if previous:
+            self.whole_costs = [(split, cost) for split, cost in previous.costs if split == WHOLE]
         else:
-            self.whole = [(WHOLE, cost) for cost in layer.side.whole(layer.geometry, layer.name)]
-        self.schedule = known.schedule if known else self.whole[0][1].schedule
-        self.costs = {split: cost for split, cost in known.costs if split != WHOLE} if known else {}
-        self.least_ns = dict(known.least_ns) if known else {}
+            self.whole_costs = [
+                (WHOLE, cost) for cost in layer.pim_target.whole_layer_costs(layer.geometry, layer.name)
+            ]
+        self.schedule = previous.schedule if previous else self.whole_costs[0][1].schedule
+        self.costs = {split: cost for split, cost in previous.costs if split != WHOLE} if previous else {}
+        self.lower_bounds_ns = dict(previous.least_ns) if previous else {}
 
     def _order(self, split: Split) -> Schedule:
         layer = self.layer
-        return layer.side.order(layer.geometry, layer.name, self.schedule, split)
+        return layer.pim_target.part_schedule(layer.geometry, layer.name, self.schedule, split)
 
     def cost(self, split: Split) -> PimCost:
         """The cost of PIM's part."""
         if split not in self.costs:
             layer, order = self.layer, self._order(split)
-            self.costs[split] = layer.side.cost(layer.geometry, order, layer.name, split)
+            self.costs[split] = layer.pim_target.cost(layer.geometry, order, layer.name, split)
         return self.costs[split]
 
     def busiest_ns(self, split: Split) -> float:
         """A lower bound of PIM's part: the time of its busiest channel."""
-        if split not in self.least_ns:
+        if split not in self.lower_bounds_ns:
             layer, order = self.layer, self._order(split)
-            self.least_ns[split] = layer.side.busiest_ns(layer.geometry, order, layer.name, split)
-        return self.least_ns[split]
+            self.lower_bounds_ns[split] = layer.pim_target.busiest_ns(
+                layer.geometry, order, layer.name, split
+            )
+        return self.lower_bounds_ns[split]
 
     def _work_ns(self, split: Split) -> float:
         """A lower bound of PIM's part: its least work over all channels."""
-        side, geometry = self.layer.side, self.layer.geometry
+        pim_target, geometry = self.layer.pim_target, self.layer.geometry
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        return least_work_ns(part, side.pim, side.dtype, side.channels, part.pixels - begin)
+        return min_work_ns(part, pim_target.pim, pim_target.dtype, pim_target.channels, part.pixels - begin)
 
-    def near(
-        self, besides: Sequence[Beside], timed: Mapping[Split, PimCost], among: Collection[Split]
+    def near_fastest(
+        self,
+        non_pim_times: Sequence[NonPimTimes],
+        group_costs: Mapping[Split, PimCost],
+        grid_splits: Collection[Split],
     ) -> dict[Split, PimCost]:
         """The fastest of `besides` that is in `among`, if it takes at most `NEAR` times the best `timed`."""
         terms = self.layer.terms
-        fastest_ns = min(terms.total_ns(each, timed[each.split]) for each in besides if each.split in timed)
-        limit_ns, near = NEAR * fastest_ns, {}
-        for beside in besides:
-            split = beside.split
-            if split not in among or terms.least_ns(beside, self._work_ns(split)) > limit_ns:
+        fastest_ns = min(
+            terms.total_ns(timed_split, group_costs[timed_split.split])
+            for timed_split in non_pim_times
+            if timed_split.split in group_costs
+        )
+        limit_ns, fastest = NEAR * fastest_ns, {}
+        for times in non_pim_times:
+            split = times.split
+            if split not in grid_splits or terms.lower_bound_ns(times, self._work_ns(split)) > limit_ns:
                 continue
-            if terms.least_ns(beside, self.busiest_ns(split)) > limit_ns:
+            if terms.lower_bound_ns(times, self.busiest_ns(split)) > limit_ns:
                 continue
             cost = self.cost(split)
-            if (total_ns := terms.total_ns(beside, cost)) <= limit_ns:
-                limit_ns, near = total_ns, {split: cost}
-        return near
+            if (total_ns := terms.total_ns(times, cost)) <= limit_ns:
+                limit_ns, fastest = total_ns, {split: cost}
+        return fastest
 
-    def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
+    def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, PimCost]:
         """The fastest of `besides`, and the others that had to be timed to prove it.
 
         A best-first search by a lower bound of each split, which is raised step by step: the work of PIM, the
@@ -241,19 +255,19 @@ class _Timing:
         fastest. Nothing is assumed about how times change from split to split.
         """
         terms = self.layer.terms
-        queue, timed = [], {}
-        for index, beside in enumerate(besides):
-            queue.append((terms.least_ns(beside, self._work_ns(beside.split)), index, "work"))
+        queue, costs = [], {}
+        for index, times in enumerate(non_pim_times):
+            queue.append((terms.lower_bound_ns(times, self._work_ns(times.split)), index, "work"))
         heapq.heapify(queue)
         while queue:
-            _, index, known_by = heapq.heappop(queue)
-            beside = besides[index]
-            if known_by == "time":
-                return timed
-            if known_by == "work":
-                bound_ns = terms.least_ns(beside, self.busiest_ns(beside.split))
+            _, index, bound_kind = heapq.heappop(queue)
+            times = non_pim_times[index]
+            if bound_kind == "time":
+                return costs
+            if bound_kind == "work":
+                bound_ns = terms.lower_bound_ns(times, self.busiest_ns(times.split))
                 heapq.heappush(queue, (bound_ns, index, "channel"))
             else:
-                timed[beside.split] = self.cost(beside.split)
-                heapq.heappush(queue, (terms.total_ns(beside, timed[beside.split]), index, "time"))
-        return timed
+                costs[times.split] = self.cost(times.split)
+                heapq.heappush(queue, (terms.total_ns(times, costs[times.split]), index, "time"))
+        return costs

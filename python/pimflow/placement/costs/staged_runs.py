@@ -35,7 +35,7 @@ class StagedRun:
     rows: StageRows
 
     @classmethod
-    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
+    def from_pipeline(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
         """The run of a pipeline; raises `PlanError` with the reason if it is impossible."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
         if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
@@ -43,31 +43,31 @@ class StagedRun:
                 f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
                 f"GPU and PIM both, not {list(pipeline.modes)}"
             )
-        problem = _problem(graph, regions, pipeline.modes)
-        if not problem:
+        reason = _pipeline_obstacle(graph, regions, pipeline.modes)
+        if not reason:
             try:
                 run = cls(
                     pipeline=pipeline,
                     regions=regions,
                     rows=stage_rows([region.layer.rows for region in regions], pipeline.cuts),
                 )
-                problem = run.misplaced()
+                reason = run.copy_obstacle()
             except ValueError as error:
-                problem = str(error)
-        if problem:
-            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {problem}")
+                reason = str(error)
+        if reason:
+            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {reason}")
         return run
 
-    def misplaced(self) -> str:
+    def copy_obstacle(self) -> str:
         """Why a part of a tensor cannot be a view, and would be copied; empty if all can."""
         for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
             g = region.layer
-            ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
-            reads = (
+            output_borders = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
+            input_borders = (
                 (1, g.h, g.w, g.c),
                 [g.rows.inputs(*part).begin for part in rows] if mode == "PIM" else [],
             )
-            for shape, begins in (ends, reads):
+            for shape, begins in (output_borders, input_borders):
                 for begin in begins:
                     if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
                         return f"'{region.name}': {problem}"
@@ -91,8 +91,8 @@ class StagedRun:
         region, rows = self.regions[position], self.rows[position][stage]
         read = _operand_elements(region, rows)
         if position and self.pipeline.modes[position - 1] == "PIM":
-            reads = region.layer.rows.inputs(*rows)
-            read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
+            input_rows = region.layer.rows.inputs(*rows)
+            read += _operand_elements(self.regions[position - 1], (input_rows.begin, input_rows.end))
         return _kernel(region.layer, rows, dtype, read * ELEMENT_BYTES[dtype])
 
 
@@ -117,35 +117,37 @@ def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
     return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
 
 
-def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
+def _pipeline_obstacle(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
     """Why `regions` cannot be done in stages; empty if they can. Rows are not checked."""
     for region, mode in zip(regions, modes):
-        if problem := unstaged(region):
+        if problem := staging_obstacle(region):
             return f"'{region.name}': {problem}"
         if mode == "PIM" and region.prologue:
             return f"'{region.name}' begins with more than PIM computes"
-    for before, after in itertools.pairwise(regions):
-        if not chained(graph, before, after):
-            return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
-    for (before, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
-        if pair == ("PIM", "PIM") and before.epilogue:
-            return f"what PIM leaves undone of '{before.name}' needs the GPU before PIM can go on"
+    for producer, consumer in itertools.pairwise(regions):
+        if not is_chained(graph, producer, consumer):
+            return (
+                f"'{consumer.name}' is not the only one that reads '{producer.name}', or reads it otherwise"
+            )
+    for (producer, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
+        if pair == ("PIM", "PIM") and producer.epilogue:
+            return f"what PIM leaves undone of '{producer.name}' needs the GPU before PIM can go on"
     return ""
 
 
-def unstaged(region: Region) -> str:
+def staging_obstacle(region: Region) -> str:
     """Why a region cannot be computed in parts along rows; empty if it can."""
     g = region.geometry
     if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
         return "it is no convolution of one image"
     moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue))
-    several = region.prologue and len(region.inputs) > 1
-    if several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
+    reads_several = region.prologue and len(region.inputs) > 1
+    if reads_several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
         return "its kernel does more than a convolution and what is elementwise around it"
     return ""
 
 
-def chained(graph: RegionGraph, before: Region, after: Region) -> bool:
+def is_chained(graph: RegionGraph, producer: Region, consumer: Region) -> bool:
     """Whether only `after` reads the result of `before`, as its first operand."""
-    alone = graph.readers[before.name] == (after.name,) and before.name not in graph.outputs
-    return alone and after.first_result == before.name
+    is_only_reader = graph.readers[producer.name] == (consumer.name,) and producer.name not in graph.outputs
+    return is_only_reader and consumer.first_result_input == producer.name

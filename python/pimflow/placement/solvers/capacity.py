@@ -18,10 +18,10 @@ def row_bytes(system: System) -> int:
 
 def channel_bytes(system: System) -> int:
     """Bytes of all rows of the PIM channels."""
-    return system.pim.rows_to_use * row_bytes(system) * system.pim_channels
+    return system.pim.usable_rows * row_bytes(system) * system.pim_channels
 
 
-def held_bytes(system: System, candidates: Sequence[Candidate]) -> int:
+def weight_row_bytes(system: System, candidates: Sequence[Candidate]) -> int:
     """Bytes of the rows of a plan's weights and caches over all PIM channels."""
     return sum(c.placed_rows for c in candidates) * row_bytes(system) * system.pim_channels
 
@@ -31,14 +31,14 @@ def uses_plain_memory(candidate: Candidate) -> bool:
     return any("pim" in task.also for task in candidate.tasks)
 
 
-def plain_rows(system: System, held_bytes: float) -> int:
+def plain_rows(system: System, stored_bytes: float) -> int:
     """Rows of each PIM bank for `held_bytes` spread over all PIM channels."""
-    return math.ceil(held_bytes / (row_bytes(system) * system.pim_channels))
+    return math.ceil(stored_bytes / (row_bytes(system) * system.pim_channels))
 
 
-def rows_taken(system: System, memory: PlanMemory, candidates: Sequence[Candidate]) -> int:
+def bank_rows(system: System, memory: PlanMemory, candidates: Sequence[Candidate]) -> int:
     """Rows of each PIM bank that a plan takes."""
     rows = sum(c.placed_rows for c in candidates)
     if any(map(uses_plain_memory, candidates)):
-        rows += plain_rows(system, memory.of(candidates) + sum(c.filter_bytes for c in candidates))
+        rows += plain_rows(system, memory.pool_bytes(candidates) + sum(c.filter_bytes for c in candidates))
     return rows

@@ -9,7 +9,7 @@ from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, 
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import State, Step
+from pimflow.placement.solvers.steps import PlanState, StateTransition
 from pimflow.simulators.pim.energy import background_pj
 
 
@@ -44,12 +44,14 @@ class Evaluation:
         return sum(self.energies_pj.values())
 
     @property
-    def added_ns(self) -> dict[str, float]:
+    def latency_increase_ns(self) -> dict[str, float]:
         """By region, by how much it makes the end of the plan later: these add up to the latency.
 
         A candidate of several regions is listed at the first one; regions without tasks are left out.
         """
-        return {name: added_ps / 1000 for name, added_ps in _added_ps(self.timeline.events).items()}
+        return {
+            name: added_ps / 1000 for name, added_ps in _latency_increase_ps(self.timeline.events).items()
+        }
 
 
 # The GPU's constant power, and the background of the PIM channels.
@@ -66,11 +68,11 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
         arithmetic, L2, DRAM, crossbar and PIM commands; ``total``, their sum.
     """
 
-    def saved(parts: Iterable[str]) -> float:
+    def difference_pj(parts: Iterable[str]) -> float:
         return sum(gpu_only.energies_pj.get(part, 0.0) - plan.energies_pj.get(part, 0.0) for part in parts)
 
     work = sorted((plan.energies_pj.keys() | gpu_only.energies_pj.keys()) - set(STATIC))
-    shorter_runtime, cheaper_work = saved(STATIC), saved(work)
+    shorter_runtime, cheaper_work = difference_pj(STATIC), difference_pj(work)
     return {
         "shorter_runtime": shorter_runtime,
         "cheaper_work": cheaper_work,
@@ -79,7 +81,7 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class PlanExecution:
     """The tasks of a plan over time. Fields are those of `Evaluation`, without constant power."""
 
     events: tuple[Event, ...]
@@ -90,7 +92,7 @@ class Execution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class TimelineState:
     """State of the timeline after some candidates of a plan were issued.
 
     Attributes
@@ -104,35 +106,37 @@ class Moment:
 
     free_ns: dict[str, float]
     ready_ns: dict[str, float]
-    state: State
+    state: PlanState
 
 
-def begin(table: CostTable) -> Moment:
+def initial_timeline_state(table: CostTable) -> TimelineState:
     """The state of the timeline at the begin of an inference."""
-    return Moment(free_ns={}, ready_ns={}, state=steps.begin(table))
+    return TimelineState(free_ns={}, ready_ns={}, state=steps.initial_state(table))
 
 
 def advance(
-    graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
-) -> tuple[Moment, list[tuple[Task, float]]]:
+    graph: RegionGraph, table: CostTable, candidate: Candidate, timeline_state: TimelineState
+) -> tuple[TimelineState, list[tuple[Task, float]]]:
     """Issue `candidate`: the state of the timeline after it, and its tasks with their starts in ns."""
-    reads = steps.reads(graph, candidate)
-    late = steps.late(graph, candidate, moment.state.pending)
-    begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
-    free_ns, ends = dict(moment.free_ns), []
-    placed: list[tuple[Task, float]] = []
-    step = Step.of(graph, table, candidate, moment.state)
-    for task in step.tasks:
+    inputs = steps.candidate_inputs(graph, candidate)
+    late_inputs = steps.late_inputs(graph, candidate, timeline_state.state.deferred_epilogues)
+    begin_ns = max(
+        (timeline_state.ready_ns.get(name, 0.0) for name in inputs if name not in late_inputs), default=0.0
+    )
+    free_ns, ends = dict(timeline_state.free_ns), []
+    started_tasks: list[tuple[Task, float]] = []
+    transition = StateTransition.from_candidate(graph, table, candidate, timeline_state.state)
+    for task in transition.tasks:
         starts_ns = max([begin_ns, start_ns(task, free_ns), *(ends[i] for i in task.after)])
         ends.append(starts_ns + task.duration_ns)
-        free_ns |= dict.fromkeys(task.held, ends[-1])
-        placed.append((task, starts_ns))
-    end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
-    ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
-    return Moment(free_ns=free_ns, ready_ns=ready_ns, state=step.after), placed
+        free_ns |= dict.fromkeys(task.resources, ends[-1])
+        started_tasks.append((task, starts_ns))
+    end_ns = max([begin_ns, *ends, *(timeline_state.ready_ns.get(name, 0.0) for name in late_inputs)])
+    ready_ns = timeline_state.ready_ns | dict.fromkeys(candidate.covers, end_ns)
+    return TimelineState(free_ns=free_ns, ready_ns=ready_ns, state=transition.next_state), started_tasks
 
 
-def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
+def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> PlanExecution:
     """Schedule the tasks of `candidates` in order, each as early as its inputs and resources allow.
 
     A resource does one task at a time, in order. The tasks of a candidate wait for what they read, its result
@@ -143,22 +147,22 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     region_pj: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
-    moment = begin(table)
+    timeline_state = initial_timeline_state(table)
     for candidate in candidates:
-        reads = steps.reads(graph, candidate)
-        begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads), default=0.0)
-        moment, placed = advance(graph, table, candidate, moment)
-        for task, starts_ns in placed:
+        inputs = steps.candidate_inputs(graph, candidate)
+        begin_ns = max((timeline_state.ready_ns.get(name, 0.0) for name in inputs), default=0.0)
+        timeline_state, started_tasks = advance(graph, table, candidate, timeline_state)
+        for task, starts_ns in started_tasks:
             events.append(_event(task, starts_ns, candidate.covers))
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
         region_pj |= dict.fromkeys(candidate.covers, 0.0)
-        region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in placed)
+        region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in started_tasks)
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
-        region_ns[candidate.covers[0]] = moment.ready_ns[candidate.covers[-1]] - begin_ns
-    return Execution(
+        region_ns[candidate.covers[0]] = timeline_state.ready_ns[candidate.covers[-1]] - begin_ns
+    return PlanExecution(
         events=tuple(events),
-        latency_ns=max(moment.ready_ns.values()),
+        latency_ns=max(timeline_state.ready_ns.values()),
         region_ns=region_ns,
         energies_pj=energies_pj,
         region_pj=region_pj,
@@ -183,27 +187,25 @@ def evaluate(
     )
 
 
-def overlapped_ns(
-    graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable
-) -> dict[str, float]:
+def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> dict[str, float]:
     """By region, how much of its candidate's time overlaps others; zeros are left out.
 
     The sum of these and the latency is the time of all candidates in sequence.
     """
-    added_ps = _added_ps(execute(graph, candidates, table).events)
-    saved_ns, state = {}, steps.begin(table)
+    added_ps = _latency_increase_ps(execute(graph, candidates, table).events)
+    saved_ns, state = {}, steps.initial_state(table)
     for candidate in candidates:
         name = candidate.covers[0]
-        step = Step.of(graph, table, candidate, state)
-        alone_ps = makespan_ns(step.tasks) * 1000
-        saved_ps = alone_ps - added_ps.get(name, 0)
+        transition = StateTransition.from_candidate(graph, table, candidate, state)
+        standalone_ps = makespan_ns(transition.tasks) * 1000
+        saved_ps = standalone_ps - added_ps.get(name, 0)
         if round(saved_ps) > 1:  # events are rounded to a picosecond
             saved_ns[name] = saved_ps / 1000
-        state = step.after
+        state = transition.next_state
     return saved_ns
 
 
-def _added_ps(events: Iterable[Event]) -> dict[str, int]:
+def _latency_increase_ps(events: Iterable[Event]) -> dict[str, int]:
     """By the first region of a candidate, in order, by how much it ends after all before it."""
     ends_ps: dict[str, int] = {}
     for event in events:

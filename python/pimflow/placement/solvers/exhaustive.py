@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.evaluate import Moment, advance, begin
-from pimflow.placement.solvers.steps import fits
+from pimflow.placement.solvers.evaluate import TimelineState, advance, initial_timeline_state
+from pimflow.placement.solvers.steps import is_feasible
 
 MAX_REGIONS = 8
 MAX_COVERS = 30_000  # some 400 are evaluated a second
@@ -16,24 +16,26 @@ Cover = tuple[Candidate, ...]
 Rank = tuple[float, ...]
 
 
-def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+def all_covers(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
     """All covers, each region done once, with their latencies in ns and the energies in pJ of their tasks."""
 
     def rest(
-        chosen: tuple[Candidate, ...], at: int, moment: Moment, energy_pj: float
+        cover: tuple[Candidate, ...], position: int, timeline_state: TimelineState, energy_pj: float
     ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
         """All completions of the partial cover `chosen` from position `at` on."""
-        if at == len(graph.regions):
-            yield chosen, max(moment.ready_ns.values()), energy_pj
+        if position == len(graph.regions):
+            yield cover, max(timeline_state.ready_ns.values()), energy_pj
             return
-        for candidate in table.candidates[graph.regions[at].name]:
-            if not fits(graph, table, candidate, moment.state):
+        for candidate in table.candidates[graph.regions[position].name]:
+            if not is_feasible(graph, table, candidate, timeline_state.state):
                 continue
-            after, placed = advance(graph, table, candidate, moment)
-            more_pj = sum(task.energy_pj for task, _ in placed)
-            yield from rest((*chosen, candidate), at + len(candidate.covers), after, energy_pj + more_pj)
+            next_state, started_tasks = advance(graph, table, candidate, timeline_state)
+            task_pj = sum(task.energy_pj for task, _ in started_tasks)
+            yield from rest(
+                (*cover, candidate), position + len(candidate.covers), next_state, energy_pj + task_pj
+            )
 
-    return rest((), 0, begin(table), 0.0)
+    return rest((), 0, initial_timeline_state(table), 0.0)
 
 
 def _cover_count(graph: RegionGraph, table: CostTable) -> int:
@@ -72,7 +74,7 @@ def solve_exhaustive(
             f"{covers}; use 'label'"
         )
     best: tuple[Rank, Cover] | None = None
-    for cover, latency_ns, energy_pj in every_cover(graph, table):
+    for cover, latency_ns, energy_pj in all_covers(graph, table):
         place = rank(cover, latency_ns, energy_pj)
         if place is not None and (best is None or place < best[0]):
             best = (place, cover)

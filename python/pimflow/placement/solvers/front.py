@@ -12,7 +12,7 @@ from pimflow.placement.solvers.plan_search import FrontLabel, PlanSearch
 from pimflow.placement.solvers.solution import LATENCY
 
 # Figures that differ by a smaller share are equal: times are summed in different orders.
-SAME = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 # Without a bound on memory, the front has every plan that is better than the others by more than this share.
 TOLERANCE = 1e-3
 BUDGETS = 8  # memory budgets, from the minimum to the memory of the fastest plan
@@ -36,7 +36,7 @@ class FrontPlan:
     """
 
     candidates: tuple[Candidate, ...]
-    evaluated: Callable[[], EvaluatedPlan] = field(repr=False)
+    evaluate: Callable[[], EvaluatedPlan] = field(repr=False)
     latency_ns: float
     energy_pj: float
     memory_bytes: int
@@ -47,14 +47,16 @@ class FrontPlan:
         """The figures that fronts compare; less is better."""
         return self.latency_ns, self.energy_pj, self.memory_bytes
 
-    def dominates(self, other: FrontPlan) -> bool:
+    def dominates(self, plan: FrontPlan) -> bool:
         """Whether it is at least as good as `other` in every figure, and better in one."""
-        pairs = list(zip(self.figures, other.figures))
-        return all(a <= b * (1 + SAME) for a, b in pairs) and any(a < b * (1 - SAME) for a, b in pairs)
+        pairs = list(zip(self.figures, plan.figures))
+        return all(a <= b * (1 + RELATIVE_TOLERANCE) for a, b in pairs) and any(
+            a < b * (1 - RELATIVE_TOLERANCE) for a, b in pairs
+        )
 
 
 def front(
-    search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan] = ()
+    search: PlanSearch, points: int | None, extra_plans: Iterable[EvaluatedPlan] = ()
 ) -> tuple[FrontPlan, ...]:
     """At most `points` plans within the bounds of `search`, of which none dominates another.
 
@@ -84,16 +86,16 @@ def front(
     """
     if points is not None and points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
-    found = [_from_evaluated(plan) for plan in others if search.allows(plan)]
-    found += [_from_label(search, label) for label in search.front(TOLERANCE)]
+    all_plans = [_from_evaluated(plan) for plan in extra_plans if search.allows(plan)]
+    all_plans += [_from_label(search, label) for label in search.front(TOLERANCE)]
     seconds = search.goal.search_seconds / (BUDGETS * (2 + CORNERS))
-    hasty = search.with_goal(replace(search.goal, search_seconds=seconds))
+    quick_search = search.with_goal(replace(search.goal, search_seconds=seconds))
     for budget in _budgets(search):
-        found += map(_from_evaluated, _corners(hasty, budget))
-    plans = undominated(found)
+        all_plans += map(_from_evaluated, _corners(quick_search, budget))
+    plans = pareto_plans(all_plans)
     if points is None:
         return tuple(plans)
-    return tuple(plans[number] for number in spread([plan.figures for plan in plans], points))
+    return tuple(plans[number] for number in select_spread([plan.figures for plan in plans], points))
 
 
 def _budgets(search: PlanSearch) -> list[float]:
@@ -101,8 +103,12 @@ def _budgets(search: PlanSearch) -> list[float]:
     smallest, fastest = search.smallest(), search.minimum(LATENCY)
     if smallest is None or fastest is None:
         return []
-    least, most = smallest.memory_bytes, fastest.memory_bytes
-    return [least + (most - least) * step / BUDGETS for step in range(BUDGETS) if most > least]
+    min_bytes, max_bytes = smallest.memory_bytes, fastest.memory_bytes
+    return [
+        min_bytes + (max_bytes - min_bytes) * step / BUDGETS
+        for step in range(BUDGETS)
+        if max_bytes > min_bytes
+    ]
 
 
 def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]:
@@ -111,37 +117,39 @@ def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]
     frugal = search.minimum(search.energy, max_memory_bytes)
     if fastest is None or frugal is None:
         return []
-    plans, between = [fastest, frugal], [(fastest, frugal)]
-    while between and len(plans) < 2 + CORNERS:
-        left, right = between.pop(0)
-        a, b = left.evaluation, right.evaluation
+    plans, segments = [fastest, frugal], [(fastest, frugal)]
+    while segments and len(plans) < 2 + CORNERS:
+        first, second = segments.pop(0)
+        a, b = first.evaluation, second.evaluation
         longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
         if longer_ns <= TOLERANCE * a.latency_ns or saved_pj <= TOLERANCE * b.energy_pj:
             continue
-        corner = search.minimum(search.weighted(saved_pj / longer_ns), max_memory_bytes)
+        corner = search.minimum(search.energy_latency_sum(saved_pj / longer_ns), max_memory_bytes)
         if corner:
             plans.append(corner)
-            between += [(left, corner), (corner, right)]
+            segments += [(first, corner), (corner, second)]
     return plans
 
 
-def undominated(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
+def pareto_plans(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
     """The plans that no other dominates, without duplicates, the fastest first."""
-    kept: list[FrontPlan] = []
-    for plan in sorted(plans, key=lambda each: each.figures):
-        if not any(other.dominates(plan) or _same(other, plan) for other in kept):
-            kept = [other for other in kept if not plan.dominates(other)] + [plan]
-    return kept
+    front_plans: list[FrontPlan] = []
+    for plan in sorted(plans, key=lambda candidate_plan: candidate_plan.figures):
+        if not any(front_plan.dominates(plan) or _is_same(front_plan, plan) for front_plan in front_plans):
+            front_plans = [front_plan for front_plan in front_plans if not plan.dominates(front_plan)] + [
+                plan
+            ]
+    return front_plans
 
 
-def _same(one: FrontPlan, other: FrontPlan) -> bool:
-    return all(abs(a - b) <= SAME * abs(b) for a, b in zip(one.figures, other.figures))
+def _is_same(first: FrontPlan, second: FrontPlan) -> bool:
+    return all(abs(a - b) <= RELATIVE_TOLERANCE * abs(b) for a, b in zip(first.figures, second.figures))
 
 
 def _from_label(search: PlanSearch, label: FrontLabel) -> FrontPlan:
     return FrontPlan(
         candidates=label.candidates,
-        evaluated=lambda: search.front_plan(label),
+        evaluate=lambda: search.front_plan(label),
         latency_ns=label.latency_ns,
         energy_pj=label.energy_pj,
         memory_bytes=label.memory_bytes,
@@ -152,7 +160,7 @@ def _from_label(search: PlanSearch, label: FrontLabel) -> FrontPlan:
 def _from_evaluated(plan: EvaluatedPlan) -> FrontPlan:
     return FrontPlan(
         candidates=plan.solution.candidates,
-        evaluated=lambda: plan,
+        evaluate=lambda: plan,
         latency_ns=plan.evaluation.latency_ns,
         energy_pj=plan.evaluation.energy_pj,
         memory_bytes=plan.memory_bytes,
@@ -164,20 +172,25 @@ def _weight_bytes(candidates: Iterable[Candidate]) -> int:
     return sum(candidate.filter_bytes for candidate in candidates)
 
 
-def spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
+def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
     """Numbers of `points` plans: the best in each figure, then repeatedly the one farthest from these."""
-    every = range(len(figures))
+    numbers = range(len(figures))
     if len(figures) <= points:
-        return list(every)
+        return list(numbers)
     spans = [(min(axis), max(max(axis) - min(axis), 1e-12)) for axis in zip(*figures)]
-    places = [[(figure - low) / span for figure, (low, span) in zip(each, spans)] for each in figures]
+    places = [
+        [(figure - low) / span for figure, (low, span) in zip(plan_figures, spans)]
+        for plan_figures in figures
+    ]
 
-    def apart(one: int, other: int) -> float:
-        return sum((a - b) ** 2 for a, b in zip(places[one], places[other]))
+    def apart(first: int, reference: int) -> float:
+        return sum((a - b) ** 2 for a, b in zip(places[first], places[reference]))
 
-    chosen = list(dict.fromkeys(min(every, key=lambda i: places[i][axis]) for axis in range(len(spans))))
-    chosen = chosen[:points]
-    while len(chosen) < points:
-        left = [number for number in every if number not in chosen]
-        chosen.append(max(left, key=lambda number: min(apart(number, other) for other in chosen)))
-    return sorted(chosen)
+    selection = list(dict.fromkeys(min(numbers, key=lambda i: places[i][axis]) for axis in range(len(spans))))
+    selection = selection[:points]
+    while len(selection) < points:
+        remaining = [number for number in numbers if number not in selection]
+        selection.append(
+            max(remaining, key=lambda number: min(apart(number, reference) for reference in selection))
+        )
+    return sorted(selection)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.plan import MODES
 from pimflow.errors import InfeasibleError
-from pimflow.placement.solvers.objectives import BOUNDS, EvaluatedPlan, Goal, enough
+from pimflow.placement.solvers.objectives import BOUNDS, EvaluatedPlan, Goal, round_up
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.solution import ERROR, LATENCY
 
@@ -16,41 +16,41 @@ from pimflow.placement.solvers.solution import ERROR, LATENCY
 class _Bound:
     """A bound: its quantity, the plan of minimum need, how much a plan needs, and the option."""
 
-    what: str
+    quantity: str
     unit: str
-    least: Callable[[PlanSearch], EvaluatedPlan | None]
+    min_plan: Callable[[PlanSearch], EvaluatedPlan | None]
     amount: Callable[[EvaluatedPlan], float]
     option: Callable[[float], str]
 
 
 _BOUNDS = {
     "max_memory_bytes": _Bound(
-        what="memory",
+        quantity="memory",
         unit="bytes",
-        least=lambda search: search.smallest(),
+        min_plan=lambda search: search.smallest(),
         amount=lambda plan: plan.memory_bytes,
         option=lambda amount: f"--memory-budget {amount:.0f}B",
     ),
     "max_latency_ns": _Bound(
-        what="latency",
+        quantity="latency",
         unit="ns",
-        least=lambda search: search.minimum(LATENCY),
+        min_plan=lambda search: search.minimum(LATENCY),
         amount=lambda plan: plan.evaluation.latency_ns,
-        option=lambda amount: f"--max-latency {enough(amount, 'us', 1e3)}",
+        option=lambda amount: f"--max-latency {round_up(amount, 'us', 1e3)}",
     ),
     "max_energy_pj": _Bound(
-        what="energy",
+        quantity="energy",
         unit="pJ",
-        least=lambda search: search.minimum(search.energy),
+        min_plan=lambda search: search.minimum(search.energy),
         amount=lambda plan: plan.evaluation.energy_pj,
-        option=lambda amount: f"--max-energy {enough(amount, 'uJ', 1e6)}",
+        option=lambda amount: f"--max-energy {round_up(amount, 'uJ', 1e6)}",
     ),
     "max_error": _Bound(
-        what="error",
+        quantity="error",
         unit="",
-        least=lambda search: search.minimum(ERROR),
+        min_plan=lambda search: search.minimum(ERROR),
         amount=lambda plan: plan.error,
-        option=lambda amount: f"--max-error {enough(amount, '', 1.0)}",
+        option=lambda amount: f"--max-error {round_up(amount, '', 1.0)}",
     ),
 }
 
@@ -62,25 +62,25 @@ def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
     be met by itself, it names for each the minimum within the others.
     """
     goal, name = searches[0].goal, searches[0].graph.name
-    more = ["more PIM channels (--pim-channels)"]
+    common_levers = ["more PIM channels (--pim-channels)"]
     if goal.modes != MODES:
-        more.append("more modes (--modes)")
+        common_levers.append("more modes (--modes)")
     for field, limit in goal.bounds.items():
-        bound, needed = _BOUNDS[field], _least(searches, field, replace(goal, **dict.fromkeys(BOUNDS)))
+        bound, needed = _BOUNDS[field], _min_amount(searches, field, replace(goal, **dict.fromkeys(BOUNDS)))
         if needed is not None and needed > limit:
-            levers = (bound.option(needed), *more)
-            return InfeasibleError(f"{bound.what} of '{name}'", needed, limit, bound.unit, levers)
-    needs = {field: _least(searches, field, replace(goal, **{field: None})) for field in goal.bounds}
+            levers = (bound.option(needed), *common_levers)
+            return InfeasibleError(f"{bound.quantity} of '{name}'", needed, limit, bound.unit, levers)
+    needs = {field: _min_amount(searches, field, replace(goal, **{field: None})) for field in goal.bounds}
     reached = {field: needed for field, needed in needs.items() if needed is not None}
-    levers = (*(_BOUNDS[field].option(needed) for field, needed in reached.items()), *more)
+    levers = (*(_BOUNDS[field].option(needed) for field, needed in reached.items()), *common_levers)
     field = next(iter(reached), next(iter(goal.bounds)))
-    what = f"{_BOUNDS[field].what} of '{name}' within the other bounds"
+    subject = f"{_BOUNDS[field].quantity} of '{name}' within the other bounds"
     needed = reached.get(field, float("inf"))
-    return InfeasibleError(what, needed, goal.bounds[field], _BOUNDS[field].unit, levers)
+    return InfeasibleError(subject, needed, goal.bounds[field], _BOUNDS[field].unit, levers)
 
 
-def _least(searches: Sequence[PlanSearch], field: str, goal: Goal) -> float | None:
+def _min_amount(searches: Sequence[PlanSearch], field: str, goal: Goal) -> float | None:
     """The minimum of a bound's quantity over all plans within the bounds of `goal`; None without plans."""
     bound = _BOUNDS[field]
-    plans = (bound.least(search.with_goal(goal)) for search in searches)
+    plans = (bound.min_plan(search.with_goal(goal)) for search in searches)
     return min((bound.amount(plan) for plan in plans if plan), default=None)

@@ -22,7 +22,7 @@ SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SearchQuery:
     """A query of a problem.
 
     Attributes
@@ -86,7 +86,7 @@ class Labels:
     bound: float
     dropped_bound: float
     labels: int = field(repr=False)
-    most_labels: int = field(repr=False)
+    max_labels: int = field(repr=False)
 
 
 def _row(criterion: Criterion) -> list[float]:
@@ -96,18 +96,18 @@ def _row(criterion: Criterion) -> list[float]:
     return [*weights, *bytes_weights, min(criterion.at_most, INFINITE), criterion.tolerance]
 
 
-def search(problem: PlacementProblem, question: Question) -> Labels:
+def search(problem: PlacementProblem, query: SearchQuery) -> Labels:
     """Answer `question`; without plans if none is within the bounds."""
     import tvm_ffi
 
-    rows = np.array([_row(criterion) for criterion in question.criteria], np.float64).reshape(-1, 7)
+    rows = np.array([_row(criterion) for criterion in query.criteria], np.float64).reshape(-1, 7)
     limits = (
-        *(question.max_memory_bytes, question.capacity_bytes),
-        *(question.max_labels, question.compared_labels, question.seconds),
+        *(query.max_memory_bytes, query.capacity_bytes),
+        *(query.max_labels, query.compared_labels, query.seconds),
     )
     numbers = [min(float(limit), INFINITE) for limit in limits]
-    flags = [question.counts_memory, question.minimises_memory, question.only_gpu, question.front]
-    plans, bound, dropped_bound, labels, most_labels = _search(
+    flags = [query.counts_memory, query.minimises_memory, query.only_gpu, query.front]
+    plans, bound, dropped_bound, labels, max_labels = _search(
         problem.native, tvm_ffi.from_dlpack(rows), numbers, flags
     )
     return Labels(
@@ -123,5 +123,5 @@ def search(problem: PlacementProblem, question: Question) -> Labels:
         bound=bound,
         dropped_bound=dropped_bound,
         labels=labels,
-        most_labels=most_labels,
+        max_labels=max_labels,
     )

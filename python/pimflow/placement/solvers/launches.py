@@ -30,13 +30,13 @@ class Queue:
     own_ns: float
     behind_ns: float
 
-    def within(self, longest_ns: Mapping[str, float]) -> Queue:
+    def clamp(self, longest_ns: Mapping[str, float]) -> Queue:
         """The queue with its times limited to `longest_ns`, the longest launches: no more can be hidden."""
-        most_ns = longest_ns.get(self.resource, 0.0)
-        if self.behind_ns <= most_ns:
+        max_ns = longest_ns.get(self.resource, 0.0)
+        if self.behind_ns <= max_ns:
             return self
         return Queue(
-            resource=self.resource, own_ns=min(self.own_ns, most_ns), behind_ns=min(self.behind_ns, most_ns)
+            resource=self.resource, own_ns=min(self.own_ns, max_ns), behind_ns=min(self.behind_ns, max_ns)
         )
 
 
@@ -54,7 +54,7 @@ class Running:
         How much of a launch on another resource is hidden, if its task waits for the last region.
     """
 
-    of: str = BEGIN
+    awaited_region: str = BEGIN
     queues: tuple[Queue, ...] = ()
     waited_ns: float = 0.0
 
@@ -63,35 +63,35 @@ class Running:
         """By resource of a queue, `hides_ns` of a task that does not wait for the last region, or does."""
         return {queue.resource: (queue.own_ns, queue.behind_ns) for queue in self.queues}
 
-    def hides_ns(self, resource: str, follows: bool) -> float:
+    def hidden_ns(self, resource: str, follows: bool) -> float:
         """How much of a candidate's launch is hidden; `follows`: whether it waits for the last region."""
-        return self._hides_ns(resource)[follows]
+        return self._hidden_pair_ns(resource)[follows]
 
-    def _hides_ns(self, resource: str) -> tuple[float, float]:
+    def _hidden_pair_ns(self, resource: str) -> tuple[float, float]:
         return self._hidden_ns.get(resource, (0.0, self.waited_ns))
 
-    def then(self, behind: Behind, longest_ns: Mapping[str, float]) -> Running:
+    def advance(self, outstanding: OutstandingWork, longest_ns: Mapping[str, float]) -> Running:
         """The work in progress after another candidate; `longest_ns`: the longest launches, by resource.
 
         Times are limited to the longest launch on their resource, since no more can be hidden. So partial
         plans with the same effect on the next launch have the same state.
         """
-        whole_ns, follows = behind.executing_ns, behind.follows
+        work_ns, follows = outstanding.executing_ns, outstanding.follows
         queues = {
-            queue.resource: replace(queue, behind_ns=queue.behind_ns + whole_ns if follows else queue.own_ns)
+            queue.resource: replace(queue, behind_ns=queue.behind_ns + work_ns if follows else queue.own_ns)
             for queue in self.queues
         }
-        queues |= {queue.resource: queue for queue in behind.queues}
-        most_ns = max(longest_ns.values(), default=0.0)
+        queues |= {queue.resource: queue for queue in outstanding.queues}
+        max_ns = max(longest_ns.values(), default=0.0)
         return Running(
-            of=behind.of,
-            queues=tuple(queue.within(longest_ns) for _, queue in sorted(queues.items())),
-            waited_ns=min(self.waited_ns + whole_ns, most_ns) if follows else 0.0,
+            awaited_region=outstanding.awaited_region,
+            queues=tuple(queue.clamp(longest_ns) for _, queue in sorted(queues.items())),
+            waited_ns=min(self.waited_ns + work_ns, max_ns) if follows else 0.0,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behind:
+class OutstandingWork:
     """The work that a candidate leaves in progress, independent of what ran before it.
 
     Attributes
@@ -106,38 +106,40 @@ class Behind:
         A lower bound of its execution time.
     """
 
-    of: str
+    awaited_region: str
     follows: bool
     queues: tuple[Queue, ...] = ()
     executing_ns: float = 0.0
 
     @classmethod
-    def made(cls, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Behind:
+    def from_tasks(
+        cls, tasks: Sequence[Task], awaited_region: str, follows: bool, longest_ns: Mapping[str, float]
+    ) -> OutstandingWork:
         """The work after the tasks of a candidate; equal if the same part of any launch is hidden."""
         if not tasks:  # a view is read in place of what it shows
-            return cls(of=of if follows else "", follows=follows)
+            return cls(awaited_region=awaited_region if follows else "", follows=follows)
         return cls(
-            of=of,
+            awaited_region=awaited_region,
             follows=follows,
-            queues=tuple(queue.within(longest_ns) for queue in leaves(tasks)),
+            queues=tuple(queue.clamp(longest_ns) for queue in launch_queues(tasks)),
             executing_ns=min(executing_ns(tasks), max(longest_ns.values(), default=0.0)),
         )
 
 
-def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
+def launch_queues(tasks: Sequence[Task]) -> tuple[Queue, ...]:
     """The queues of the resources that a candidate uses, from its own tasks alone."""
-    last: dict[str, int] = {}
+    last_tasks: dict[str, int] = {}
     for number, task in enumerate(tasks):
-        for resource in task.held:
-            if resource not in last or task.launch_ns or task.launched:
-                last[resource] = number
+        for resource in task.resources:
+            if resource not in last_tasks or task.launch_ns or task.launched:
+                last_tasks[resource] = number
     return tuple(
         Queue(
             resource=resource,
             own_ns=tasks[number].execution_ns,
             behind_ns=executing_ns(tasks, number),
         )
-        for resource, number in sorted(last.items())
+        for resource, number in sorted(last_tasks.items())
         if resource != "crossbar"
     )
 
@@ -155,8 +157,8 @@ def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
     for number, task in enumerate(tasks):
         begins = 0.0 if first in (None, number) else NEVER
         waits = [starts[i] + tasks[i].execution_ns for i in task.after]
-        starts.append(max([begins, *waits, *(free.get(resource, NEVER) for resource in task.held)]))
-        free |= dict.fromkeys(task.held, starts[-1] + task.execution_ns)
+        starts.append(max([begins, *waits, *(free.get(resource, NEVER) for resource in task.resources)]))
+        free |= dict.fromkeys(task.resources, starts[-1] + task.execution_ns)
     return starts
 
 
@@ -173,10 +175,10 @@ class Launching:
     """
 
     tasks: tuple[Task, ...]
-    first: tuple[tuple[int, float], ...] = ()
+    first_launches: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], follows: bool) -> Launching:
+    def from_tasks(cls, tasks: Sequence[Task], follows: bool) -> Launching:
         """The launches of a candidate; `follows`: whether it waits for the last region.
 
         The first launch on a resource is issued before the resource is free or, if the candidate follows the
@@ -186,36 +188,36 @@ class Launching:
         if not any(task.launch_ns for task in tasks):
             return cls(tasks=tuple(tasks))
         ends = [start + task.execution_ns for start, task in zip(_starts_ns(tasks), tasks)]
-        before: dict[str, float] = {}
+        previous_ns: dict[str, float] = {}
         free: dict[str, float] = {}
-        held_ns: dict[str, float] = defaultdict(float)
-        made, first = [], []
+        busy_ns: dict[str, float] = defaultdict(float)
+        launched_tasks, first_launches = [], []
         for number, (task, end_ns) in enumerate(zip(tasks, ends)):
-            hidden_ns = before.get(task.resource)
+            hidden_ns = previous_ns.get(task.resource)
             if task.launch_ns and hidden_ns is None:
                 # Other resources of the task may be busy for longer, which the rest of the launch overlaps.
-                waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
-                first.append((number, max(waits) if follows else held_ns[task.resource]))
-            left_ns = task.launch_ns if hidden_ns is None else max(task.launch_ns - hidden_ns, 0.0)
-            made.append(task.launched_for(left_ns))
+                bounds_ns = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
+                first_launches.append((number, max(bounds_ns) if follows else busy_ns[task.resource]))
+            remaining_ns = task.launch_ns if hidden_ns is None else max(task.launch_ns - hidden_ns, 0.0)
+            launched_tasks.append(task.with_launch_ns(remaining_ns))
             if task.launch_ns or hidden_ns is not None:
-                before |= dict.fromkeys(task.held, task.execution_ns)
-            free |= dict.fromkeys(task.held, end_ns)
-            for resource in task.held:
-                held_ns[resource] += task.execution_ns
-        return cls(tasks=tuple(made), first=tuple(first))
+                previous_ns |= dict.fromkeys(task.resources, task.execution_ns)
+            free |= dict.fromkeys(task.resources, end_ns)
+            for resource in task.resources:
+                busy_ns[resource] += task.execution_ns
+        return cls(tasks=tuple(launched_tasks), first_launches=tuple(first_launches))
 
-    def left_ns(self, hides_ns: Callable[[str], float]) -> tuple[float, ...]:
+    def remaining_ns(self, hidden_ns: Callable[[str], float]) -> tuple[float, ...]:
         """The remainder of each first launch, if earlier work hides `hides_ns` of it, by its resource."""
         tasks = self.tasks
         return tuple(
-            max(tasks[number].launch_ns - (hides_ns(tasks[number].resource) + own_ns), 0.0)
-            for number, own_ns in self.first
+            max(tasks[number].launch_ns - (hidden_ns(tasks[number].resource) + own_ns), 0.0)
+            for number, own_ns in self.first_launches
         )
 
-    def left(self, hides_ns: Callable[[str], float]) -> tuple[Task, ...]:
+    def remaining_tasks(self, hidden_ns: Callable[[str], float]) -> tuple[Task, ...]:
         """The tasks with first launches shortened to `left_ns`."""
-        made = list(self.tasks)
-        for (number, _), ns in zip(self.first, self.left_ns(hides_ns)):
-            made[number] = made[number].launched_for(ns)
-        return tuple(made)
+        launched_tasks = list(self.tasks)
+        for (number, _), ns in zip(self.first_launches, self.remaining_ns(hidden_ns)):
+            launched_tasks[number] = launched_tasks[number].with_launch_ns(ns)
+        return tuple(launched_tasks)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pimflow.core.keywords import keywords_checked
+from pimflow.core.keywords import check_keywords
 from pimflow.core.plan import MODES
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.placement.solvers.evaluate import Evaluation
@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 SEARCH_SECONDS = 30.0
 
 
-def quantity(text: str, units: dict[str, float], what: str) -> float:
+def quantity(text: str, units: dict[str, float], quantity_name: str) -> float:
     """Read a number above zero, with or without one of `units`, and convert it to the first of them.
 
     Raises
@@ -41,17 +41,17 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
             value = math.nan
     if not 0 < value < math.inf:
         raise UsageError(
-            f"{what} '{text}' is no number above zero in {', '.join(units)} ({first} if it has none)"
+            f"{quantity_name} '{text}' is no number above zero in {', '.join(units)} ({first} if it has none)"
         )
     return value
 
 
-def enough(amount: float, unit: str, factor: float) -> str:
+def round_up(amount: float, unit: str, factor: float) -> str:
     """`amount` in a larger unit as text, rounded up, so that it is a bound that `amount` meets."""
     return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"
 
 
-@keywords_checked
+@check_keywords
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """The goal of a search: the objective, the solver and the bounds.
@@ -142,7 +142,7 @@ class Goal:
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     @property
-    def unbounded(self) -> bool:
+    def is_unbounded(self) -> bool:
         """Whether no bound is set."""
         return not self.bounds
 
@@ -154,19 +154,24 @@ class Goal:
 
     def require(self, network: str, evaluation: Evaluation, memory_bytes: float) -> None:
         """Raise `InfeasibleError` unless a plan that was given, not searched, keeps to the bounds."""
-        for what, needed, bound, unit in (
+        for quantity_name, needed, bound, unit in (
             ("latency", evaluation.latency_ns, self.max_latency_ns, "ns"),
             ("energy", evaluation.energy_pj, self.max_energy_pj, "pJ"),
             ("memory", memory_bytes, self.max_memory_bytes, "bytes"),
         ):
             if bound and needed > bound * (1 + ROUNDING):
                 levers = ("a search instead of the plan",)
-                raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
+                raise InfeasibleError(
+                    f"{quantity_name} of the plan for '{network}'", needed, bound, unit, levers
+                )
 
     def require_error(self, network: str, error: float) -> None:
         """Raise `InfeasibleError` if the sum of the errors of a network's layers exceeds the bound."""
         if self.max_error is not None and error > self.max_error + ROUNDING:
-            levers = (f"--max-error {enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
+            levers = (
+                f"--max-error {round_up(error, '', 1.0)}",
+                "where=pays, which keeps layers as they came",
+            )
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
 

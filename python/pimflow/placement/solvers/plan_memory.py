@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
-from pimflow.core.channel_sets import IN_LEFT, channel_sets
-from pimflow.core.liveness import MEMORY, Lifetime, Liveness, Moment, Span, aligned
-from pimflow.core.plan import PLACES
+from pimflow.core.channel_sets import GPU_CHANNELS, channel_sets
+from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
+from pimflow.core.plan import CHANNEL_SETS
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.steps import PlanState
 
 COPYING = Moment(writes=False)
 Sizes = tuple[tuple[str, int], ...]
@@ -53,40 +53,42 @@ class PlanMemory:
     table: CostTable | None = None
     tensors: Liveness | None = None
     only: frozenset[str] | None = None
-    _spans: dict[tuple[int, int, bool, Sizes], Span] = field(default_factory=dict, repr=False, compare=False)
+    _spans: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @functools.cached_property
     def liveness(self) -> Liveness:
         """Lifetimes of the tensors that count, over the regions."""
-        live = self.tensors or self._of_graph()
-        counted = tuple(life for life in live.lifetimes if self._counts(life.name))
+        live = self.tensors or self._graph_liveness()
+        counted = tuple(life for life in live.lifetimes if self._is_counted(life.name))
         return Liveness(steps=live.steps, lifetimes=counted)
 
-    def _of_graph(self) -> Liveness:
+    def _graph_liveness(self) -> Liveness:
         live = self.graph.liveness(self.dtype)
-        made = (life for life in live.lifetimes if not life.name.startswith("%"))
+        results = (life for life in live.lifetimes if not life.name.startswith("%"))
         stored = tuple(
-            replace(life, size_bytes=aligned(max(life.size_bytes, self._returned_bytes.get(life.name, 0))))
-            for life in made
+            replace(life, size_bytes=align_up(max(life.size_bytes, self._output_bytes.get(life.name, 0))))
+            for life in results
         )
         return Liveness(steps=live.steps, lifetimes=stored)
 
     @functools.cached_property
-    def _returned_bytes(self) -> dict[str, int]:
+    def _output_bytes(self) -> dict[str, int]:
         """Bytes of the network's outputs, which are fp32 whatever the storage type."""
-        returned = (r for r in self.graph.regions if self.graph.returns(r.name) and not r.view)
-        return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in returned}
+        outputs = (r for r in self.graph.regions if self.graph.returns_result(r.name) and not r.view)
+        return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in outputs}
 
-    def own_bytes(self, candidate: Candidate, moment: Moment) -> int:
+    def buffer_bytes(self, candidate: Candidate, moment: Moment) -> int:
         """Bytes of the buffers of `candidate` at a moment.
 
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
-        narrow, last = self.dtype != "fp32" and candidate.rewrite.mode != "GPU", candidate.covers[-1]
-        own = aligned(moment.own_bytes) if self._counts(last) else 0
-        return own + (self._sizes[last] if narrow and last in self._returned_bytes else 0)
+        is_narrow, result = self.dtype != "fp32" and candidate.rewrite.mode != "GPU", candidate.covers[-1]
+        size_bytes = align_up(moment.own_bytes) if self._is_counted(result) else 0
+        return size_bytes + (self._aligned_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
-    def _counts(self, region: str) -> bool:
+    def _is_counted(self, region: str) -> bool:
         return self.only is None or region in self.only
 
     @functools.cached_property
@@ -98,49 +100,66 @@ class PlanMemory:
         return {life.name: life.end for life in self.liveness.lifetimes}
 
     @functools.cached_property
-    def _stored(self) -> dict[str, int]:
+    def _storage_bytes(self) -> dict[str, int]:
         return self.graph.tensor_bytes(self.dtype)
 
     @functools.cached_property
-    def _sizes(self) -> dict[str, int]:
-        return {name: aligned(size) if self._counts(name) else 0 for name, size in self._stored.items()}
+    def _aligned_bytes(self) -> dict[str, int]:
+        return {
+            name: align_up(size) if self._is_counted(name) else 0
+            for name, size in self._storage_bytes.items()
+        }
 
     def size_bytes(self, tensor: str) -> int:
         """Bytes of a tensor in the pool, aligned."""
-        return self._sizes[tensor]
+        return self._aligned_bytes[tensor]
 
-    def span(self, candidate: Candidate) -> Span:
+    def span(self, candidate: Candidate) -> LiveBytes:
         """Bytes of the tensors that are live while `candidate` does its regions."""
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        key = (begin, count, candidate.fuses_regions, tuple(sorted(self.changed_bytes(candidate).items())))
+        key = (
+            begin,
+            count,
+            candidate.fuses_regions,
+            tuple(sorted(self.size_overrides_bytes(candidate).items())),
+        )
         if key not in self._spans:
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
             live = self.liveness
-            if self.changed_bytes(candidate):
+            if self.size_overrides_bytes(candidate):
                 live = replace(live, lifetimes=self.lifetimes(candidate))
-            self._spans[key] = live.span(begin, begin + count, inside)
+            self._spans[key] = live.live_range_bytes(begin, begin + count, inside)
         return self._spans[key]
 
     def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
         """Lifetimes of all results, in their sizes if `candidate` does its regions."""
-        sizes, lifetimes = self.changed_bytes(candidate), self.liveness.lifetimes
+        sizes, lifetimes = self.size_overrides_bytes(candidate), self.liveness.lifetimes
         if not sizes:
             return lifetimes
         return tuple(replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes)
 
-    def changed_bytes(self, candidate: Candidate) -> dict[str, int]:
+    def size_overrides_bytes(self, candidate: Candidate) -> dict[str, int]:
         """Bytes of the results whose sizes differ from the graph's if `candidate` does its regions."""
-        grown: dict[str, int] = {}
-        for own in candidate.regions:
-            if own.name in self._order:  # else an original layer, which has no chain
-                region = self.graph.region(own.name)
-                grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
-                grown[own.name] = own.output_elements - region.output_elements
+        growths: dict[str, int] = {}
+        for replacement in candidate.regions:
+            if replacement.name in self._order:  # else an original layer, which has no chain
+                region = self.graph.region(replacement.name)
+                growths[replacement.first_result_input] = (
+                    replacement.input_elements[0] - region.input_elements[0]
+                )
+                growths[replacement.name] = replacement.output_elements - region.output_elements
         element = ELEMENT_BYTES[self.dtype]
-        return {name: aligned(self._stored[name] + more * element) for name, more in grown.items() if more}
+        return {
+            name: align_up(self._storage_bytes[name] + growth * element)
+            for name, growth in growths.items()
+            if growth
+        }
 
-    def running_bytes(
-        self, candidate: Candidate, pending: Collection[str] = (), copied: Sequence[str] = ()
+    def candidate_peak_bytes(
+        self,
+        candidate: Candidate,
+        deferred_epilogues: Collection[str] = (),
+        copied_tensors: Sequence[str] = (),
     ) -> int:
         """Peak bytes that are live while `candidate` runs.
 
@@ -152,75 +171,89 @@ class PlanMemory:
             Inputs that are copied to another layout, in the order of the copies.
         """
         span, position = self.span(candidate), self._order[candidate.covers[0]]
-        copies, most = 0, 0
-        for tensor in copied:
-            most = max(most, span.at(COPYING) + copies + self._sizes[tensor])
+        copies, peak_bytes = 0, 0
+        for tensor in copied_tensors:
+            peak_bytes = max(peak_bytes, span.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor])
             copies += self.copy_bytes(tensor, position)
-        held = (replace(each, own_bytes=self.own_bytes(candidate, each)) for each in candidate.holds)
-        most = max(most, max(map(span.at, held)) + copies)
-        return most + self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
+        moments = (
+            replace(moment, own_bytes=self.buffer_bytes(candidate, moment))
+            for moment in candidate.memory_moments
+        )
+        peak_bytes = max(peak_bytes, max(map(span.moment_bytes, moments)) + copies)
+        return (
+            peak_bytes
+            + self.epilogue_operand_bytes(position, deferred_epilogues)
+            + self._epilogue_result_bytes(candidate, deferred_epilogues)
+        )
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
-        return self._sizes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
+        return self._aligned_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
-    def in_state(self, candidate: Candidate, state: State) -> int:
+    def peak_bytes_in_state(self, candidate: Candidate, state: PlanState) -> int:
         """`running_bytes` of `candidate` in `state`."""
-        moved: dict[str, Task] = {}
+        copy_tasks: dict[str, Task] = {}
         if self.table and self.table.transforms:
-            changed = steps.transforms(self.graph, self.table, candidate, state)
-            moved = {name: task for name, task in changed.items() if task.launched}  # others make no copy
-        return self.running_bytes(candidate, state.pending, tuple(moved))
+            transform_tasks = steps.layout_transforms(self.graph, self.table, candidate, state)
+            copy_tasks = {
+                name: task for name, task in transform_tasks.items() if task.launched
+            }  # others make no copy
+        return self.candidate_peak_bytes(candidate, state.deferred_epilogues, tuple(copy_tasks))
 
-    def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
+    def _epilogue_result_bytes(self, candidate: Candidate, deferred_epilogues: Collection[str]) -> int:
         """Bytes of earlier results that `candidate` completes and stores, since others need them too."""
-        if not pending or not candidate.input.accepts_pending:
+        if not deferred_epilogues or not candidate.input.fuses_epilogue:
             return 0  # deferred epilogues are done in place before it
-        taken = set(steps.results_read(self.graph, candidate)).intersection(pending)
-        return sum(self._sizes[name] for name in taken if self.graph.shares(name))
+        fused_regions = set(steps.results_read(self.graph, candidate)).intersection(deferred_epilogues)
+        return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
 
-    def kept_bytes(self, position: int, pending: Collection[str]) -> int:
+    def epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
         """Bytes of tensors that only deferred epilogues of `pending` regions keep live at `position`."""
-        return sum(self.kept(position, pending).values())
+        return sum(self.epilogue_operands(position, deferred_epilogues).values())
 
-    def kept(self, position: int, pending: Collection[str]) -> dict[str, int]:
+    def epilogue_operands(self, position: int, deferred_epilogues: Collection[str]) -> dict[str, int]:
         """`kept_bytes` by region whose result the tensor is."""
-        added = {
+        operands = {
             name
-            for region in pending
+            for region in deferred_epilogues
             for name in self.graph.region(region).inputs[self.graph.region(region).operands :]
             if name in self._order
         }
-        return {name: self._sizes[name] for name in added if self._ends.get(name, 0) <= position}
+        return {name: self._aligned_bytes[name] for name in operands if self._ends.get(name, 0) <= position}
 
-    def of(self, candidates: Sequence[Candidate]) -> int:
+    def pool_bytes(self, candidates: Sequence[Candidate]) -> int:
         """Bytes of the pool of a plan of `candidates`."""
-        return sum(self.by_memory(candidates).values())
+        return sum(self.bytes_by_memory(candidates).values())
 
-    def live_bytes(self, candidates: Sequence[Candidate]) -> int:
+    def peak_live_bytes(self, candidates: Sequence[Candidate]) -> int:
         """Peak bytes that are live in a plan of `candidates`, over all sets of channels."""
-        return max(self._running(candidates))
+        return max(self._peaks(candidates))
 
-    def by_memory(self, candidates: Sequence[Candidate]) -> dict[str, int]:
+    def bytes_by_memory(self, candidates: Sequence[Candidate]) -> dict[str, int]:
         """Peak bytes by memory region: a set of channels, if tensors lie in several sets."""
         sets = channel_sets(candidates)
         if not sets:
-            return {MEMORY: self.live_bytes(candidates)}
+            return {MEMORY: self.peak_live_bytes(candidates)}
         inputs = {name for region in self.graph.regions for name in region.inputs if name not in sets}
-        sets |= dict.fromkeys(inputs, IN_LEFT)  # copies of inputs lie in the GPU channels
-        members = {each: frozenset(n for n, own in sets.items() if own == each) for each in PLACES}
-        parts = {each: replace(self, only=names, _spans={}) for each, names in members.items() if names}
-        most = {each: part.live_bytes(candidates) for each, part in parts.items()}
-        return {each: size for each, size in most.items() if size}
+        sets |= dict.fromkeys(inputs, GPU_CHANNELS)  # copies of inputs lie in the GPU channels
+        members = {
+            place: frozenset(n for n, tensor_set in sets.items() if tensor_set == place)
+            for place in CHANNEL_SETS
+        }
+        parts = {place: replace(self, only=names, _spans={}) for place, names in members.items() if names}
+        peaks = {place: part.peak_live_bytes(candidates) for place, part in parts.items()}
+        return {place: size for place, size in peaks.items() if size}
 
-    def _running(self, candidates: Sequence[Candidate]) -> Iterator[int]:
-        state, halves = State(), set[str]()
+    def _peaks(self, candidates: Sequence[Candidate]) -> Iterator[int]:
+        state, halves = PlanState(), set[str]()
         for candidate in candidates:
-            halves &= state.pending
-            yield self.in_state(candidate, state) + sum(self._sizes[name] for name in halves)
-            state = steps.after(self.graph, candidate, state)
-            halves |= {candidate.covers[-1]} if _leaves_a_sum(candidate) else set()
+            halves &= state.deferred_epilogues
+            yield self.peak_bytes_in_state(candidate, state) + sum(
+                self._aligned_bytes[name] for name in halves
+            )
+            state = steps.next_state(self.graph, candidate, state)
+            halves |= {candidate.covers[-1]} if _defers_sum(candidate) else set()
 
 
-def _leaves_a_sum(candidate: Candidate) -> bool:
-    return candidate.rewrite.axis == "reduction" and bool(candidate.output.pending)
+def _defers_sum(candidate: Candidate) -> bool:
+    return candidate.rewrite.axis == "reduction" and bool(candidate.output.deferred_epilogue)

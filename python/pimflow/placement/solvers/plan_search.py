@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
-from pimflow.placement.solvers.capacity import channel_bytes, row_bytes, rows_taken
+from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
 from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns
 from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
-from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, Question, search
+from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.objectives import EXHAUSTIVE, ROUNDING, EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
@@ -27,7 +27,7 @@ class FrontLabel:
     energy_pj: float
     memory_bytes: int
     label: Label = field(repr=False)
-    question: Question = field(repr=False)
+    query: SearchQuery = field(repr=False)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -49,14 +49,16 @@ class PlanSearch:
         self.memory = PlanMemory(graph, system.dtype, table)
         self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
-        self._only_gpu = all(c.rewrite.mode == "GPU" for each in table.candidates.values() for c in each)
+        self._is_gpu_only = all(
+            c.rewrite.mode == "GPU" for candidates in table.candidates.values() for c in candidates
+        )
         self._labels: dict[object, Labels] = {}
 
     def with_goal(self, goal: Goal) -> PlanSearch:
         """The search of the same plans for another goal."""
-        other = object.__new__(PlanSearch)
-        other.__dict__.update(self.__dict__, goal=goal)
-        return other
+        plan_search = object.__new__(PlanSearch)
+        plan_search.__dict__.update(self.__dict__, goal=goal)
+        return plan_search
 
     def best(self) -> EvaluatedPlan | None:
         """The best plan for the goal; None if no plan keeps to the bounds."""
@@ -65,41 +67,41 @@ class PlanSearch:
         if self.goal.objective == "memory":
             return self.smallest()
         if self.goal.objective == "edp":
-            return self._least_product()
+            return self._min_product()
         return self.minimum(LATENCY if self.goal.objective == "latency" else self.energy)
 
     def minimum(self, criterion: Criterion, max_memory_bytes: float = math.inf) -> EvaluatedPlan | None:
         """The plan of minimum `criterion` within the bounds; None if there is none."""
-        most = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
-        question = self._question([criterion], max_memory_bytes=most)
-        plan = self._answer(question)
-        if plan and not self._is_stored(plan):
-            plan = self._answer(self._in_capacity(question))
+        memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
+        query = self._query([criterion], max_memory_bytes=memory_limit)
+        plan = self._best_plan(query)
+        if plan and not self._fits_channels(plan):
+            plan = self._best_plan(self._with_capacity(query))
         return plan
 
     def smallest(self) -> EvaluatedPlan | None:
         """The fastest of the plans of minimum memory within the bounds."""
-        question = replace(self._question([]), counts_memory=True, minimises_memory=True)
-        plan = self._answer(question)
-        if plan and not self._is_stored(plan):
-            plan = self._answer(self._in_capacity(question))
+        query = replace(self._query([]), counts_memory=True, minimises_memory=True)
+        plan = self._best_plan(query)
+        if plan and not self._fits_channels(plan):
+            plan = self._best_plan(self._with_capacity(query))
         return plan and self.minimum(LATENCY, plan.memory_bytes)
 
     @property
     def latency_bound_ns(self) -> float:
         """A lower bound of the latency of all plans, whether or not they keep to the bounds."""
-        return self._ask(self._unbounded([LATENCY])).bound
+        return self._solve(self._query_without_bounds([LATENCY])).bound
 
-    def unbounded(self, criterion: Criterion) -> EvaluatedPlan:
+    def best_without_bounds(self, criterion: Criterion) -> EvaluatedPlan:
         """The best plan without bounds."""
-        plan = self._answer(self._unbounded([criterion]))
+        plan = self._best_plan(self._query_without_bounds([criterion]))
         assert plan  # the GPU alone needs no other candidates
         return plan
 
-    def _unbounded(self, criteria: Sequence[Criterion]) -> Question:
-        return Question(criteria=criteria, only_gpu=self._only_gpu, seconds=self.goal.search_seconds)
+    def _query_without_bounds(self, criteria: Sequence[Criterion]) -> SearchQuery:
+        return SearchQuery(criteria=criteria, only_gpu=self._is_gpu_only, seconds=self.goal.search_seconds)
 
-    def _question(self, criteria: Sequence[Criterion], max_memory_bytes: float = math.inf) -> Question:
+    def _query(self, criteria: Sequence[Criterion], max_memory_bytes: float = math.inf) -> SearchQuery:
         """The query for `criteria` within the bounds of the goal."""
         goal, bounds = self.goal, list[Criterion]()
         if goal.max_latency_ns:
@@ -108,52 +110,52 @@ class PlanSearch:
             bounds.append(replace(self.energy, at_most=goal.max_energy_pj * (1 + ROUNDING)))
         if goal.max_error is not None:
             bounds.append(replace(ERROR, at_most=goal.max_error + ROUNDING))
-        question = self._unbounded([*criteria, *bounds])
+        query = self._query_without_bounds([*criteria, *bounds])
         if math.isinf(max_memory_bytes):
-            return question
-        return replace(question, counts_memory=True, max_memory_bytes=max_memory_bytes)
+            return query
+        return replace(query, counts_memory=True, max_memory_bytes=max_memory_bytes)
 
-    def _in_capacity(self, question: Question) -> Question:
+    def _with_capacity(self, query: SearchQuery) -> SearchQuery:
         """`question`, restricted to plans that fit PIM's channels, plain memory included."""
         capacity = channel_bytes(self.system)
         rows = Criterion(per_row_byte=1.0, at_most=capacity)
-        held = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
-        criteria = [*question.criteria, rows, held]
-        return replace(question, criteria=criteria, counts_memory=True, capacity_bytes=capacity)
+        rows_and_filters = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
+        criteria = [*query.criteria, rows, rows_and_filters]
+        return replace(query, criteria=criteria, counts_memory=True, capacity_bytes=capacity)
 
-    def _ask(self, question: Question) -> Labels:
-        key = (tuple(question.criteria), *(getattr(question, name) for name in _QUESTION_FIELDS))
+    def _solve(self, query: SearchQuery) -> Labels:
+        key = (tuple(query.criteria), *(getattr(query, name) for name in _QUERY_FIELDS))
         if key not in self._labels:
-            self._labels[key] = search(self.problem, question)
+            self._labels[key] = search(self.problem, query)
         return self._labels[key]
 
-    def _by_pools(self, question: Question) -> list[Question]:
+    def _pool_queries(self, query: SearchQuery) -> list[SearchQuery]:
         """`question` and, if memory counts, that for plans without PIM, which have a single pool."""
-        if not question.counts_memory or self._only_gpu:
-            return [question]
-        return [question, replace(question, only_gpu=True)]
+        if not query.counts_memory or self._is_gpu_only:
+            return [query]
+        return [query, replace(query, only_gpu=True)]
 
-    def _answer(self, question: Question) -> EvaluatedPlan | None:
-        answers = [(asked, self._ask(asked)) for asked in self._by_pools(question)]
+    def _best_plan(self, query: SearchQuery) -> EvaluatedPlan | None:
+        answers = [(pool_query, self._solve(pool_query)) for pool_query in self._pool_queries(query)]
         bound = min(labels.bound for _, labels in answers)
 
         def value(label: Label) -> float:
-            return label.pool_bytes if question.minimises_memory else label.values[0]
+            return label.pool_bytes if query.minimises_memory else label.values[0]
 
-        plans = [(labels.plans[0], each) for each, labels in answers if labels.plans]
+        plans = [(labels.plans[0], answered_query) for answered_query, labels in answers if labels.plans]
         if not plans:
-            is_cut = any(labels.dropped_bound < INFINITE for _, labels in answers)
-            return self._small_plan(question, bound) if is_cut and question.counts_memory else None
-        label, answered = min(plans, key=lambda pair: value(pair[0]))
+            is_truncated = any(labels.dropped_bound < INFINITE for _, labels in answers)
+            return self._small_plan(query, bound) if is_truncated and query.counts_memory else None
+        label, best_query = min(plans, key=lambda pair: value(pair[0]))
         solution = Solution(candidates=label.candidates, value=value(label), bound=min(bound, value(label)))
-        return self._certified(solution, label, answered)
+        return self._certify(solution, label, best_query)
 
-    def _small_plan(self, question: Question, bound: float) -> EvaluatedPlan | None:
+    def _small_plan(self, query: SearchQuery, bound: float) -> EvaluatedPlan | None:
         """The plan of minimum memory, if all plans found when the time was up exceed the bound on it."""
-        if question.minimises_memory:
+        if query.minimises_memory:
             return None
-        objective, *bounds = question.criteria
-        plan = self._answer(replace(question, criteria=bounds, minimises_memory=True))
+        objective, *bounds = query.criteria
+        plan = self._best_plan(replace(query, criteria=bounds, minimises_memory=True))
         if plan is None:
             return None
         latency_ns, static_pj = plan.evaluation.latency_ns, self.energy.per_ns * plan.evaluation.latency_ns
@@ -161,57 +163,66 @@ class PlanSearch:
         value = objective.value(latency_ns, plan.evaluation.energy_pj - static_pj, candidates)
         return replace(plan, solution=Solution(candidates=candidates, value=value, bound=min(bound, value)))
 
-    def _certified(self, solution: Solution, label: Label, question: Question) -> EvaluatedPlan:
+    def _certify(self, solution: Solution, label: Label, query: SearchQuery) -> EvaluatedPlan:
         """Evaluate a plan, and check the search's figures: the evaluator shares no code with the search."""
-        plan = self.evaluated(solution)
+        plan = self.evaluate_solution(solution)
         evaluation = plan.evaluation
         static_pj = self.energy.per_ns * evaluation.latency_ns
-        for criterion, value in zip(question.criteria, label.values):
+        for criterion, value in zip(query.criteria, label.values):
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
-            said = criterion.value(evaluation.latency_ns, evaluation.energy_pj - static_pj, label.candidates)
-            spare = SAME * evaluation.energy_pj * criterion.per_pj
-            if not math.isclose(said, value, rel_tol=SAME, abs_tol=spare):
-                raise AssertionError(f"the search says {value!r} of a plan that the evaluator gives {said!r}")
-        changed = any(map(self.memory.changed_bytes, label.candidates))
-        mixed = question.only_gpu or any(c.rewrite.mode != "GPU" for c in label.candidates)
-        if question.counts_memory and mixed and not changed and plan.memory_bytes != label.pool_bytes:
+            evaluated_value = criterion.value(
+                evaluation.latency_ns, evaluation.energy_pj - static_pj, label.candidates
+            )
+            tolerance = RELATIVE_TOLERANCE * evaluation.energy_pj * criterion.per_pj
+            if not math.isclose(evaluated_value, value, rel_tol=RELATIVE_TOLERANCE, abs_tol=tolerance):
+                raise AssertionError(
+                    f"the search says {value!r} of a plan that the evaluator gives {evaluated_value!r}"
+                )
+        has_overrides = any(map(self.memory.size_overrides_bytes, label.candidates))
+        has_own_pools = query.only_gpu or any(c.rewrite.mode != "GPU" for c in label.candidates)
+        if (
+            query.counts_memory
+            and has_own_pools
+            and not has_overrides
+            and plan.memory_bytes != label.pool_bytes
+        ):
             raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {plan.memory_bytes} B")
         return plan
 
-    def evaluated(self, solution: Solution) -> EvaluatedPlan:
+    def evaluate_solution(self, solution: Solution) -> EvaluatedPlan:
         """Evaluate `solution`."""
         return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
-            memory_bytes=self.memory.of(solution.candidates),
+            memory_bytes=self.memory.pool_bytes(solution.candidates),
         )
 
     def _exhaustive(self) -> EvaluatedPlan | None:
         def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
             """The sort key of a plan; None if it exceeds a bound."""
-            plan = self.evaluated(Solution(candidates=candidates, value=0.0, bound=0.0))
+            plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
             return self.goal.rank(plan) if self.allows(plan) else None
 
         candidates = solve_exhaustive(self.graph, self.table, rank)
         if candidates is None:
             return None
-        plan = self.evaluated(Solution(candidates=candidates, value=0.0, bound=0.0))
+        plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
         value = plan.memory_bytes if self.goal.objective == "memory" else self.goal.value(plan.evaluation)
         return replace(plan, solution=Solution(candidates=candidates, value=value, bound=value))
 
     def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds."""
         goal = self.goal
-        small = plan.memory_bytes <= (goal.max_memory_bytes or math.inf)
-        near = goal.max_error is None or plan.error <= goal.max_error + ROUNDING
-        return small and near and self._is_stored(plan) and goal.allows(plan.evaluation)
+        is_small = plan.memory_bytes <= (goal.max_memory_bytes or math.inf)
+        is_accurate = goal.max_error is None or plan.error <= goal.max_error + ROUNDING
+        return is_small and is_accurate and self._fits_channels(plan) and goal.allows(plan.evaluation)
 
-    def _is_stored(self, plan: EvaluatedPlan) -> bool:
-        rows = rows_taken(self.system, self.memory, plan.solution.candidates)
-        return rows <= self.system.pim.rows_to_use
+    def _fits_channels(self, plan: EvaluatedPlan) -> bool:
+        rows = bank_rows(self.system, self.memory, plan.solution.candidates)
+        return rows <= self.system.pim.usable_rows
 
-    def _least_product(self) -> EvaluatedPlan | None:
+    def _min_product(self) -> EvaluatedPlan | None:
         """The plan of minimum product of latency L and energy E.
 
         If E/L of all plans that may be best lies between two weights, a plan that is as good in both weighted
@@ -220,44 +231,44 @@ class PlanSearch:
         fastest, frugal = self.minimum(LATENCY), self.minimum(self.energy)
         if fastest is None or frugal is None:
             return None
-        least_ns, least_pj = fastest.solution.bound, frugal.solution.bound
+        min_ns, min_pj = fastest.solution.bound, frugal.solution.bound
         plans = [fastest, frugal]
-        between = self.minimum(self.weighted(min(map(self.goal.rank, plans))[1] / least_ns**2))
-        plans += [between] if between else []
+        middle = self.minimum(self.energy_latency_sum(min(map(self.goal.rank, plans))[1] / min_ns**2))
+        plans += [middle] if middle else []
         best = min(plans, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
-        weights = (least_pj**2 / product, product / least_ns**2)
+        weights = (min_pj**2 / product, product / min_ns**2)
         criteria = [
             replace(
-                self.weighted(per_ns),
-                at_most=max(per_ns * least_ns + product / least_ns, per_ns * product / least_pj + least_pj)
+                self.energy_latency_sum(per_ns),
+                at_most=max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
                 * (1 + ROUNDING),
             )
             for per_ns in weights
         ]
-        question = self._question(criteria, max_memory_bytes=self.goal.max_memory_bytes or math.inf)
-        question = replace(question, front=True)
-        if not self._is_stored(best):
-            question = self._in_capacity(question)
+        query = self._query(criteria, max_memory_bytes=self.goal.max_memory_bytes or math.inf)
+        query = replace(query, front=True)
+        if not self._fits_channels(best):
+            query = self._with_capacity(query)
 
-        def product_of(label: Label) -> float:
+        def label_product(label: Label) -> float:
             """The product of a label's latency and energy."""
             energy_pj = label.values[0] - weights[0] * label.latency_ns
             return label.latency_ns * energy_pj
 
         bound = product
-        for asked in self._by_pools(question):
-            labels = self._ask(asked)
-            label = min(labels.plans, key=product_of, default=None)
-            if label is not None and product_of(label) < product:
-                product = product_of(label)
-                best = self._certified(replace(best.solution, candidates=label.candidates), label, asked)
+        for pool_query in self._pool_queries(query):
+            labels = self._solve(pool_query)
+            label = min(labels.plans, key=label_product, default=None)
+            if label is not None and label_product(label) < product:
+                product = label_product(label)
+                best = self._certify(replace(best.solution, candidates=label.candidates), label, pool_query)
             if labels.dropped_bound < INFINITE:
                 # Partial plans were dropped: of all plans with such a sum, the product is least at an end.
                 sum_pj = labels.dropped_bound
-                shortest = least_ns * (sum_pj - weights[0] * least_ns)
-                longest = (sum_pj - least_pj) / weights[0] * least_pj
-                bound = min(bound, max(least_ns * least_pj, min(shortest, longest)))
+                shortest_product = min_ns * (sum_pj - weights[0] * min_ns)
+                longest_product = (sum_pj - min_pj) / weights[0] * min_pj
+                bound = min(bound, max(min_ns * min_pj, min(shortest_product, longest_product)))
         solution = Solution(candidates=best.solution.candidates, value=product, bound=min(bound, product))
         return replace(best, solution=solution)
 
@@ -276,37 +287,39 @@ class PlanSearch:
             (self.energy, frugal.evaluation.energy_pj, fastest.evaluation.energy_pj),
         )
         criteria = [
-            replace(criterion, at_most=most * (1 + ROUNDING), tolerance=tolerance * least / positions)
-            for criterion, least, most in ends
+            replace(
+                criterion, at_most=max_value * (1 + ROUNDING), tolerance=tolerance * min_value / positions
+            )
+            for criterion, min_value, max_value in ends
         ]
-        most_bytes = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
-        question = replace(self._question(criteria, most_bytes), front=True)
-        if not (self._is_stored(fastest) and self._is_stored(frugal)):
-            question = self._in_capacity(question)
+        memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
+        query = replace(self._query(criteria, memory_limit), front=True)
+        if not (self._fits_channels(fastest) and self._fits_channels(frugal)):
+            query = self._with_capacity(query)
         return [
             FrontLabel(
                 latency_ns=label.latency_ns,
                 energy_pj=label.values[1],
-                memory_bytes=self.memory.of(label.candidates),
+                memory_bytes=self.memory.pool_bytes(label.candidates),
                 label=label,
-                question=asked,
+                query=pool_query,
             )
-            for asked in self._by_pools(question)
-            for label in self._ask(asked).plans
+            for pool_query in self._pool_queries(query)
+            for label in self._solve(pool_query).plans
         ]
 
     def front_plan(self, plan: FrontLabel) -> EvaluatedPlan:
         """Evaluate a plan of a front."""
         solution = Solution(candidates=plan.label.candidates, value=plan.latency_ns, bound=plan.latency_ns)
-        return self._certified(solution, plan.label, plan.question)
+        return self._certify(solution, plan.label, plan.query)
 
-    def weighted(self, per_ns: float) -> Criterion:
+    def energy_latency_sum(self, per_ns: float) -> Criterion:
         """The criterion of energy plus `per_ns` times the latency."""
         return replace(self.energy, per_ns=self.energy.per_ns + per_ns)
 
 
-SAME = 1e-9
-_QUESTION_FIELDS = (
+RELATIVE_TOLERANCE = 1e-9
+_QUERY_FIELDS = (
     "counts_memory",
     "minimises_memory",
     "only_gpu",

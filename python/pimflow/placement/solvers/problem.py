@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, EdgeCost, Task
+from pimflow.core.candidate import PLAIN_MEMORY_MODE, Candidate, CostTable, EdgeCost, Task
 from pimflow.core.channel_sets import channel_set
-from pimflow.core.plan import PLACES
+from pimflow.core.plan import CHANNEL_SETS
 from pimflow.core.region import RegionGraph
 from pimflow.host import native
 from pimflow.placement.solvers import steps
@@ -109,19 +109,21 @@ class PlacementProblem:
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
         # By region, the numbers of (layout, bytes) of its result; bytes are None if they are the graph's.
-        self._layouts: dict[str, dict[_Lying, int]] = {name: {(CANONICAL, None): 0} for name in self._order}
-        self._forms = {"": 0}  # numbers of the alternatives of layers that are left open
+        self._layouts: dict[str, dict[_ResultForm, int]] = {
+            name: {(CANONICAL, None): 0} for name in self._order
+        }
+        self._open_forms = {"": 0}  # numbers of the alternatives of layers that are left open
         self._may_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
-            for form in (candidate.goes_on_with, candidate.leaves_open):
-                self._forms.setdefault(form, len(self._forms))
-            self._layouts[last].setdefault(self._lying(candidate), len(self._layouts[last]))
-            if candidate.output.pending:
+            for open_form in (candidate.requires_open, candidate.leaves_open):
+                self._open_forms.setdefault(open_form, len(self._open_forms))
+            self._layouts[last].setdefault(self._result_form(candidate), len(self._layouts[last]))
+            if candidate.output.deferred_epilogue:
                 self._may_defer.add(last)
 
-    def _lying(self, candidate: Candidate) -> _Lying:
-        return candidate.output.layout, self.memory.changed_bytes(candidate).get(candidate.covers[-1])
+    def _result_form(self, candidate: Candidate) -> _ResultForm:
+        return candidate.output.layout, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
 
     @functools.cached_property
     def native(self) -> Any:
@@ -132,9 +134,15 @@ class PlacementProblem:
         for position, region in enumerate(self.graph.regions):
             groups: dict[object, list[Candidate]] = {}
             for candidate in self.table.candidates[region.name]:
-                sums = candidate.rewrite.axis == "reduction"
-                changed = tuple(sorted(self.memory.changed_bytes(candidate).items()))
-                key = (candidate.covers, steps.alike(candidate), sums, candidate.fuses_regions, changed)
+                splits_reduction = candidate.rewrite.axis == "reduction"
+                overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
+                key = (
+                    candidate.covers,
+                    steps.equivalence_key(candidate),
+                    splits_reduction,
+                    candidate.fuses_regions,
+                    overrides,
+                )
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
                 self._append_group(arrays, transitions, position, group)
@@ -143,7 +151,7 @@ class PlacementProblem:
         arrays.integers["scalars"] = [
             len(self._order),
             len(resources),
-            int(self.table.launched_ahead),
+            int(self.table.overlaps_launches),
             resources.get("pim", -1),
             resources.get("crossbar", -1),
             -1 if switch is None else transitions.number(switch),
@@ -171,13 +179,13 @@ class PlacementProblem:
             stored_bytes = life.within_bytes + life.size_bytes if life else 0
             for layout, changed_bytes in self._layouts[region.name]:
                 size = stored_bytes if changed_bytes is None else changed_bytes
-                arrays.append("layout", set=PLACES.index(channel_set(layout)), bytes=size)
+                arrays.append("layout", set=CHANNEL_SETS.index(channel_set(layout)), bytes=size)
             arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
                 "region",
                 may_defer=int(region.name in self._may_defer),
-                is_shared=int(self.graph.shares(region.name)),
+                is_shared=int(self.graph.is_shared(region.name)),
                 live_end=end,
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
                 tensor_bytes=self.memory.size_bytes(region.name),
@@ -187,59 +195,67 @@ class PlacementProblem:
         self, arrays: _Arrays, transitions: _Transitions, position: int, group: Sequence[Candidate]
     ) -> None:
         """Append the group of candidates that behave alike in every state, and begin at `position`."""
-        graph, one = self.graph, group[0]
-        before = graph.regions[position - 1].name if position else ""
-        reads = tuple(dict.fromkeys(steps.reads(graph, one)))
-        results, late = set(steps.results_read(graph, one)), steps.late(graph, one, ())
-        inside = [name for name in reads if name in self._order]
-        deferrable = sorted(name for name in inside if name in results and name in self._may_defer)
-        last = graph.region(one.covers[-1])
-        added = set(last.inputs[last.operands :]) if one.output.pending else set()
-        outside = [name for name in reads if name not in self._order]
-        inputs = {name: self._move(name, self._input_layout(name), one) for name in outside}
+        graph, representative = self.graph, group[0]
+        previous = graph.regions[position - 1].name if position else ""
+        inputs_read = tuple(dict.fromkeys(steps.candidate_inputs(graph, representative)))
+        results, late = (
+            set(steps.results_read(graph, representative)),
+            steps.late_inputs(graph, representative, ()),
+        )
+        region_names = [name for name in inputs_read if name in self._order]
+        deferrable = sorted(name for name in region_names if name in results and name in self._may_defer)
+        last = graph.region(representative.covers[-1])
+        addends = set(last.inputs[last.operands :]) if representative.output.deferred_epilogue else set()
+        input_names = [name for name in inputs_read if name not in self._order]
+        inputs = {name: self._move(name, self._input_layout(name), representative) for name in input_names}
         moves = {
-            name: [self._move(name, layout, one) for layout, _ in self._layouts[name]] for name in inside
+            name: [self._move(name, layout, representative) for layout, _ in self._layouts[name]]
+            for name in region_names
         }
-        every = [*inputs.values(), *itertools.chain(*moves.values())]
-        moved_on = {move.task.resource for move in every if move.task}
-        if len(moved_on) > 1:
-            raise AssertionError(f"transforms for '{one.name}' run on several resources: {sorted(moved_on)}")
-        continues = position > 0 and graph.region(one.covers[0]).first_result == before
+        all_moves = [*inputs.values(), *itertools.chain(*moves.values())]
+        move_resources = {move.task.resource for move in all_moves if move.task}
+        if len(move_resources) > 1:
+            raise AssertionError(
+                f"transforms for '{representative.name}' run on several resources: {sorted(move_resources)}"
+            )
+        continues = position > 0 and graph.region(representative.covers[0]).first_result_input == previous
         uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
         arrays.append(
             "group",
             begin=position,
-            end=position + len(one.covers),
-            resumes=self._forms[one.goes_on_with],
-            opens=self._forms[one.leaves_open],
-            layout=self._layouts[one.covers[-1]][self._lying(one)],
-            needs_mode=uses_mode(one.channels_as),
-            leaves_mode=uses_mode(one.leaves_channels_as),
-            defers=int(bool(one.output.pending)),
-            stays=int(one.stays_on_pim),
+            end=position + len(representative.covers),
+            resumes=self._open_forms[representative.requires_open],
+            opens=self._open_forms[representative.leaves_open],
+            layout=self._layouts[representative.covers[-1]][self._result_form(representative)],
+            needs_mode=uses_mode(representative.channel_mode),
+            leaves_mode=uses_mode(representative.final_channel_mode),
+            defers=int(bool(representative.output.deferred_epilogue)),
+            stays=int(representative.keeps_submission_open),
             continues=int(continues and any(map(_can_continue, group))),
             possible=int(all(move.possible for move in inputs.values())),
-            fuses=int(one.fuses_regions),
-            leaves_sum=int(one.rewrite.axis == "reduction" and bool(one.output.pending)),
-            accepts_deferred=int(one.input.accepts_pending),
-            reads_previous=int(position == 0 or before in reads),
-            previous_is_late=int(before in late),
-            move_resource=self._resources[moved_on.pop()] if moved_on else -1,
+            fuses=int(representative.fuses_regions),
+            leaves_sum=int(
+                representative.rewrite.axis == "reduction" and bool(representative.output.deferred_epilogue)
+            ),
+            accepts_deferred=int(representative.input.fuses_epilogue),
+            reads_previous=int(position == 0 or previous in inputs_read),
+            previous_is_late=int(previous in late),
+            move_resource=self._resources[move_resources.pop()] if move_resources else -1,
             move_ns=sum(move.ns for move in inputs.values()),
             move_pj=sum(move.pj for move in inputs.values()),
         )
         for name, move in inputs.items():
             if move.is_copy:
                 size = self.memory.size_bytes(name)
-                arrays.append("input_copy", order=reads.index(name), bytes=size)
-        for name in inside:
+                arrays.append("input_copy", order=inputs_read.index(name), bytes=size)
+        for name in region_names:
             arrays.append(
                 "operand",
                 region=self._order[name],
-                order=reads.index(name),
+                order=inputs_read.index(name),
                 late=int(name in late),
                 is_result=int(name in results),
-                is_added=int(name in added),
+                is_added=int(name in addends),
                 deferred=deferrable.index(name) if name in deferrable else -1,
                 copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
             )
@@ -247,9 +263,11 @@ class PlacementProblem:
             arrays.integers["access_copied"] += [int(move.is_copy) for move in moves[name]]
             arrays.reals["access_ns"] += [move.ns for move in moves[name]]
             arrays.reals["access_pj"] += [move.pj for move in moves[name]]
-        arrays.integers["inner_added"] += sorted(self._order[name] for name in added.intersection(one.covers))
+        arrays.integers["inner_added"] += sorted(
+            self._order[name] for name in addends.intersection(representative.covers)
+        )
         for name in deferrable:
-            task = self.table.transition(name, one).task
+            task = self.table.transition(name, representative).task
             arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
         for candidate in group:
             self._append_candidate(arrays, candidate)
@@ -269,9 +287,11 @@ class PlacementProblem:
         )
         self._append_tasks(arrays, "task", candidate.tasks)
         arrays.end_row("candidate_task_begin", "task_resource")
-        for moment in candidate.holds:
-            own = self.memory.own_bytes(candidate, moment)
-            arrays.append("moment", own_bytes=own, reads=int(moment.reads), writes=int(moment.writes))
+        for moment in candidate.memory_moments:
+            buffer_bytes = self.memory.buffer_bytes(candidate, moment)
+            arrays.append(
+                "moment", own_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
+            )
         arrays.end_row("candidate_moment_begin", "moment_reads")
 
     def _append_tasks(self, arrays: _Arrays, name: str, tasks: Iterable[Task]) -> None:
@@ -299,18 +319,18 @@ class PlacementProblem:
 
     def _move(self, tensor: str, layout: str, reader: Candidate) -> _Move:
         if not self.table.transforms or layout == reader.input.layout:
-            return _STAYS
+            return _NO_MOVE
         return _Move.from_edge(self.table.transform(tensor, layout, reader.input.layout))
 
     @staticmethod
     def _mode(may_switch: bool, use: str) -> int:
         if not use or not may_switch:
             return ANY_MODE
-        return PLAIN_MODE if use == AS_MEMORY else PIM_MODE
+        return PLAIN_MODE if use == PLAIN_MEMORY_MODE else PIM_MODE
 
 
-_STAYS = _Move()
-_Lying = tuple[str, int | None]
+_NO_MOVE = _Move()
+_ResultForm = tuple[str, int | None]
 _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
     *("operand_copy_outlives", "access_possible", "access_copied"),
@@ -342,5 +362,5 @@ class _Transitions:
 
 def _can_continue(candidate: Candidate) -> bool:
     """Whether it needs no launch if it continues a submission (`Candidate.continued`)."""
-    first = (task.resource for task in candidate.tasks if not task.after)
-    return candidate.rewrite.mode == "PIM" and "gpu" not in first
+    first_resources = (task.resource for task in candidate.tasks if not task.after)
+    return candidate.rewrite.mode == "PIM" and "gpu" not in first_resources

@@ -10,16 +10,16 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task, launched_beside
+from pimflow.core.candidate import PLAIN_MEMORY_MODE, Candidate, CostTable, Port, Task, overlap_first_launch
 from pimflow.core.region import APPEND, Region, RegionGraph
 from pimflow.placement.solvers import launches
-from pimflow.placement.solvers.launches import Behind, Launching, Running
+from pimflow.placement.solvers.launches import Launching, OutstandingWork, Running
 
 CANONICAL = Port()
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class PlanState:
     """State after a partial plan: all that the tasks of further candidates depend on.
 
     Attributes
@@ -38,22 +38,22 @@ class State:
         The work that the next launch may overlap; None if launches are not issued ahead.
     """
 
-    pending: frozenset[str] = frozenset()
-    on_pim: str = ""
-    open: str = ""
+    deferred_epilogues: frozenset[str] = frozenset()
+    open_submission: str = ""
+    open_form: str = ""
     layouts: frozenset[tuple[str, str]] = frozenset()
-    as_memory: bool = False
+    is_plain_memory: bool = False
     running: Running | None = None
 
     def layout(self, table: CostTable, name: str) -> str:
         """The layout of a region's result or of a graph input."""
-        known = dict(self.layouts) if self.layouts else {}
-        return known.get(name) or table.inputs.get(name, CANONICAL).layout
+        layouts = dict(self.layouts) if self.layouts else {}
+        return layouts.get(name) or table.inputs.get(name, CANONICAL).layout
 
 
-def begin(table: CostTable) -> State:
+def initial_state(table: CostTable) -> PlanState:
     """The state at the begin of an inference."""
-    return State(running=Running() if table.launched_ahead else None)
+    return PlanState(running=Running() if table.overlaps_launches else None)
 
 
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
@@ -68,22 +68,24 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
         for candidate in candidates:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
-            inside = {region.name for region in run}
-            reading = graph.consumers if candidate.original else graph.readers
+            covered = {region.name for region in run}
+            readers = graph.consumers if candidate.original else graph.readers
             returned = set(graph.outputs).difference(graph.kept_outputs if candidate.original else ())
             returned -= {region.name for region in run if region.operator == APPEND}
-            closed = all(
-                inside.issuperset(reading[region.name]) and region.name not in returned for region in run[:-1]
+            is_closed = all(
+                covered.issuperset(readers[region.name]) and region.name not in returned
+                for region in run[:-1]
             )
-            chained = candidate.rewrite.mode != "PIPELINE" or all(
-                after.first_result == before.name and graph.consumers[before.name] == (after.name,)
-                for before, after in itertools.pairwise(run)
+            is_chained = candidate.rewrite.mode != "PIPELINE" or all(
+                consumer.first_result_input == producer.name
+                and graph.consumers[producer.name] == (consumer.name,)
+                for producer, consumer in itertools.pairwise(run)
             )
-            if tuple(region.name for region in run) != candidate.covers or not (closed and chained):
+            if tuple(region.name for region in run) != candidate.covers or not (is_closed and is_chained):
                 raise ValueError(f"candidate '{candidate.name}' of '{name}' covers no run of regions")
 
 
-def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
+def candidate_inputs(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
     """Regions and graph inputs that a candidate reads, the first operand first."""
     if len(candidate.covers) == 1:
         return graph.region(candidate.covers[0]).inputs
@@ -93,7 +95,7 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
     """The names in `reads` whose results a candidate reads, not the tensors kept beside results."""
-    names = [name for region in candidate.covers for name in graph.region(region).results_read]
+    names = [name for region in candidate.covers for name in graph.region(region).result_inputs]
     return tuple(name for name in names if name not in candidate.covers)
 
 
@@ -102,111 +104,130 @@ def late_operands(region: Region) -> tuple[str, ...]:
     return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
 
 
-def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> frozenset[str]:
+def late_inputs(
+    graph: RegionGraph, candidate: Candidate, deferred_epilogues: Collection[str]
+) -> frozenset[str]:
     """Operands that the result of `candidate` waits for, but no task of it: its epilogue is deferred.
 
     None if `candidate` itself does a deferred epilogue of such an operand.
     """
-    several = len(candidate.covers) > 1 and candidate.original is None
-    if several or not candidate.output.pending:
+    fuses_regions = len(candidate.covers) > 1 and candidate.original is None
+    if fuses_regions or not candidate.output.deferred_epilogue:
         return frozenset()
     region = candidate.original or graph.region(candidate.covers[0])
     operands = frozenset(late_operands(region)) - {region.inputs[0]}
-    taken = operands.intersection(pending).intersection(results_read(graph, candidate))
-    return frozenset() if taken else operands
+    fused_operands = operands.intersection(deferred_epilogues).intersection(results_read(graph, candidate))
+    return frozenset() if fused_operands else operands
 
 
-def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
+def continues_submission(graph: RegionGraph, candidate: Candidate, state: PlanState) -> bool:
     """Whether `candidate` may continue the open PIM submission."""
-    return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
+    return (
+        bool(state.open_submission)
+        and graph.region(candidate.covers[0]).first_result_input == state.open_submission
+    )
 
 
-def fits(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State) -> bool:
+def is_feasible(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: PlanState) -> bool:
     """Whether `candidate` is possible in `state`.
 
     It must complete the layer that is open, and be able to read its inputs in their layouts.
     """
-    if candidate.goes_on_with != state.open:
+    if candidate.requires_open != state.open_form:
         return False
     if table is None or not table.transforms:
         return True
-    taken = candidate.input.layout
+    input_layout = candidate.input.layout
     return all(
-        table.transform(name, state.layout(table, name), taken).possible for name in reads(graph, candidate)
+        table.transform(name, state.layout(table, name), input_layout).possible
+        for name in candidate_inputs(graph, candidate)
     )
 
 
-def switches(candidate: Candidate, state: State) -> bool:
+def needs_mode_switch(candidate: Candidate, state: PlanState) -> bool:
     """Whether the channels that have PIM must be switched before `candidate`."""
-    return bool(candidate.channels_as) and (candidate.channels_as == AS_MEMORY) != state.as_memory
+    return (
+        bool(candidate.channel_mode)
+        and (candidate.channel_mode == PLAIN_MEMORY_MODE) != state.is_plain_memory
+    )
 
 
-def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
+def next_state(graph: RegionGraph, candidate: Candidate, state: PlanState) -> PlanState:
     """The state after `candidate` is done in `state`; `State.running` is left out."""
     last = candidate.covers[-1]
-    pending = state.pending.difference(results_read(graph, candidate))
-    if candidate.output.pending:
-        pending |= {last}
+    deferred_epilogues = state.deferred_epilogues.difference(results_read(graph, candidate))
+    if candidate.output.deferred_epilogue:
+        deferred_epilogues |= {last}
     layouts = state.layouts
     if layouts:
-        done = {name for name, _ in layouts if graph.last_readers[name] in candidate.covers}
-        layouts = frozenset(each for each in layouts if each[0] not in done)
+        dead_results = {name for name, _ in layouts if graph.last_readers[name] in candidate.covers}
+        layouts = frozenset(entry for entry in layouts if entry[0] not in dead_results)
     if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
         layouts |= {(last, candidate.output.layout)}
-    use = candidate.leaves_channels_as
-    return State(
-        pending=pending,
-        on_pim=last if candidate.stays_on_pim else "",
-        open=candidate.leaves_open,
+    channel_use = candidate.final_channel_mode
+    return PlanState(
+        deferred_epilogues=deferred_epilogues,
+        open_submission=last if candidate.keeps_submission_open else "",
+        open_form=candidate.leaves_open,
         layouts=layouts,
-        as_memory=use == AS_MEMORY if use else state.as_memory,
+        is_plain_memory=channel_use == PLAIN_MEMORY_MODE if channel_use else state.is_plain_memory,
     )
 
 
-def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
+def layout_transforms(
+    graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
+) -> dict[str, Task]:
     """By input of `candidate` that lies in another layout, the task that transforms it, if any."""
     if not table.transforms:
         return {}
-    taken = candidate.input.layout
-    given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
-    edges = {name: table.transform(name, layout, taken) for name, layout in given if layout != taken}
+    input_layout = candidate.input.layout
+    current_layouts = (
+        (name, state.layout(table, name)) for name in dict.fromkeys(candidate_inputs(graph, candidate))
+    )
+    edges = {
+        name: table.transform(name, layout, input_layout)
+        for name, layout in current_layouts
+        if layout != input_layout
+    }
     return {name: edge.task for name, edge in edges.items() if edge.task}
 
 
-def joined(
+def tasks_in_context(
     table: CostTable,
     candidate: Candidate,
-    pending: Sequence[str],
-    on_pim: bool,
-    switched: bool = False,
+    deferred_epilogues: Sequence[str],
+    continues: bool,
+    switches_mode: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of `candidate` with the deferred epilogues of `pending` regions, but for transforms.
 
     If `on_pim`, it continues a PIM submission. If `switched`, its first task switches the channels that have
     PIM, once its operands are there; a PIM launch overlaps that (`launched_beside`).
     """
-    transitions = [table.transition(name, candidate).task for name in pending]
-    if on_pim:
-        candidate = candidate.continued()
-    if switched and table.switch.task:
-        candidate = candidate.behind(table.switch.task)
-    own = candidate.tasks if table.launched_ahead else launched_beside(candidate.tasks)
-    return _chained([task for task in transitions if task], own)
+    transitions = [table.transition(name, candidate).task for name in deferred_epilogues]
+    if continues:
+        candidate = candidate.with_shared_submission()
+    if switches_mode and table.switch.task:
+        candidate = candidate.with_first_task(table.switch.task)
+    own_tasks = candidate.tasks if table.overlaps_launches else overlap_first_launch(candidate.tasks)
+    return _prepend_tasks([task for task in transitions if task], own_tasks)
 
 
-def _chained(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+def _prepend_tasks(preceding: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """`tasks` after the tasks `before`, which run in sequence."""
-    if not before:
+    if not preceding:
         return tasks
-    first = len(before)
-    chained = [task.waiting_for((i - 1,) if i else ()) for i, task in enumerate(before)]
-    waits = (first - 1,)
-    shifted = [task.waiting_for(tuple(i + first for i in task.after) or waits) for task in tasks]
+    offset = len(preceding)
+    chained = [task.with_dependencies((i - 1,) if i else ()) for i, task in enumerate(preceding)]
+    last_preceding = (offset - 1,)
+    shifted = [
+        task.with_dependencies(tuple(i + offset for i in task.after) or last_preceding) for task in tasks
+    ]
     return (*chained, *shifted)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint:
+class PredecessorState:
     """The part of a state that decides the tasks of a candidate, but for transforms.
 
     Attributes
@@ -219,29 +240,31 @@ class Joint:
         Whether its tasks wait for all work in progress; None if launches are not issued ahead.
     """
 
-    pending: tuple[str, ...]
-    on_pim: bool
-    switched: bool
+    deferred_epilogues: tuple[str, ...]
+    continues_submission: bool
+    switches_mode: bool
     follows: bool | None
 
     @classmethod
-    def of(cls, graph: RegionGraph, candidate: Candidate, state: State) -> Joint:
+    def from_state(cls, graph: RegionGraph, candidate: Candidate, state: PlanState) -> PredecessorState:
         """The predecessor state of `candidate` in `state`."""
         follows = None
         if state.running is not None:
-            waiting = late(graph, candidate, state.pending)
-            read = (name for name in reads(graph, candidate) if name not in waiting)
-            follows = state.running.of in (launches.BEGIN, *read)
+            late_names = late_inputs(graph, candidate, state.deferred_epilogues)
+            early_names = (name for name in candidate_inputs(graph, candidate) if name not in late_names)
+            follows = state.running.awaited_region in (launches.BEGIN, *early_names)
         return cls(
-            pending=tuple(sorted(state.pending.intersection(results_read(graph, candidate)))),
-            on_pim=goes_on(graph, candidate, state),
-            switched=switches(candidate, state),
+            deferred_epilogues=tuple(
+                sorted(state.deferred_epilogues.intersection(results_read(graph, candidate)))
+            ),
+            continues_submission=continues_submission(graph, candidate, state),
+            switches_mode=needs_mode_switch(candidate, state),
             follows=follows,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class TasksInContext:
     """The tasks of a candidate after a predecessor state, but for transforms.
 
     Attributes
@@ -254,56 +277,77 @@ class Made:
     """
 
     launching: Launching
-    behind: Behind | None
+    outstanding: OutstandingWork | None
     longest_ns: Mapping[str, float]
 
     @classmethod
-    def of(cls, table: CostTable, candidate: Candidate, joint: Joint) -> Made:
+    def from_predecessor(
+        cls, table: CostTable, candidate: Candidate, predecessor: PredecessorState
+    ) -> TasksInContext:
         """The tasks of `candidate` after the predecessor state `joint`."""
-        made = joined(table, candidate, joint.pending, joint.on_pim, joint.switched)
-        launching, behind, longest_ns = Launching(tasks=made), None, table.longest_launch_ns
-        if joint.follows is not None:
-            launching = Launching.of(made, joint.follows)
-            own = made if candidate.tasks else ()
-            behind = Behind.made(own, candidate.covers[-1], joint.follows, longest_ns)
-        return cls(launching=launching, behind=behind, longest_ns=longest_ns)
+        tasks = tasks_in_context(
+            table,
+            candidate,
+            predecessor.deferred_epilogues,
+            predecessor.continues_submission,
+            predecessor.switches_mode,
+        )
+        launching, outstanding, longest_ns = Launching(tasks=tasks), None, table.longest_launch_ns
+        if predecessor.follows is not None:
+            launching = Launching.from_tasks(tasks, predecessor.follows)
+            awaited_tasks = tasks if candidate.tasks else ()
+            outstanding = OutstandingWork.from_tasks(
+                awaited_tasks, candidate.covers[-1], predecessor.follows, longest_ns
+            )
+        return cls(launching=launching, outstanding=outstanding, longest_ns=longest_ns)
 
-    def hides_ns(self, running: Running | None) -> Callable[[str], float]:
+    def hidden_ns(self, running: Running | None) -> Callable[[str], float]:
         """By resource, how much of its first launch overlaps the work of `running`."""
-        if running is None or self.behind is None:
+        if running is None or self.outstanding is None:
             return lambda resource: 0.0
-        follows = self.behind.follows
-        return lambda resource: running.hides_ns(resource, follows)
+        follows = self.outstanding.follows
+        return lambda resource: running.hidden_ns(resource, follows)
 
-    def then(self, running: Running | None) -> Running | None:
+    def running_after(self, running: Running | None) -> Running | None:
         """The work in progress after it."""
-        return running and self.behind and running.then(self.behind, self.longest_ns)
+        return running and self.outstanding and running.advance(self.outstanding, self.longest_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StateTransition:
     """A candidate done in a state: its `tasks`, transitions included, and the state `after` it."""
 
     tasks: tuple[Task, ...]
-    after: State
+    next_state: PlanState
 
     @classmethod
-    def of(cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> Step:
+    def from_candidate(
+        cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
+    ) -> StateTransition:
         """The step of `candidate` from `state`."""
-        made = Made.of(table, candidate, Joint.of(graph, candidate, state))
-        moved = tuple(transforms(graph, table, candidate, state).values())
-        tasks = made.launching.left(made.hides_ns(state.running))
-        left = replace(after(graph, candidate, state), running=made.then(state.running))
-        return cls(tasks=_chained(moved, tasks), after=left)
+        context = TasksInContext.from_predecessor(
+            table, candidate, PredecessorState.from_state(graph, candidate, state)
+        )
+        transform_tasks = tuple(layout_transforms(graph, table, candidate, state).values())
+        tasks = context.launching.remaining_tasks(context.hidden_ns(state.running))
+        result_state = replace(
+            next_state(graph, candidate, state), running=context.running_after(state.running)
+        )
+        return cls(tasks=_prepend_tasks(transform_tasks, tasks), next_state=result_state)
 
 
-def alike(candidate: Candidate) -> Hashable:
+def equivalence_key(candidate: Candidate) -> Hashable:
     """A key that is equal for candidates of the same regions if they behave alike in every state.
 
     They are possible in the same states, have the same transforms and transitions, and leave the same state,
     but for `State.running`.
     """
-    given, result = candidate.input, candidate.output
-    taken = (candidate.goes_on_with, given.layout, given.accepts_pending, candidate.channels_as)
-    kept = (bool(result.pending), result.layout, candidate.stays_on_pim)
-    return taken, kept, candidate.leaves_open, candidate.leaves_channels_as, candidate.original
+    input_port, output_port = candidate.input, candidate.output
+    requirements = (
+        candidate.requires_open,
+        input_port.layout,
+        input_port.fuses_epilogue,
+        candidate.channel_mode,
+    )
+    effects = (bool(output_port.deferred_epilogue), output_port.layout, candidate.keeps_submission_open)
+    return requirements, effects, candidate.leaves_open, candidate.final_channel_mode, candidate.original

@@ -15,7 +15,7 @@ _FAMILIES = {
     "depthwise": direct.depthwise,
     "windows": products.windows,
     "mec": products.mec,
-    "shifted": products.shifted,
+    "shifted": products.kn2,
     "pointwise": products.pointwise,
     "winograd": tiles.winograd,
     "fft": tiles.fft,
@@ -38,5 +38,5 @@ def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
     if primitive.family not in _FAMILIES:
         raise UsageError(f"primitive '{primitive.name}' is the operator as it is, not a kernel of its own")
     tensors = _FAMILIES[primitive.family](primitive, layer)
-    made = te.create_prim_func(list(tensors), index_dtype_override="int64")
-    return made.without_attr("global_symbol")
+    function = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    return function.without_attr("global_symbol")

@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import input_shape, output_shape, padded_extents
+from pimflow.primitives.families import input_shape, output_shape, required_input_extents
 from pimflow.primitives.layer import BLOCK, input_bytes
 from pimflow.primitives.marks import SHARED, SLAB, SPREAD, TILE
 
@@ -39,27 +39,39 @@ def spread(
     return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector} if stored else {})
 
 
-def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
+def pad_input(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
     """The input, padded to what `rows` by `columns` outputs read; `x` itself if it needs no padding."""
-    extents = padded_extents(layer, rows, columns)
+    extents = required_input_extents(layer, rows, columns)
     if extents is None:
         return x
     shape = input_shape(primitive, layer, *extents)
-    at = 1 if primitive.layout == "HWC" else 2
+    row_axis = 1 if primitive.layout == "HWC" else 2
 
     def element(*index: tirx.Var) -> tirx.Expr:
-        return inside(layer, x, [*index], at, index[at] - layer.padding[0], index[at + 1] - layer.padding[1])
+        return element_or_zero(
+            layer,
+            x,
+            [*index],
+            row_axis,
+            index[row_axis] - layer.padding[0],
+            index[row_axis + 1] - layer.padding[1],
+        )
 
     return spread(primitive, layer, shape, element, "padded")
 
 
-def inside(
-    layer: ConvGeometry, x: te.Tensor, index: list[tirx.Expr], at: int, row: tirx.Expr, column: tirx.Expr
+def element_or_zero(
+    layer: ConvGeometry,
+    x: te.Tensor,
+    index: list[tirx.Expr],
+    row_axis: int,
+    row: tirx.Expr,
+    column: tirx.Expr,
 ) -> tirx.Expr:
     """``x[index]``, with `row` and `column` as indices of the axes `at` and `at` + 1; 0 outside the map."""
-    index[at : at + 2] = [row, column]
-    within = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
-    return tirx.if_then_else(within, x[tuple(index)], ZERO)
+    index[row_axis : row_axis + 2] = [row, column]
+    is_inside = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
+    return tirx.if_then_else(is_inside, x[tuple(index)], ZERO)
 
 
 def sums(

@@ -10,10 +10,10 @@ from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
-from pimflow.primitives.families import output_shape, outputs_of_tile, points, tiles
+from pimflow.primitives.families import output_shape, tile_counts, tile_outputs, tile_points
 from pimflow.primitives.filters import winograd_matrices
 from pimflow.primitives.kernels.direct import Tensors
-from pimflow.primitives.kernels.stages import inside, placeholders, reduce_axes, sums
+from pimflow.primitives.kernels.stages import element_or_zero, placeholders, reduce_axes, sums
 from pimflow.primitives.marks import INSIDE, UNROLLED
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
@@ -21,25 +21,27 @@ Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
 def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Winograd's F(m, r) (Lavin and Gray 2016), on square tiles or on pieces of rows."""
-    return (_rows if primitive.directions == 1 else _squares)(primitive, layer)
+    return (_winograd_rows if primitive.directions == 1 else _winograd_squares)(primitive, layer)
 
 
 def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Circular correlation of square tiles by FFT; only outputs that do not wrap around are used."""
     x, filters = placeholders(primitive, layer)
     n = primitive.tile
-    half, (cos, sin) = n // 2 + 1, _waves(n)
+    half, (cos, sin) = n // 2 + 1, _cosine_and_sine(n)
 
-    def rows(part: str) -> te.Tensor:
+    def transform_rows(part: str) -> te.Tensor:
         """The transform along the width; a copy for each of the two stages that read it."""
-        tile, (j,) = _tiles_of(primitive, layer, x, (n, n)), reduce_axes(n)
-        sign = cos if part == "real" else lambda v, at: -sin(v, at)
+        tile, (j,) = _input_tiles(primitive, layer, x, (n, n)), reduce_axes(n)
+        sign = cos if part == "real" else lambda v, position: -sin(v, position)
         shape = (n, half, *tile.shape[2:])
-        return _inside(shape, lambda p, v, *tc: te.sum(sign(v, j) * tile(p, j, *tc), axis=j), f"row_{part}")
+        return _inner_stage(
+            shape, lambda p, v, *tc: te.sum(sign(v, j) * tile(p, j, *tc), axis=j), f"row_{part}"
+        )
 
-    def forward(part: str) -> te.Tensor:
+    def transform_columns(part: str) -> te.Tensor:
         """The real or the imaginary part of the transform along both axes."""
-        re, im, (i,) = rows("real"), rows("imaginary"), reduce_axes(n)
+        re, im, (i,) = transform_rows("real"), transform_rows("imaginary"), reduce_axes(n)
 
         def real(u, v, *tc):
             return te.sum(cos(u, i) * re(i, v, *tc) + sin(u, i) * im(i, v, *tc), axis=i)
@@ -48,65 +50,75 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
             return te.sum(cos(u, i) * im(i, v, *tc) - sin(u, i) * re(i, v, *tc), axis=i)
 
         terms, shape = (real if part == "real" else imaginary), primitive.stages(layer)[part]
-        return _unrolled(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
+        return _unrolled_stage(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
 
-    xr, xi = forward("real"), forward("imaginary")
-    re = _products(primitive, layer, "products_real", lambda at, w: xr(*at) * w(0) - xi(*at) * w(1), filters)
+    xr, xi = transform_columns("real"), transform_columns("imaginary")
+    re = _products(
+        primitive, layer, "products_real", lambda index, w: xr(*index) * w(0) - xi(*index) * w(1), filters
+    )
     im = _products(
-        primitive, layer, "products_imaginary", lambda at, w: xr(*at) * w(1) + xi(*at) * w(0), filters
+        primitive,
+        layer,
+        "products_imaginary",
+        lambda index, w: xr(*index) * w(1) + xi(*index) * w(0),
+        filters,
     )
     u, v = reduce_axes(n, n)[0], te.reduce_axis((0, half), "v")
-    outputs = outputs_of_tile(primitive, layer)
+    outputs = tile_outputs(primitive, layer)
     shape = (outputs[0], half, *re.shape[2:])
-    column_re = _inside(
+    column_re = _inner_stage(
         shape,
         lambda p, q, *to: te.sum(cos(u, p) * re(u, q, *to) - sin(u, p) * im(u, q, *to), axis=u),
         "column_real",
     )
     (u2,) = reduce_axes(n)
-    column_im = _inside(
+    column_im = _inner_stage(
         shape,
         lambda p, q, *to: te.sum(sin(u2, p) * re(u2, q, *to) + cos(u2, p) * im(u2, q, *to), axis=u2),
         "column_imaginary",
     )
 
-    def back(h, w, t):
+    def output_term(h, w, t):
         """An output, from the sums."""
         weight = tirx.Select(
             tirx.any(v == 0, v == half - 1), tirx.const(1 / n**2, "float32"), tirx.const(2 / n**2, "float32")
         )
         return te.sum(weight * (cos(v, w) * column_re(h, v, *t) - sin(v, w) * column_im(h, v, *t)), axis=v)
 
-    return x, filters, _back(primitive, layer, back)
+    return x, filters, _output_stage(primitive, layer, output_term)
 
 
-def _squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+def _winograd_squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
-    a = points(primitive, layer)
-    out, _, data = (_table(m) for m in winograd_matrices(primitive.tile, layer.kw))
-    tile = _tiles_of(primitive, layer, x, (a, a))
+    a = tile_points(primitive, layer)
+    out, _, data = (_matrix_entry(matrix) for matrix in winograd_matrices(primitive.tile, layer.kw))
+    tile = _input_tiles(primitive, layer, x, (a, a))
     i, j, p, q = (reduce_axes(a)[0] for _ in range(4))
-    columns = _inside(
+    columns = _inner_stage(
         (a, a, *tile.shape[2:]), lambda u, v, *tc: te.sum(data(u, i) * tile(i, v, *tc), axis=i), "columns"
     )
-    transformed = _unrolled(
+    transformed = _unrolled_stage(
         primitive.stages(layer)["transformed"],
         lambda u, v, *tc: te.sum(data(v, j) * columns(u, j, *tc), axis=j),
         "transformed", [0, 0, 1, 0], _lane(primitive, 2),
     )  # fmt: skip
-    made = _products(primitive, layer, "products", lambda at, w: transformed(*at) * w(), filters)
-    rows = _inside(
-        (primitive.tile, a, *made.shape[2:]),
-        lambda h, v, *to: te.sum(out(h, p) * made(p, v, *to), axis=p),
+    products = _products(primitive, layer, "products", lambda index, w: transformed(*index) * w(), filters)
+    rows = _inner_stage(
+        (primitive.tile, a, *products.shape[2:]),
+        lambda h, v, *to: te.sum(out(h, p) * products(p, v, *to), axis=p),
         "rows",
     )
-    return x, filters, _back(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q))
+    return (
+        x,
+        filters,
+        _output_stage(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q)),
+    )
 
 
-def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
+def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     x, filters = placeholders(primitive, layer)
-    a, m = points(primitive, layer), primitive.tile
-    out, _, data = (_table(matrix) for matrix in winograd_matrices(m, layer.kw))
+    a, m = tile_points(primitive, layer), primitive.tile
+    out, _, data = (_matrix_entry(matrix) for matrix in winograd_matrices(m, layer.kw))
     chw, e, dh = primitive.layout == "CHW", primitive.extents(layer), layer.dilation[0]
     (i,), (q,) = reduce_axes(a), reduce_axes(a)
     kh, c = reduce_axes(layer.kh, layer.c)
@@ -115,11 +127,13 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         """The transform of a piece of a row."""
         t, c = tc[::-1] if chw else tc
         column = t * m + i - layer.padding[1]
-        index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
-        return te.sum(data(u, i) * inside(layer, x, index, at, row - layer.padding[0], column), axis=i)
+        index, row_axis = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
+        return te.sum(
+            data(u, i) * element_or_zero(layer, x, index, row_axis, row - layer.padding[0], column), axis=i
+        )
 
     stages = primitive.stages(layer)
-    transformed = _unrolled(stages["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
+    transformed = _unrolled_stage(stages["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
 
     def terms(u, n, h, *to):
         """A term of a product, by the indices of the product."""
@@ -127,16 +141,18 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         tc, wide = ((c, t), e.places) if chw else ((t, c), e.lanes)
         return transformed(u, n, h + kh * dh, *tc) * filters(u, o // wide, kh, c, o % wide)
 
-    made = sums(primitive, layer, stages["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1))
+    products = sums(
+        primitive, layer, stages["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1)
+    )
 
-    def back(n, *index):
+    def output_element(n, *index):
         """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         to = (o, w // m) if chw else (w // m, o)
-        return te.sum(out(w % m, q) * made(q, n, h, *to), axis=q)
+        return te.sum(out(w % m, q) * products(q, n, h, *to), axis=q)
 
     axis = 3 if chw else 2
-    y = _unrolled(output_shape(primitive, layer), back, "result", [axis, m], -1 if chw else 3)
+    y = _unrolled_stage(output_shape(primitive, layer), output_element, "result", [axis, m], -1 if chw else 3)
     return x, filters, y
 
 
@@ -145,17 +161,17 @@ def _lane(primitive: Primitive, outer: int) -> int:
     return -1 if primitive.layout == "CHW" else outer + 1
 
 
-def _inside(shape: Sequence[tirx.Expr], element: Callable[..., tirx.Expr], name: str) -> te.Tensor:
+def _inner_stage(shape: Sequence[tirx.Expr], element: Callable[..., tirx.Expr], name: str) -> te.Tensor:
     return te.compute(tuple(shape), element, name=name, attrs={INSIDE: 1})
 
 
-def _unrolled(
-    shape: Sequence[int], element: Callable[..., tirx.Expr], name: str, unrolled: list[int], lane: int
+def _unrolled_stage(
+    shape: Sequence[int], element: Callable[..., tirx.Expr], name: str, unroll_sizes: list[int], lane: int
 ) -> te.Tensor:
-    return te.compute(tuple(shape), element, name=name, attrs={UNROLLED: [*unrolled, lane]})
+    return te.compute(tuple(shape), element, name=name, attrs={UNROLLED: [*unroll_sizes, lane]})
 
 
-def _table(matrix: np.ndarray) -> Entry:
+def _matrix_entry(matrix: np.ndarray) -> Entry:
     """A function that gives entries of `matrix`; they are constants once both indices are unrolled."""
 
     def entry(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
@@ -163,14 +179,14 @@ def _table(matrix: np.ndarray) -> Entry:
         selected = tirx.const(0, "float32")
         for (i, j), value in np.ndenumerate(matrix):
             if value:
-                here = tirx.all(row == i, column == j)
-                selected = tirx.Select(here, tirx.const(float(value), "float32"), selected)
+                is_entry = tirx.all(row == i, column == j)
+                selected = tirx.Select(is_entry, tirx.const(float(value), "float32"), selected)
         return selected
 
     return entry
 
 
-def _waves(n: int) -> tuple[Entry, Entry]:
+def _cosine_and_sine(n: int) -> tuple[Entry, Entry]:
     """Functions for cosine and sine of ``2 pi a b / n``; constants once a and b are unrolled."""
 
     def angle(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
@@ -179,10 +195,12 @@ def _waves(n: int) -> tuple[Entry, Entry]:
     return (lambda a, b: tirx.cos(angle(a, b))), (lambda a, b: tirx.sin(angle(a, b)))
 
 
-def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
+def _input_tiles(
+    primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]
+) -> te.Tensor:
     """Tiles of the input, (row, column, tile, channel); in CHW channels before tiles. 0 outside the map."""
-    across, down = tiles(primitive, layer)[::-1]
-    height, width = outputs_of_tile(primitive, layer)
+    across, down = tile_counts(primitive, layer)[::-1]
+    height, width = tile_outputs(primitive, layer)
     chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
 
     def element(i, j, *tc):
@@ -191,11 +209,11 @@ def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: 
         n = tirx.min(t // (across * down), layer.n - 1)  # tiles that only pad repeat the last inference
         row = t // across % down * height + i - layer.padding[0]
         column = t % across * width + j - layer.padding[1]
-        index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
-        return inside(layer, x, index, at, row, column)
+        index, row_axis = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
+        return element_or_zero(layer, x, index, row_axis, row, column)
 
     inner = (layer.c, pixels) if chw else (pixels, layer.c)
-    return _inside((*extents, *inner), element, "tile")
+    return _inner_stage((*extents, *inner), element, "tile")
 
 
 def _products(
@@ -215,19 +233,23 @@ def _products(
     return sums(primitive, layer, primitive.stages(layer)[name], terms, [c], (2, 3), name=name, slab=(1, 1))
 
 
-def _back(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
+def _output_stage(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
     """The output; `element` gives it by (row in the tile, column in the tile, index of tile and channel)."""
-    height, width = outputs_of_tile(primitive, layer)
-    down, across = tiles(primitive, layer)
+    height, width = tile_outputs(primitive, layer)
+    down, across = tile_counts(primitive, layer)
     chw = primitive.layout == "CHW"
 
-    def back(n, *index):
+    def output_element(n, *index):
         """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         t = (n * down + h // height) * across + w // width
         return element(h % height, w % width, (o, t) if chw else (t, o))
 
     axis = 2 if chw else 1
-    return _unrolled(
-        output_shape(primitive, layer), back, "result", [axis, height, axis + 1, width], -1 if chw else 3
+    return _unrolled_stage(
+        output_shape(primitive, layer),
+        output_element,
+        "result",
+        [axis, height, axis + 1, width],
+        -1 if chw else 3,
     )

@@ -26,7 +26,7 @@ from pimflow.tvm_extension.relay.build_module import (
 
 __all__ = ["GraphExecutorFactoryModule", "build", "frontend", "load_param_dict", "save_param_dict"]
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "analysis": "tvm.relax.analysis",
     "backend": "what relay.build returns",
     "create_executor": "relay.build and tvm.contrib.graph_executor.GraphModule",
@@ -47,15 +47,15 @@ _INSTEAD = {
 }
 
 
-def instead_of(name: str) -> str:
+def replacement_hint(name: str) -> str:
     """The message for users who look for ``tvm.relay.<name>``."""
     from tvm import relax
 
-    known = _INSTEAD.get(name) or (f"tvm.relax.{name}" if hasattr(relax, name) else "tvm.relax")
-    return f"TVM has no Relay since 0.20, so no tvm.relay.{name}; use {known}"
+    replacement = _REPLACEMENTS.get(name) or (f"tvm.relax.{name}" if hasattr(relax, name) else "tvm.relax")
+    return f"TVM has no Relay since 0.20, so no tvm.relay.{name}; use {replacement}"
 
 
 def __getattr__(name: str) -> object:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise AttributeError(instead_of(name))
+    raise AttributeError(replacement_hint(name))

@@ -116,60 +116,63 @@ def build(
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
-    resolved, options = _target(target), pass_options.current()
+    resolved, options = _resolve_target(target), pass_options.current()
     from pimflow import frontend
     from pimflow.api.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.pim_backend.runtime import targets
-    from pimflow.pim_backend.runtime.cuda_binary import Kernels
+    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
 
     if options and not targets.has_pim(resolved):
         raise UsageError(
-            f"target '{targets.name_of(resolved)}' has no PIM, and pimflow.{min(options)} of the PassContext "
+            f"target '{targets.target_name(resolved)}' has no PIM, and pimflow.{min(options)} of the PassContext "
             f"would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
         )
     if options.get("primitives"):
-        check_device(SelectionOptions(device=CUDA), targets.name_of(resolved))
-    bound, plan = _bound(mod, params or {}), None
+        check_device(SelectionOptions(device=CUDA), targets.target_name(resolved))
+    bound_mod, plan = _bind_params(mod, params or {}), None
     if targets.has_pim(resolved):
-        on, own = options.pop("system", None), {"target": targets.name_of(resolved), **options}
-        network, searched = search_network(frontend.load(bound), on, **own)
-        built = compilation.build(network, searched, resolved)
-        module, kernels, plan = built.module, built.kernels, searched.plan
+        system, search_options = (
+            options.pop("system", None),
+            {"target": targets.target_name(resolved), **options},
+        )
+        network, search_result = search_network(frontend.load(bound_mod), system, **search_options)
+        network_build = compilation.build(network, search_result, resolved)
+        module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
     else:
-        module, kernels = compilation.build_plain(bound, resolved), Kernels()
-    values = {name: tvm.runtime.tensor(_array(value)) for name, value in (params or {}).items()}
-    return GraphExecutorFactoryModule(module, bound, resolved, values, plan, kernels)
+        module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+    values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
+    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels)
 
 
-def _target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
-    found = tvm.target.Target.current(allow_none=True) if target is None else target
-    if found is None:
+def _resolve_target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
+    requested = tvm.target.Target.current(allow_none=True) if target is None else target
+    if requested is None:
         raise UsageError("relay.build needs a target, such as 'llvm+pim'")
     try:
-        resolved = tvm.target.Target(found)
+        resolved = tvm.target.Target(requested)
     except (ValueError, TypeError, RuntimeError) as error:
         from pimflow.pim_backend.runtime.targets import TARGETS
 
-        if isinstance(found, str) and " -" in found:
+        if isinstance(requested, str) and " -" in requested:
             raise UsageError(
-                f"target '{found}': TVM takes options in a dictionary now, such as "
+                f"target '{requested}': TVM takes options in a dictionary now, such as "
                 "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
             ) from error
-        if isinstance(found, str):
-            raise UnknownNameError("target", found, (*TARGETS, "llvm", "cuda")) from error
-        raise UsageError(f"no such target: {found}") from error
+        if isinstance(requested, str):
+            raise UnknownNameError("target", requested, (*TARGETS, "llvm", "cuda")) from error
+        raise UsageError(f"no such target: {requested}") from error
     if resolved.kind.name not in KINDS:
         raise UsageError(f"target '{resolved.kind.name}' is none of {', '.join(KINDS)}, with +pim or not")
     return resolved
 
 
-def _array(value: np.ndarray | tvm.runtime.Tensor) -> np.ndarray:
+def _to_numpy(value: np.ndarray | tvm.runtime.Tensor) -> np.ndarray:
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
 
 
-def _bound(mod: tvm.IRModule, params: Mapping[str, np.ndarray | tvm.runtime.Tensor]) -> tvm.IRModule:
+def _bind_params(mod: tvm.IRModule, params: Mapping[str, np.ndarray | tvm.runtime.Tensor]) -> tvm.IRModule:
     """`mod` with `params` as constants."""
     from tvm import relax
 
@@ -179,9 +182,9 @@ def _bound(mod: tvm.IRModule, params: Mapping[str, np.ndarray | tvm.runtime.Tens
     for name, value in params.items():
         if name not in inputs:
             raise UnknownNameError("parameter", name, inputs)
-        array, wanted = _array(value), inputs[name].ty
-        if sizes(wanted) != list(array.shape) or str(wanted.dtype) != str(array.dtype):
-            given = f"{list(array.shape)} {array.dtype}"
-            raise UsageError(f"parameter '{name}' is {sizes(wanted)} {wanted.dtype}, not {given}")
-    values = {name: _array(value) for name, value in params.items()}
+        array, required = _to_numpy(value), inputs[name].ty
+        if sizes(required) != list(array.shape) or str(required.dtype) != str(array.dtype):
+            actual = f"{list(array.shape)} {array.dtype}"
+            raise UsageError(f"parameter '{name}' is {sizes(required)} {required.dtype}, not {actual}")
+    values = {name: _to_numpy(value) for name, value in params.items()}
     return relax.transform.BindParams("main", values)(mod) if values else mod

@@ -10,7 +10,7 @@ import tvm
 
 from pimflow.errors import UsageError
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "from_pytorch": "tvm.relax.frontend.torch.from_exported_program, or give pimflow.compile the program",
     "from_keras": "the model as ONNX (tf2onnx)",
     "from_tensorflow": "the model as ONNX (tf2onnx)",
@@ -67,21 +67,21 @@ def from_onnx(
         raise UsageError(f"opset {opset}: ONNX counts them from 1 on")
     proto = zoo.load_model(model, dict(shape or {}))
     if opset is not None:
-        for imported in proto.opset_import:
-            if imported.domain in ("", "ai.onnx"):
-                imported.version = opset
-    mod = onnx_graph.imported(proto, keep_params=not freeze_params)
+        for opset_entry in proto.opset_import:
+            if opset_entry.domain in ("", "ai.onnx"):
+                opset_entry.version = opset
+    mod = onnx_graph.import_onnx(proto, keep_params=not freeze_params)
     if freeze_params:
         return mod, {}
-    given = int(mod["main"].attrs["num_input"])
+    input_count = int(mod["main"].attrs["num_input"])
     mod, values = relax.frontend.detach_params(mod)
-    names = [param.name for param in mod["main"].params[given:]]
+    names = [param.name for param in mod["main"].params[input_count:]]
     return mod, dict(zip(names, values.get("main", []), strict=True))
 
 
 def __getattr__(name: str) -> object:
-    if name in _INSTEAD:
+    if name in _REPLACEMENTS:
         raise AttributeError(
-            f"TVM has no Relay since 0.20, so no relay.frontend.{name}; use {_INSTEAD[name]}"
+            f"TVM has no Relay since 0.20, so no relay.frontend.{name}; use {_REPLACEMENTS[name]}"
         )
     raise AttributeError(f"module 'tvm.relay.frontend' has no attribute '{name}'; there is from_onnx")

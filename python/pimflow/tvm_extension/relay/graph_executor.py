@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import tvm
 
-from pimflow.compiler.timing import calls_ns
+from pimflow.compiler.timing import call_times_ns
 from pimflow.errors import UnknownNameError, UsageError
 
 
@@ -39,8 +39,8 @@ class GraphModule:
         """
         if isinstance(key, str) and key not in self._inputs:
             raise UnknownNameError("input", key, self._inputs)
-        given = {} if key is None else {key: value}
-        for name, array in {**given, **{k: v for k, v in params.items() if k in self._inputs}}.items():
+        inputs = {} if key is None else {key: value}
+        for name, array in {**inputs, **{k: v for k, v in params.items() if k in self._inputs}}.items():
             dtype = str(self.get_input(name).dtype)
             try:
                 array = array.numpy() if isinstance(array, tvm.runtime.Tensor) else np.asarray(array)
@@ -65,8 +65,8 @@ class GraphModule:
 
     def get_input(self, index: int | str, out: tvm.runtime.Tensor | None = None) -> tvm.runtime.Tensor:
         """The tensor that holds an input, or `out` with its values."""
-        found = self.module["get_input"](index)
-        return found if out is None else found.copyto(out)
+        tensor = self.module["get_input"](index)
+        return tensor if out is None else tensor.copyto(out)
 
     def get_input_index(self, name: str) -> int:
         """Index of an input; -1 if there is none of that name."""
@@ -79,8 +79,8 @@ class GraphModule:
 
     def get_output(self, index: int, out: tvm.runtime.Tensor | None = None) -> tvm.runtime.Tensor:
         """A result of the last run, or `out` with its values."""
-        found = self._get_output(index)
-        return found if out is None else found.copyto(out)
+        tensor = self._get_output(index)
+        return tensor if out is None else tensor.copyto(out)
 
     def benchmark(
         self,
@@ -124,7 +124,7 @@ class GraphModule:
             for index in range(self.get_num_outputs()):
                 self.get_output(index).numpy()
 
-        return BenchmarkResult([1e-9 * fmean(calls_ns(infer, number)) for _ in range(repeat)])
+        return BenchmarkResult([1e-9 * fmean(call_times_ns(infer, number)) for _ in range(repeat)])
 
     def load_params(self, _params: bytes) -> None:
         """Not supported: raises `UsageError`; `relay.build` binds weights as constants."""

@@ -14,13 +14,13 @@ import tvm_ffi
 
 from pimflow import placement
 from pimflow.core.plan import Plan
-from pimflow.decomposition.request import Request
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.host import native
 
 
-def _system(value: object) -> System:
+def _parse_system(value: object) -> System:
     if isinstance(value, System):
         return value
     if isinstance(value, str | os.PathLike):
@@ -28,8 +28,8 @@ def _system(value: object) -> System:
     raise UsageError(f"pimflow.system is a System, a name or a file, not {type(value).__name__}")
 
 
-def _plan(value: object) -> Plan:
-    if isinstance(value, placement.Searched):
+def _parse_plan(value: object) -> Plan:
+    if isinstance(value, placement.SearchResult):
         return value.plan
     if isinstance(value, Plan):
         return value
@@ -38,22 +38,22 @@ def _plan(value: object) -> Plan:
     raise UsageError(f"pimflow.plan is a Plan, what search returned or a file, not {type(value).__name__}")
 
 
-def _decompose(value: object) -> Request:
-    if isinstance(value, Request):
+def _parse_decompose(value: object) -> DecompositionRequest:
+    if isinstance(value, DecompositionRequest):
         return value
     if isinstance(value, str):
-        return Request.parse(str(value))
+        return DecompositionRequest.parse(str(value))
     raise UsageError(f"pimflow.decompose is a Request or its text, not {type(value).__name__}")
 
 
-def _criterion(value: object) -> str:
+def _check_criterion(value: object) -> str:
     from pimflow.decomposition.skips import check_criterion
 
     check_criterion(str(value))
     return str(value)
 
 
-def _goal(name: str) -> Callable[[object], object]:
+def _goal_check(name: str) -> Callable[[object], object]:
     """The check of a field of `placement.Goal`; TVM passes texts and numbers of its own types.
 
     The checked value must be valid too: passes create copies of the current context.
@@ -69,7 +69,7 @@ def _goal(name: str) -> Callable[[object], object]:
     return check
 
 
-def _flag(name: str) -> Callable[[object], bool]:
+def _flag_check(name: str) -> Callable[[object], bool]:
     def check(value: object) -> bool:
         """The value as a bool; raises `UsageError` if it is none."""
         if isinstance(value, bool) or value in (0, 1):
@@ -80,22 +80,22 @@ def _flag(name: str) -> Callable[[object], bool]:
 
 
 _CHECKS = {
-    "pimflow.system": _system,
-    "pimflow.plan": _plan,
-    "pimflow.decompose": _decompose,
-    "pimflow.optimize_skips": _criterion,
-    "pimflow.fuse_activations": _flag("fuse_activations"),
-    "pimflow.fuse": _flag("fuse"),
-    "pimflow.reorder": _flag("reorder"),
-    "pimflow.objective": _goal("objective"),
-    "pimflow.solver": _goal("solver"),
-    "pimflow.search_seconds": _goal("search_seconds"),
-    "pimflow.modes": _goal("modes"),
-    "pimflow.primitives": _flag("primitives"),
-    "pimflow.max_latency_ns": _goal("max_latency_ns"),
-    "pimflow.max_energy_pj": _goal("max_energy_pj"),
-    "pimflow.max_memory_bytes": _goal("max_memory_bytes"),
-    "pimflow.max_error": _goal("max_error"),
+    "pimflow.system": _parse_system,
+    "pimflow.plan": _parse_plan,
+    "pimflow.decompose": _parse_decompose,
+    "pimflow.optimize_skips": _check_criterion,
+    "pimflow.fuse_activations": _flag_check("fuse_activations"),
+    "pimflow.fuse": _flag_check("fuse"),
+    "pimflow.reorder": _flag_check("reorder"),
+    "pimflow.objective": _goal_check("objective"),
+    "pimflow.solver": _goal_check("solver"),
+    "pimflow.search_seconds": _goal_check("search_seconds"),
+    "pimflow.modes": _goal_check("modes"),
+    "pimflow.primitives": _flag_check("primitives"),
+    "pimflow.max_latency_ns": _goal_check("max_latency_ns"),
+    "pimflow.max_energy_pj": _goal_check("max_energy_pj"),
+    "pimflow.max_memory_bytes": _goal_check("max_memory_bytes"),
+    "pimflow.max_error": _goal_check("max_error"),
 }
 
 

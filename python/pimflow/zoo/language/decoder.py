@@ -75,10 +75,10 @@ class Decoder:
     source: str
 
     def __post_init__(self) -> None:
-        for field, known in (("norm", NORMS), ("positions", POSITIONS), ("activation", ACTIVATIONS)):
-            if getattr(self, field) not in known:
+        for field, choices in (("norm", NORMS), ("positions", POSITIONS), ("activation", ACTIVATIONS)):
+            if getattr(self, field) not in choices:
                 raise ModelError(
-                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of {', '.join(known)} "
+                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of {', '.join(choices)} "
                     "is supported"
                 )
         if self.heads % self.kv_heads:
@@ -100,12 +100,12 @@ class Decoder:
 
     def weights(self) -> dict[str, Shape]:
         """Shapes of all weights by name; matrices are [inputs, outputs], tables [rows, values]."""
-        found: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
+        shapes: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
         if self.positions == "learned":
-            found["positions.table"] = (self.max_context + self.position_offset, self.hidden)
+            shapes["positions.table"] = (self.max_context + self.position_offset, self.hidden)
         for layer in range(self.layers):
-            found |= self.block_weights(layer)
-        return found | self.head_weights()
+            shapes |= self.block_weights(layer)
+        return shapes | self.head_weights()
 
     def block_weights(self, layer: int) -> dict[str, Shape]:
         """Shapes of the weights of one block, by name."""
@@ -131,8 +131,8 @@ class Decoder:
 
     def head_weights(self) -> dict[str, Shape]:
         """Shapes of the weights after the last block; a tied output has no matrix of its own."""
-        found = dict(self._norm("norm"))
-        return found if self.tied else found | {"head.weight": (self.hidden, self.vocabulary)}
+        shapes = dict(self._norm("norm"))
+        return shapes if self.tied else shapes | {"head.weight": (self.hidden, self.vocabulary)}
 
     def _norm(self, name: str) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.scale", (self.hidden,)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language.decoder import Decoder
-from pimflow.zoo.language.gguf_header import Tensor, read_header
+from pimflow.zoo.language.gguf_header import GgufTensor, read_header
 
 Value = TypeVar("Value")
 _FAMILY = "llama"
@@ -46,7 +46,7 @@ def read_decoder(path: Path) -> Decoder:
         If the library is not installed, the file cannot be read or is of another family, the angles of its
         positions are scaled, or it has tensors that are not supported.
     """
-    file, where = opened(path), f"'{path}'"
+    file, where = open_file(path), f"'{path}'"
     family = file.field("general.architecture", str)
     if family != _FAMILY:
         raise ModelError(
@@ -55,27 +55,27 @@ def read_decoder(path: Path) -> Decoder:
 
     def size(name: str, default: int | None = None) -> int:
         """A size of the family in the file's table; raises `ModelError` if it is none."""
-        found = file.field(f"{_FAMILY}.{name}", int, default)
-        if found is None or found < 1:
+        value = file.field(f"{_FAMILY}.{name}", int, default)
+        if value is None or value < 1:
             raise ModelError(f"{where}: has no {_FAMILY}.{name}, a number from 1 on; it is incomplete")
-        return found
+        return value
 
     def number(name: str, default: float) -> float:
         """A positive number of the family in the file's table; raises `ModelError` if it is none."""
-        found = file.field(f"{_FAMILY}.{name}", float, default)
-        if found is None or not 0 < found < math.inf:
-            raise ModelError(f"{where}: {_FAMILY}.{name} is {found}, no finite number above zero")
-        return found
+        value = file.field(f"{_FAMILY}.{name}", float, default)
+        if value is None or not 0 < value < math.inf:
+            raise ModelError(f"{where}: {_FAMILY}.{name} is {value}, no finite number above zero")
+        return value
 
     blocks = size("block_count")
     if blocks * len(_BLOCK) > len(file.tensors):
         raise ModelError(f"{where}: has too few tensors for {blocks} blocks; it is incomplete")
     heads, hidden = size("attention.head_count"), size("embedding_length")
     head_size = size("attention.key_length", hidden // heads)
-    scaled = file.field(f"{_FAMILY}.rope.scaling.type", str, "none") != "none"
-    scaled = scaled or "rope_freqs.weight" in file.tensors
+    has_scaled_angles = file.field(f"{_FAMILY}.rope.scaling.type", str, "none") != "none"
+    has_scaled_angles = has_scaled_angles or "rope_freqs.weight" in file.tensors
     experts = file.field(f"{_FAMILY}.expert_count", int, 0)
-    if scaled or size("rope.dimension_count", head_size) != head_size or experts:
+    if has_scaled_angles or size("rope.dimension_count", head_size) != head_size or experts:
         raise ModelError(
             f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
         )
@@ -96,20 +96,24 @@ def read_decoder(path: Path) -> Decoder:
         source=where,
     )
     for name, shape in decoder.weights().items():
-        stored = file.tensor(_stored_name(name)).shape
+        tensor_shape = file.tensor(_tensor_name(name)).shape
         # In the library, the fastest axis is the first: inputs of a product, values of a row.
-        wanted = shape[::-1] if name.endswith(".table") else shape
-        if stored != wanted:
-            raise ModelError(f"{where}: tensor '{_stored_name(name)}' has shape {stored}, not {wanted}")
-    if odd := sorted(file.tensors.keys() - set(map(_stored_name, decoder.weights()))):
-        raise ModelError(f"{where}: has a tensor '{odd[0]}', which is not supported: it would be left out")
+        expected = shape[::-1] if name.endswith(".table") else shape
+        if tensor_shape != expected:
+            raise ModelError(
+                f"{where}: tensor '{_tensor_name(name)}' has shape {tensor_shape}, not {expected}"
+            )
+    if unsupported := sorted(file.tensors.keys() - set(map(_tensor_name, decoder.weights()))):
+        raise ModelError(
+            f"{where}: has a tensor '{unsupported[0]}', which is not supported: it would be left out"
+        )
     return decoder
 
 
 def weight(path: str, name: str) -> np.ndarray:
     """Read a weight by its name in `Decoder.weights`, in fp32."""
-    file = opened(Path(path))
-    values = file.tensor(_stored_name(name)).values(path)
+    file = open_file(Path(path))
+    values = file.tensor(_tensor_name(name)).values(path)
     if name.endswith((".query.weight", ".key.weight")):
         heads = file.fields[f"{_FAMILY}.attention.head_count"]
         if name.endswith(".key.weight"):
@@ -119,10 +123,10 @@ def weight(path: str, name: str) -> np.ndarray:
     return np.ascontiguousarray(values.T if name.endswith(".weight") else values)
 
 
-def stored_types(path: str) -> str:
+def storage_types(path: str) -> str:
     """Types in which a file stores weights, such as ``Q4_1, Q8_0, F32``; the most frequent first."""
     elements: Counter[str] = Counter()
-    for tensor in opened(Path(path)).tensors.values():
+    for tensor in open_file(Path(path)).tensors.values():
         elements[tensor.kind.name] += math.prod(tensor.shape)
     return ", ".join(name for name, _ in elements.most_common())
 
@@ -142,7 +146,7 @@ class GgufFile:
 
     path: Path
     fields: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
 
     def field(self, name: str, kind: type[Value], default: Value | None = None) -> Value | None:
         """A value of the file's table, or `default`; raises `ModelError` if it is of another type."""
@@ -160,17 +164,17 @@ class GgufFile:
             raise ModelError(f"'{self.path}': {name} is no array of {kind.__name__}")
         return values
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> GgufTensor:
         """A tensor by its name in the file; raises `ModelError` if there is none."""
         if name not in self.tensors:
             raise ModelError(f"'{self.path}': has no tensor '{name}'; it is incomplete, or of another family")
         return self.tensors[name]
 
 
-def opened(path: Path) -> GgufFile:
+def open_file(path: Path) -> GgufFile:
     """Read the header of a file; raises `ModelError`. The last one is cached."""
     try:
-        return _opened(os.fspath(path), path.stat().st_mtime_ns)
+        return _open_file(os.fspath(path), path.stat().st_mtime_ns)
     except ImportError:
         raise ModelError(
             f"'{path}': the library gguf reads such files; pip install 'pimflow[gguf]'"
@@ -184,13 +188,13 @@ def opened(path: Path) -> GgufFile:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: str, _: int) -> GgufFile:
+def _open_file(path: str, _: int) -> GgufFile:
     fields, tensors = read_header(path)
     return GgufFile(path=Path(path), fields=fields, tensors=tensors)
 
 
-def _stored_name(name: str) -> str:
+def _tensor_name(name: str) -> str:
     if name in _OTHER:
         return f"{_OTHER[name]}.weight"
-    _, layer, own = name.split(".", 2)
-    return f"blk.{layer}.{_BLOCK[own]}.weight"
+    _, layer, weight_name = name.split(".", 2)
+    return f"blk.{layer}.{_BLOCK[weight_name]}.weight"

@@ -30,7 +30,7 @@ _TEXT_BYTES, _PAIR_BYTES, _TENSOR_BYTES = 8, 13, 32  # minimum bytes of each in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensor:
+class GgufTensor:
     """Type, shape and place of a tensor in a file.
 
     Attributes
@@ -64,7 +64,7 @@ class Tensor:
         return np.asarray(values, np.float32)
 
 
-def read_header(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_header(path: str) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Read the metadata and the tensors' places of a file, by their names.
 
     Raises
@@ -109,7 +109,7 @@ def read_header(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _tensor(
     name: str, row: tuple[tuple[int, ...], int, int], begin: int, size_bytes: int, order: str
-) -> Tensor:
+) -> GgufTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     shape, number, offset = row
@@ -123,7 +123,7 @@ def _tensor(
     stored = shape[::-1]
     if kind.name not in plain:
         stored = (*stored[:-1], stored[-1] // block * block_bytes) if stored else (block_bytes,)
-    return Tensor(
+    return GgufTensor(
         shape=shape,
         kind=kind,
         stored_shape=stored,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pimflow.errors import ModelError
-from pimflow.zoo.language.gguf_file import opened
+from pimflow.zoo.language.gguf_file import open_file
 from pimflow.zoo.language.tokens import TokenText
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CONTROL, _OF_USERS = 3, 4  # kinds of tokens in the file: both are matched before text is split into words
+_CONTROL, _USER_DEFINED = (
+    3,
+    4,
+)  # kinds of tokens in the file: both are matched before text is split into words
 _SPACE = "\u2581"
 BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe")
 # Bytes as characters in GPT-2's vocabulary: printable ones are themselves, others are mapped to 256 and
@@ -47,8 +50,8 @@ class GgufTokens:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; if the file says so, after the token for the begin of a text."""
-        found = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found if self._begin is None else [self._begin, *found]
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids if self._begin is None else [self._begin, *token_ids]
 
     def decoder(self) -> TokenText:
         """A new incremental decoder of tokens to text."""
@@ -67,7 +70,7 @@ def read_tokens(path: Path) -> GgufTokens | None:
         from tokenizers import AddedToken
     except ImportError:
         return None
-    file = opened(path)
+    file = open_file(path)
     kind, words = file.field("tokenizer.ggml.model", str), file.field("tokenizer.ggml.pre", str, "default")
     tokens = file.array("tokenizer.ggml.tokens", str)
     if not tokens or kind not in ("gpt2", "llama") or (kind == "gpt2" and words not in BYTE_PAIRS):
@@ -80,13 +83,13 @@ def read_tokens(path: Path) -> GgufTokens | None:
             tokenizer = _pieces(tokens, file.array("tokenizer.ggml.scores", float), prefix)
     except Exception as error:  # the library has no error class
         raise ModelError(f"'{path}': its tables of tokens do not belong together: {error}") from None
-    spelled = [_bytes_of(token, kind == "llama") for token in tokens]
-    apart = []
-    for index, (token, each) in enumerate(zip(tokens, file.array("tokenizer.ggml.token_type", int))):
-        if each in (_CONTROL, _OF_USERS):
-            spelled[index] = b"" if each == _CONTROL else token.encode()
-            apart.append(AddedToken(token, special=each == _CONTROL, normalized=False))
-    tokenizer.add_tokens(apart)
+    spelled = [_token_bytes(token, kind == "llama") for token in tokens]
+    added_tokens = []
+    for index, (token, token_kind) in enumerate(zip(tokens, file.array("tokenizer.ggml.token_type", int))):
+        if token_kind in (_CONTROL, _USER_DEFINED):
+            spelled[index] = b"" if token_kind == _CONTROL else token.encode()
+            added_tokens.append(AddedToken(token, special=token_kind == _CONTROL, normalized=False))
+    tokenizer.add_tokens(added_tokens)
     begin, end = (file.field(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos"))
     begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama")
     for token_id in (begin if begins else None, end):
@@ -95,7 +98,7 @@ def read_tokens(path: Path) -> GgufTokens | None:
     return GgufTokens(tokenizer, spelled, begin if begins else None, end)
 
 
-def _bytes_of(token: str, piece: bool) -> bytes:
+def _token_bytes(token: str, piece: bool) -> bytes:
     """The bytes of a token."""
     if not piece:
         return bytes(map(_SHOWN.__getitem__, token)) if _SHOWN.keys() >= {*token} else token.encode()
@@ -126,13 +129,13 @@ def _pieces(tokens: Sequence[str], scores: Sequence[float], prefix: bool) -> Tok
     from tokenizers import Tokenizer, models, normalizers
 
     places = {token: index for index, token in enumerate(tokens)}
-    joined = [
+    scored_pairs = [
         (-score, places[token], token[:cut], token[cut:])
         for token, score in zip(tokens, scores)
         for cut in range(1, len(token))
         if token[:cut] in places and token[cut:] in places
     ]
-    pairs = [(left, right) for _, _, left, right in sorted(joined)]
+    pairs = [(left_piece, right_piece) for _, _, left_piece, right_piece in sorted(scored_pairs)]
     tokenizer = Tokenizer(models.BPE(places, pairs, byte_fallback=True, fuse_unk=True, unk_token=tokens[0]))
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if prefix else [spaces])

@@ -55,11 +55,11 @@ def step_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 
         head_size], if there are any; outputs ``logits`` [batch, tokens, vocabulary] and ``present.N.key`` and
         ``.value`` [batch, kv_heads, context, head_size].
     """
-    graph = _Graph(decoder, context, tokens, batch)
+    graph = _GraphBuilder(decoder, context, tokens, batch)
     hidden = graph.node(
         "Gather", "tokens", [graph.weight("tokens.table"), graph.input("input_ids", (batch, tokens))]
     )
-    hidden = graph.placed(hidden)
+    hidden = graph.add_positions(hidden)
     for layer in range(decoder.layers):
         hidden = graph.block(hidden, layer)
     return graph.model(decoder.name, {"logits": (graph.logits(hidden), (batch, tokens, decoder.vocabulary))})
@@ -70,7 +70,7 @@ def block_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int =
 
     Both are [batch, tokens, hidden]. Learned positions are already added to the input.
     """
-    graph = _Graph(decoder, context, tokens, batch)
+    graph = _GraphBuilder(decoder, context, tokens, batch)
     shape = (batch, tokens, decoder.hidden)
     hidden = graph.block(graph.input(HIDDEN, shape, TensorProto.FLOAT), 0)
     return graph.model(f"{decoder.name} block", {"hidden_states": (hidden, shape)})
@@ -78,7 +78,7 @@ def block_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int =
 
 def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
     """The graph of what follows the last block: the norm, and the product with the vocabulary."""
-    graph = _Graph(decoder, tokens, tokens, batch)
+    graph = _GraphBuilder(decoder, tokens, tokens, batch)
     hidden = graph.input(HIDDEN, (batch, tokens, decoder.hidden), TensorProto.FLOAT)
     outputs = {"logits": (graph.logits(hidden), (batch, tokens, decoder.vocabulary))}
     return graph.model(f"{decoder.name} head", outputs)
@@ -89,7 +89,7 @@ def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.Mo
 
     From ``inputs_embeds`` [tokens, inputs] to ``hidden_states`` [tokens, outputs].
     """
-    graph, name = _Graph(decoder, tokens, tokens, 1), f"layers.0.{product}"
+    graph, name = _GraphBuilder(decoder, tokens, tokens, 1), f"layers.0.{product}"
     inputs, outputs = graph.shapes[f"{name}.weight"]
     result = graph.product_without_bias(name, graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT))
     return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
@@ -107,7 +107,7 @@ def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
     return block_graph(decoder, context or CONTEXT_OF_BLOCK)
 
 
-class _Graph:
+class _GraphBuilder:
     """Builds a graph: nodes in order of execution, each with the name of its result."""
 
     def __init__(self, decoder: Decoder, context: int, tokens: int, batch: int) -> None:
@@ -142,22 +142,22 @@ class _Graph:
         rule = _RULES[name.rpartition(".")[2]]
         fan_in, gain = (shape[0], _LINEAR_GAIN) if rule == "weight" else (1, 1.0)
         value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        told = {"init": f"{rule}:{fan_in}:{gain:g}"}
+        metadata = {"init": f"{rule}:{fan_in}:{gain:g}"}
         if self.decoder.trained:
-            told["trained"] = self.decoder.name
+            metadata["trained"] = self.decoder.name
         if self.decoder.file:
-            told["gguf"] = self.decoder.file
-        helper.set_model_props(value, told)
+            metadata["gguf"] = self.decoder.file
+        helper.set_model_props(value, metadata)
         self.weights[name] = value
         return name
 
     def product(self, name: str, source: str) -> str:
         """A product with a weight, and its bias if the decoder has biases."""
         biased = self.decoder.biases
-        found = self.node(
+        result = self.node(
             "MatMul", f"{name}.product" if biased else name, [source, self.weight(f"{name}.weight")]
         )
-        return self.node("Add", name, [found, self.weight(f"{name}.bias")]) if biased else found
+        return self.node("Add", name, [result, self.weight(f"{name}.bias")]) if biased else result
 
     def norm(self, name: str, source: str) -> str:
         """The decoder's norm, by layer or by root mean square."""
@@ -176,7 +176,7 @@ class _Graph:
         """The input with the positions of the step's tokens."""
         return self.input("position_ids", (self.batch, self.tokens))
 
-    def placed(self, hidden: str) -> str:
+    def add_positions(self, hidden: str) -> str:
         """Add learned positions to `hidden`, if the decoder has them."""
         if self.decoder.positions != "learned":
             return hidden
@@ -200,33 +200,33 @@ class _Graph:
             self.node("Unsqueeze", name, [rows, self.constant("axis_1", [1], np.int64)])
         return names
 
-    def turned(self, name: str, source: str) -> str:
+    def rotate(self, name: str, source: str) -> str:
         """Rotate heads by their positions: the halves of a head are the two parts of complex numbers."""
         if self.decoder.positions != "rotary":
             return source
         cosine, sine = self.angles()
         half = self.decoder.head_size // 2
         axis = self.constant("last_axis", [3], np.int64)
-        cut = [self.constant(f"cut_{at}", [at], np.int64) for at in (0, half, 2 * half)]
-        first = self.node("Slice", f"{name}.first", [source, cut[0], cut[1], axis])
-        second = self.node("Slice", f"{name}.second", [source, cut[1], cut[2], axis])
+        cuts = [self.constant(f"cut_{position}", [position], np.int64) for position in (0, half, 2 * half)]
+        first = self.node("Slice", f"{name}.first", [source, cuts[0], cuts[1], axis])
+        second = self.node("Slice", f"{name}.second", [source, cuts[1], cuts[2], axis])
         second = self.node("Neg", f"{name}.minus_second", [second])
-        other = self.node("Concat", f"{name}.other", [second, first], axis=-1)
-        kept = self.node("Mul", f"{name}.kept", [source, cosine])
-        crossed = self.node("Mul", f"{name}.crossed", [other, sine])
-        return self.node("Add", f"{name}.turned", [kept, crossed])
+        swapped = self.node("Concat", f"{name}.other", [second, first], axis=-1)
+        unrotated = self.node("Mul", f"{name}.kept", [source, cosine])
+        rotated = self.node("Mul", f"{name}.crossed", [swapped, sine])
+        return self.node("Add", f"{name}.turned", [unrotated, rotated])
 
     def mask(self) -> str:
         """The mask that is added to scores, [batch, 1, tokens, context]; added to the graph once."""
         if self._mask:
             return self._mask
-        kept = self.node(
+        visible = self.node(
             "Cast",
             "mask.kept",
             [self.input("attention_mask", (self.batch, self.context))],
             to=TensorProto.FLOAT,
         )
-        hidden = self.node("Sub", "mask.hidden", [self.constant("one", 1.0), kept])
+        hidden = self.node("Sub", "mask.hidden", [self.constant("one", 1.0), visible])
         added = self.node("Mul", "mask.added", [hidden, self.constant("hide", _HIDE)])
         mask = self.node("Unsqueeze", "mask", [added, self.constant("axes_1_2", [1, 2], np.int64)])
         if self.tokens > 1:
@@ -246,28 +246,32 @@ class _Graph:
         )
         return self.node("Transpose", f"{name}.heads", [split], perm=[0, 2, 1, 3])
 
-    def cached(self, layer: int, part: str, source: str) -> str:
+    def append_to_cache(self, layer: int, part: str, source: str) -> str:
         """Append keys or values to those in the cache; the result is an output of the graph."""
         d = self.decoder
-        name, past = present_name(layer, part), self.context - self.tokens
+        name, past_tokens = present_name(layer, part), self.context - self.tokens
         shape = (self.batch, d.kv_heads, self.context, d.head_size)
         self.present.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-        if not past:
+        if not past_tokens:
             return self.node("Identity", name, [source])
-        kept = self.input(past_name(layer, part), (*shape[:2], past, d.head_size), TensorProto.FLOAT)
-        return self.node("Concat", name, [kept, source], axis=2)
+        past_values = self.input(
+            past_name(layer, part), (*shape[:2], past_tokens, d.head_size), TensorProto.FLOAT
+        )
+        return self.node("Concat", name, [past_values, source], axis=2)
 
-    def shared(self, name: str, source: str) -> str:
+    def repeat_heads(self, name: str, source: str) -> str:
         """Repeat each head of keys or values for all heads of queries that share it."""
         d = self.decoder
         if d.group == 1:
             return source
         apart = self.node("Unsqueeze", f"{name}.apart", [source, self.constant("axis_2", [2], np.int64)])
-        wide = [self.batch, d.kv_heads, d.group, self.context, d.head_size]
-        wide = self.constant("repeated", wide, np.int64)
-        repeated = self.node("Expand", f"{name}.repeated", [apart, wide])
-        whole = [self.batch, d.heads, self.context, d.head_size]
-        return self.node("Reshape", f"{name}.shared", [repeated, self.constant("shared", whole, np.int64)])
+        repeated_shape = [self.batch, d.kv_heads, d.group, self.context, d.head_size]
+        repeated_shape = self.constant("repeated", repeated_shape, np.int64)
+        repeated = self.node("Expand", f"{name}.repeated", [apart, repeated_shape])
+        merged_shape = [self.batch, d.heads, self.context, d.head_size]
+        return self.node(
+            "Reshape", f"{name}.shared", [repeated, self.constant("shared", merged_shape, np.int64)]
+        )
 
     def attention(self, name: str, layer: int, source: str) -> str:
         """Attention over the cache and the step's tokens, with its four products."""
@@ -275,9 +279,9 @@ class _Graph:
         query = self.heads(f"{name}.query", self.product(f"{name}.query", source), d.heads)
         key = self.heads(f"{name}.key", self.product(f"{name}.key", source), d.kv_heads)
         value = self.heads(f"{name}.value", self.product(f"{name}.value", source), d.kv_heads)
-        query, key = self.turned(f"{name}.query", query), self.turned(f"{name}.key", key)
-        key = self.shared(f"{name}.key", self.cached(layer, "key", key))
-        value = self.shared(f"{name}.value", self.cached(layer, "value", value))
+        query, key = self.rotate(f"{name}.query", query), self.rotate(f"{name}.key", key)
+        key = self.repeat_heads(f"{name}.key", self.append_to_cache(layer, "key", key))
+        value = self.repeat_heads(f"{name}.value", self.append_to_cache(layer, "value", value))
         key = self.node("Transpose", f"{name}.key.columns", [key], perm=[0, 1, 3, 2])
         scores = self.node("MatMul", f"{name}.scores", [query, key])
         scale = self.constant("scale", 1 / math.sqrt(d.head_size))
@@ -340,7 +344,7 @@ class _Graph:
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
         """The ONNX model; `outputs` has, by name, the node whose result an output is, and its shape."""
-        renamed = {made: output for output, (made, _) in outputs.items()}
+        renamed = {node_name: output for output, (node_name, _) in outputs.items()}
         for node in self.nodes:
             node.input[:] = [renamed.get(operand, operand) for operand in node.input]
             node.output[0] = renamed.get(node.output[0], node.output[0])

@@ -44,33 +44,33 @@ class ReferenceDecoder:
             x = x + w["positions.table"][places + d.position_offset]
         for layer in range(d.layers):
             x = self.block(x, layer, places)
-        x = self._normalised(x, "norm")
+        x = self._normalise(x, "norm")
         return x @ (w["tokens.table"].T if d.tied else w["head.weight"])
 
     def block(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
         """One block: [n, hidden] to [n, hidden]; `places` are the positions of the tokens."""
         name = f"layers.{layer}"
-        x = x + self._attention(self._normalised(x, f"{name}.attention_norm"), layer, places)
-        return x + self._feed_forward(self._normalised(x, f"{name}.feed_forward_norm"), name)
+        x = x + self._attention(self._normalise(x, f"{name}.attention_norm"), layer, places)
+        return x + self._feed_forward(self._normalise(x, f"{name}.feed_forward_norm"), name)
 
     def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
         y = x @ self.weights[f"{name}.weight"]
         return y + self.weights[f"{name}.bias"] if self._decoder.biases else y
 
-    def _normalised(self, x: np.ndarray, name: str) -> np.ndarray:
+    def _normalise(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._decoder.norm == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
         variance = np.square(x).mean(axis=-1, keepdims=True)
         y = x / np.sqrt(variance + self._dtype(self._decoder.norm_epsilon)) * self.weights[f"{name}.scale"]
         return y + self.weights[f"{name}.bias"] if self._decoder.norm == "layer" else y
 
-    def _rotated(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _rotate(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Rotate heads [heads, n, head_size], as complex numbers, by an angle for each position."""
         d = self._decoder
         half = d.head_size // 2
         speed = d.rotary_base ** (-2.0 * np.arange(half) / d.head_size)
-        turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(places, speed))
-        return np.concatenate([turned.real, turned.imag], axis=-1).astype(self._dtype)
+        rotated = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(places, speed))
+        return np.concatenate([rotated.real, rotated.imag], axis=-1).astype(self._dtype)
 
     def _attention(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
         d, name = self._decoder, f"layers.{layer}"
@@ -79,7 +79,7 @@ class ReferenceDecoder:
             for part in ("query", "key", "value")
         )
         if d.positions == "rotary":
-            query, key = self._rotated(query, places), self._rotated(key, places)
+            query, key = self._rotate(query, places), self._rotate(key, places)
         keys = self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         values = self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
         first = keys.shape[1] - len(x)

@@ -46,7 +46,7 @@ class ByteTokens:
         return TokenText([bytes([byte]) for byte in range(256)])
 
 
-def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """The text of a sequence of tokens."""
     decoder = tokenizer.decoder()
     return "".join(decoder.text(token, index + 1 == len(tokens)) for index, token in enumerate(tokens))
