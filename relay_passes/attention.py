@@ -13,7 +13,7 @@ from pimflow.core.attention import Attention
 from pimflow.relay_passes.flat import operator
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
-NAME = "attention"  # what `kind_of` calls it
+NAME = "attention"  # what `operator_kind` calls it
 # Added to the scores of masked keys: their exponentials are 0, and twice the value still fits fp16.
 MASKED_SCORE = -3e4
 
@@ -110,7 +110,7 @@ def emit_attention_weights(
 
     Parameters
     ----------
-    others : sequence of Expr
+    extra_operands : sequence of Expr
         The mask and the position, as far as `attention` has them.
     scale : float
         Factor of the scores, applied first; 1 where an earlier kernel has applied it.
@@ -148,7 +148,10 @@ def _mask_bias(attention: Attention, extra_operands: Sequence[relax.Expr], emit:
 def _position_mask_bias(
     attention: Attention, position: relax.Expr, emit: Emit, masked_score: float
 ) -> relax.Var:
-    """Emit `unseen`, or twice that, for masked keys, else 0, from positions: [batch, 1, queries, extent]."""
+    """Emit `masked_score`, or twice that, for masked keys, else 0, from positions.
+
+    [batch, 1, queries, extent].
+    """
     op, a = relax.op, attention
     first = emit(op.astype(position, "float32"), "first")
     first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")

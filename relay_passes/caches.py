@@ -48,7 +48,7 @@ def append_tokens(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit
 def append_operands(
     value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Var, relax.Var, relax.Expr] | None:
-    """The cache, tokens and position from which `appended` made `value`; None for other values."""
+    """The cache, tokens and position from which `append_tokens` made `value`; None for other values."""
 
     def operand(expr: relax.Expr | None, kind: str, index: int) -> relax.Expr | None:
         """Operand `index` of `expr`, or of its producer, if that is an operator of this `kind`; else None."""

@@ -92,7 +92,7 @@ def layer_names(mod: tvm.IRModule) -> dict[str, str]:
 
 
 def unique_name(name: str, used_names: Container[str]) -> str:
-    """`name`, with underscores appended until it differs from all names in `taken`."""
+    """`name`, with underscores appended until it differs from all names in `used_names`."""
     while name in used_names:
         name += "_"
     return name
@@ -125,7 +125,7 @@ def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
 
 
 def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
-    """Runs of layers, as `with_fused` stored them."""
+    """Runs of layers, as `with_fused_runs` stored them."""
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
@@ -159,7 +159,7 @@ def rebuild(
 
     Parameters
     ----------
-    renewed : dict of Var to Expr, optional
+    var_remap : dict of Var to Expr, optional
         Filled, binding by binding, with the replacement of each old variable.
 
     ``rewrite(builder, var, value)`` gets the old variable, and the value over new variables. It may emit
@@ -332,7 +332,7 @@ def factors_by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> 
 
 
 def with_operands(call: relax.Call, operands: Sequence[relax.Expr], **new_attrs: object) -> relax.Call:
-    """`call` with other `operands`, and with the attributes `changed`."""
+    """`call` with other `operands`, and with the attributes `new_attrs`."""
     info = type(call.attrs).__tvm_ffi_type_info__
     attrs = {field.name: getattr(call.attrs, field.name) for field in info.fields} | new_attrs
     return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))

@@ -56,7 +56,7 @@ def median_ms(
 ) -> dict[str, float]:
     """Median milliseconds of each run; they take turns of `TURN` inferences after `WARM_SECONDS` of warm-up.
 
-    `between` is called when each had its turn, while the threads of the last one are still awake.
+    `after_turn` is called when each had its turn, while the threads of the last one are still awake.
     """
     times_ms: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(-(-rounds // TURN)):

@@ -226,7 +226,9 @@ def plan_row(path: str, plan: str) -> str:
 
 
 def recording(command: Sequence[str], *, complete: bool = True) -> str:
-    """A command and what it prints; unless `whole`, only the time of a token and the check of its table."""
+    """A command and what it prints; unless `complete`, only the time of a token and the check of its
+    table.
+    """
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = pimflow([*command])

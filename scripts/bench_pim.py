@@ -171,7 +171,7 @@ class ByValue:
 def measure_by_value(model: str, min_s: float = 0.05) -> dict[tuple[str, int], ByValue]:
     """Execute all PIM-capable layers of `model` in every instruction set, on one thread and on two.
 
-    They take turns at a layer, at least five times and for `least_s` seconds, and each counts its shortest
+    They take turns at a layer, at least five times and for `min_s` seconds, and each counts its shortest
     time: other load on the machine then slows all of them equally.
     """
     search_result = pimflow.search(model)

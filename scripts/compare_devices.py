@@ -208,7 +208,7 @@ CAUSES = {
 
 
 def shares(energies_pj: Mapping[str, float], total_pj: float) -> dict[str, float]:
-    """Energies by cause as shares of `of_pj`; what has no cause is `others`."""
+    """Energies by cause as shares of `total_pj`; what has no cause is `others`."""
     totals = dict.fromkeys((*CAUSES, "others"), 0.0)
     for part, pj in energies_pj.items():
         cause = next((c for c, begins in CAUSES.items() if part.startswith(begins)), "others")

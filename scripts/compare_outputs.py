@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pimflow
 
-# By network: what it is compiled with, beside the defaults. Each option here ends long before its limits of time.
+# By network: what it is compiled with, beside the defaults. Each option here ends long before its limits of
+# time.
 NETWORKS: dict[str, dict[str, object]] = {
     "toy": {},
     "mobilenet-v2": {"conventions": "none"},
@@ -37,7 +38,12 @@ def contents(directory: Path) -> dict[str, bytes]:
     files = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if path.suffix == ".pimprog" or path.name in ("plan.json", "regions.json", "timeline.json", "pim.json"):
+        if path.suffix == ".pimprog" or path.name in (
+            "plan.json",
+            "regions.json",
+            "timeline.json",
+            "pim.json",
+        ):
             files[name] = path.read_bytes()
         elif path.name == "report.json":
             report = json.loads(path.read_text())
@@ -54,7 +60,9 @@ def differences(before: Path, after: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write").add_argument("folder", type=Path)
     comparison = commands.add_parser("compare")

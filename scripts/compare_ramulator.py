@@ -88,7 +88,7 @@ def load_store_traffic(executable: Path, texts: list[str]) -> list[Ramulator2Run
 
 
 def record(path: Path, programs: Mapping[str, PimProgram], printed: Path) -> None:
-    """Write programs by name, and the files in the folder `printed`, to an archive."""
+    """Write programs by name, and the files in the folder `from_printed_text`, to an archive."""
     with tarfile.open(path, "w:xz") as archive:
         contents = {name: program.to_json() for name, program in programs.items()}
         contents |= {file.name: file.read_text(encoding="ascii") for file in sorted(printed.iterdir())}

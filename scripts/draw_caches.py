@@ -40,7 +40,7 @@ ATTENTION = Attention(
 WIDTH = 480  # of a panel, in pixels
 CELL, ROW = 17, 30  # heights of a bank and of a row
 EMPTY = -1
-MATRIX, TOKEN, ELEMENT = range(3)  # indices of the last axis of `held`
+MATRIX, TOKEN, ELEMENT = range(3)  # indices of the last axis of `place_contents`
 
 
 def layouts(pim: str) -> dict[str, Layout]:

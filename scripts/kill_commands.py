@@ -143,7 +143,10 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
             flaws.append("half-written")
         if not _is_whole(cache):
             flaws.append("cache")
-        detail = f"{options}: {stop!r} after {delay_seconds:.3f} s, code {process.returncode}, {leftovers}: {message}"
+        detail = (
+            f"{options}: {stop!r} after {delay_seconds:.3f} s, code {process.returncode}, {leftovers}: "
+            f"{message}"
+        )
         return CommandOutcome(flaws=tuple(flaws), seconds=seconds, finished=finished, detail=detail)
 
 

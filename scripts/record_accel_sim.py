@@ -3,7 +3,7 @@
 ACCEL_SIM is an installed Accel-Sim, as for ``--profiler gpu=accel-sim:ACCEL_SIM``. The kernels are those of
 ``--model NAME``, as the cost model fuses them, and of ``--layer TEXT``, such as ``conv:1x672x14x14,112,1x1``,
 each with all memory channels and with those without PIM. By default they are `LAYERS`, then the kernels of
-`WHOLE` and `STREAMS`, then those of `NETWORKS` that take at most `MOST_CYCLES` by the GPU model. A row is
+`WHOLE` and `STREAMS`, then those of `NETWORKS` that take at most `MAX_CYCLES` by the GPU model. A row is
 added to CSV when its kernel is done, and kernels in CSV are skipped, so that a stopped run can continue.
 """
 

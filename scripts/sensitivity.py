@@ -135,7 +135,7 @@ def speedup(system: System) -> float:
 
 
 def row(name: str, value: Value, system: System, speedups: dict[str, float]) -> str:
-    """A row of the table; `known` caches the speed-ups of systems by their `repr`."""
+    """A row of the table; `speedups` caches the speed-ups of systems by their `repr`."""
     cells = []
     for number in (value.low, value.chosen, value.high):
         changed_system = system if number == value.chosen else value.changed(system, number)

@@ -37,7 +37,7 @@ def run_simulator(
         Name of the simulator, with which error messages begin.
     environment : mapping of str to str, optional
         Environment variables; those of this process by default.
-    ended : callable, optional
+    is_complete : callable, optional
         Whether an output is that of a complete run; such a run has succeeded, whatever its exit status. By
         default only the exit status decides.
     libraries : sequence of path

@@ -3,8 +3,8 @@
 An output pixel of a program is a vector: pixel ``member * M + matrix`` belongs to query head `member` of its
 group and to one of M matrices. Vectors of neighbouring matrices are neighbours, so that one GWRITE writes
 them all. A matrix may be cut in two ways: keys by tokens, which lie in different channels or slots and give
-scores of different tokens; values by chunks of tokens, which give partial sums that the host adds. `Step`
-gathers the operands of the programs and combines their results.
+scores of different tokens; values by chunks of tokens, which give partial sums that the host adds.
+`AttentionProduct` gathers the operands of the programs and combines their results.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class AttentionProduct:
     ----------
     programs : tuple of PimProgram
         They run one after the other, on the same image.
-    orders : tuple of Orders
+    orders : tuple of ProductOrders
         For each program, the products that its commands compute.
-    taken : tuple of ndarray
+    operand_indices : tuple of ndarray
         For each program, int32 [pixels, elements]: the index of each element of its input in the product's
         vectors [batch, heads, elements]; -1 for zero.
-    found : ndarray
+    result_indices : ndarray
         int32 [terms, batch, heads, outputs]: indices into the concatenated results of all programs; the
         results of all terms add up to an element of the product.
     """
@@ -132,7 +132,7 @@ def mix(
     Parameters
     ----------
     accumulate : bool
-        Whether the latches keep the sums of a vector over all chunks; see `may_accumulate`.
+        Whether the latches keep the sums of a vector over all chunks; see `can_accumulate`.
 
     Raises
     ------

@@ -90,7 +90,7 @@ class CachedAttention:
         Raises
         ------
         UnsupportedOpError, InfeasibleError
-            If the device cannot compute it, or has no room for it; see `CacheLayout.fits`.
+            If the device cannot compute it, or has no room for it; see `CacheLayout.check_fit`.
         """
         if attention.queries != 1 or not attention.positioned:
             raise UnsupportedOpError(
@@ -146,7 +146,7 @@ class CachedAttention:
 
     @functools.cached_property
     def programs(self) -> dict[str, PimProgram]:
-        """Programs of a step that reads all places, by part name; see `at` for fewer."""
+        """Programs of a step that reads all places, by part name; see `with_tokens` for fewer."""
         return dict(self._programs())
 
     def _programs(self) -> Iterator[tuple[str, PimProgram]]:

@@ -28,7 +28,7 @@ class DynamicProduct:
 
     Attributes
     ----------
-    whole : Step
+    full_product : Step
         The product over all these places, as one program, a shorter last chunk included.
     sizes : ndarray
         int64: the sizes of the device that decide the commands (`device_words`); tokens for each of `limits`;
@@ -36,7 +36,7 @@ class DynamicProduct:
         where tokens do not fill a chunk.
     limits : ndarray
         int64: where the operands of the tokens end, for each possible number of tokens; see `Product.first`.
-    begins : ndarray
+    first_tokens : ndarray
         int32: for each element of the result of a query head (its scores, or its concatenated partial sums),
         the first token from which on it exists.
     """
@@ -50,7 +50,10 @@ class DynamicProduct:
     def from_layout(
         cls, layout: KeyLayout | ValueLayout, schedule: ProductSchedule, places: int
     ) -> DynamicProduct:
-        """The product with the first `places` places of `layout`; raises what `CacheLayout.fits` does."""
+        """The product with the first `places` places of `layout`.
+
+        Raises what `CacheLayout.check_fit` does.
+        """
         device = device_words(layout.pim)
         if isinstance(layout, KeyLayout):
             ends = range(layout.banks, places + layout.banks, layout.banks)
@@ -93,7 +96,7 @@ class DynamicProduct:
         return [np.concatenate(kinds), begins, channels, self.sizes, self.limits]
 
     def commands(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Words and offsets (`PimProgram.packed`) of the commands over so many tokens."""
+        """Words and offsets (`PimProgram.program_words`) of the commands over so many tokens."""
         import tvm_ffi
 
         words, offsets = _products_of_tokens(*map(tvm_ffi.from_dlpack, self.arrays()), tokens)

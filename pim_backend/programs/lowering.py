@@ -57,7 +57,7 @@ def lower(
         First row of every bank that the region may use.
     only_busiest : bool
         Lower only one of the channels with the most work, which is enough to compare loop orders by time.
-    to_time : bool
+    timing_only : bool
         Omit what does not affect time: channels that take the same time get the same commands, and the blocks
         of a channel the same pixels and output channels. Such a program can be timed, but not run.
     initial : str

@@ -85,7 +85,7 @@ class PackedCache:
         return state
 
     def unpack(self, state: np.ndarray) -> np.ndarray:
-        """The inverse of `packed`: [batch, kv_heads, places, size], float32.
+        """The inverse of `pack`: [batch, kv_heads, places, size], float32.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class PackedCache:
         Raises
         ------
         LookupError, TypeError, ValueError
-            If `table` is not one that `to_table` returns.
+            If `page_table` is not one that `to_table` returns.
         """
         options = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
         sizes = [*table["shape"], *(table["attention"][name] for name in SIZES)]

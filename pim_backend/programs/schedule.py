@@ -331,7 +331,7 @@ def groups_per_matrix(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    """2, 4, 8, … up to `most`, and `most` itself if it is more than 1."""
+    """2, 4, 8, … up to `limit`, and `limit` itself if it is more than 1."""
     below = [1 << n for n in range(1, limit.bit_length()) if 1 << n < limit]
     return below + [limit] * (limit > 1)
 
@@ -380,7 +380,7 @@ def channel_units(units: int, channels: int) -> list[tuple[int, int]]:
 
 
 def channel_tiles(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
-    """Tiles whose weights `channel` of `program` holds, in the order of their rows."""
+    """Tiles whose weights `first_channel` of `program` holds, in the order of their rows."""
     pixels, schedule = program.pixel_end - program.pixel_begin, Schedule.parse(program.schedule)
     channels = len(program.channels)
     if schedule.pixel_groups:
@@ -402,7 +402,7 @@ def channel_runs(
     Parameters
     ----------
     groups : int
-        See `Schedule.dealt_groups`.
+        See `Schedule.pixel_major_groups`.
     """
     runs = []
     for begin, stop in channel_units(pixels * tiles, channels):
@@ -437,7 +437,7 @@ class LockstepPhase:
         The rectangle.
     groups : int
         Groups of channels, each with its own pixels; a divisor of the number of pixels.
-    ways : int
+    channels_per_group : int
         Channels of a group, each with its own tiles; a divisor of the number of tiles.
     """
 

@@ -175,7 +175,9 @@ def store(
 
 @contextlib.contextmanager
 def _link_errors(subject: str, path: Path | None = None) -> Iterator[None]:
-    """Within the block, turn errors of linking `what`, or of writing it to `path`, into `ArtifactError`."""
+    """Within the block, turn errors of linking `subject`, or of writing it to `path`, into
+    `ArtifactError`.
+    """
     compiler = cc.get_cc()
     if compiler is None or shutil.which(compiler) is None:
         missing = f"CXX is '{compiler}', which is not there" if compiler else "there is none"

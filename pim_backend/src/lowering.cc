@@ -158,7 +158,7 @@ class Streams {
   /*!
    * \brief All products of a pixel with the tiles that the accumulators hold, then the results.
    *
-   * Every second pixel goes backwards over the rows, and so begins with the open row; every second `turn` of one
+   * Every second pixel goes backwards over the rows, and so begins with the open row; every second `turn_cycles` of one
    * pixel goes backwards over its chunks, and so begins with the chunk in the buffer. `rows` has, by tile, the row in
    * which tile 0 would lie, where it is not the first.
    */
@@ -213,7 +213,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief Products of a chunk with the tiles of one `turn`: sums are resumed before, and read after them. */
+  /*! \brief Products of a chunk with the tiles of one `turn_cycles`: sums are resumed before, and read after them. */
   Nodes ResumedPart(const std::vector<Tiles>& held, int64_t chunk, int64_t pixel, int64_t turn) const {
     const Tiles& part = held[turn];
     const bool begins = turn == 0, ends = turn + 1 == static_cast<int64_t>(held.size());

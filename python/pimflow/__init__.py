@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pimflow.tvm_extension import install as _tvm_extension
 
-if _TYPE_CHECKING:  # the names of `_FILES`, for type checkers and editors
+if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and editors
     from pimflow.api.channel_counts import choose_channels
     from pimflow.api.compile import Compiled, compile
     from pimflow.api.decompose import export_decomposed

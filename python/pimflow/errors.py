@@ -14,7 +14,7 @@ MAX_LINE_LENGTH = 300  # maximum characters of a message of another library
 
 
 def hint(name: str, names: Iterable[str]) -> str:
-    """End of a message: the names of `known` that are similar to `name`, or all if none is."""
+    """End of a message: the names of `names` that are similar to `name`, or all if none is."""
     names = sorted(names)
     folded = {correct_name.casefold(): correct_name for correct_name in names}
     similar = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
@@ -45,7 +45,7 @@ def is_utf8(text: str) -> bool:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of the message of an error, such as TVM's; at most `LINE` characters of it."""
+    """The last line of the message of an error, such as TVM's; at most `MAX_LINE_LENGTH` characters of it."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     return line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]}…"
 

@@ -96,7 +96,7 @@ def cache_operand(
     ----------
     matrices : tuple of int
         Leading axes of the product's result.
-    heads_each : int
+    heads_per_matrix : int
         Query heads that are rows of one matrix of the product.
     transposed : bool
         Whether the product reads [size, keys].
@@ -194,7 +194,7 @@ def _split(axes: Sequence[Digits], dims: Sequence[int]) -> list[Digits] | None:
 
 
 def _broadcast(axes: Sequence[Digits], input_dims: Sequence[int], dims: Sequence[int]) -> list[Digits]:
-    """The digits of each axis of `dims` after a broadcast from shape `given`."""
+    """The digits of each axis of `dims` after a broadcast from shape `input_dims`."""
     new_axes = len(dims) - len(input_dims)
     before = zip((*[[]] * new_axes, *axes), (*[1] * new_axes, *input_dims), dims)
     return [[(new, 0)] if old < new else digits for digits, old, new in before]

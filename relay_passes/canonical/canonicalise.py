@@ -51,7 +51,7 @@ class Canonicalise:
 
     Parameters
     ----------
-    pushed : dict of str to ndarray, optional
+    pushed_biases : dict of str to ndarray, optional
         As in `PushBias`, but by layer name.
 
     Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.

@@ -19,7 +19,7 @@ class PushBias:
 
     Parameters
     ----------
-    pushed : dict of str to ndarray, optional
+    pushed_biases : dict of str to ndarray, optional
         Filled with the biases that were pushed through convolutions and products: by name of their
         variable, the bias of the operand, by channel.
 
@@ -80,7 +80,7 @@ def _linear(value: relax.Expr) -> bool:
 
 
 def _is_per_channel(expr: relax.Expr, like: tuple[int, ...]) -> bool:
-    """Whether `expr` is a constant with one element for each entry of the last axis of `like`."""
+    """Whether `expr` is a constant with one element for each entry of the last axis of `from_attention`."""
     if not isinstance(expr, tvm.ir.GenericConst) or not like:
         return False
     size = [int(d) for d in expr.value.shape]

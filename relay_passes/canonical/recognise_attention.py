@@ -77,7 +77,7 @@ class _AttentionMatch:
     Attributes
     ----------
     masks : tuple of tuple
-        As in `_Scores`.
+        As in `_ScoreChain`.
     guarded : bool
         Whether queries from which a mask hides all keys give zeros.
     """
@@ -309,7 +309,7 @@ def _keeps_order(value: relax.Expr) -> bool:
 
 
 def _with_shape(operand: Operand, required_dims: tuple[int, ...]) -> Operand:
-    """`operand` reshaped so that its shape after the transpose is `wanted`."""
+    """`operand` reshaped so that its shape after the transpose is `required_dims`."""
     dims = (*required_dims[:2], required_dims[3], required_dims[2]) if operand.transposed else required_dims
     return Operand(var=operand.var, dims=dims, transposed=operand.transposed)
 

@@ -41,11 +41,11 @@ class _PermutedLayout:
         return len(dims) == 4
 
     def to_target(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
-        """Emit `other` in the target layout."""
+        """Emit `tensor` in the target layout."""
         return builder.emit(relax.op.permute_dims(tensor, self.into), name_hint=f"{name}.kept")
 
     def to_source(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
-        """Emit `kept` in the source layout."""
+        """Emit `tensor` in the source layout."""
         return builder.emit(relax.op.permute_dims(tensor, self.out), name_hint=f"{name}.nchw")
 
 
@@ -56,7 +56,7 @@ class _BlockedLayout:
     steps, name, source_layout = 2, "NCHW16c", "NHWC"
 
     def axes(self, source_axes: Sequence[int]) -> list[int] | None:
-        """See `_Permuted.axes`."""
+        """See `_PermutedLayout.axes`."""
         target_axes = {0: 0, 1: 2, 2: 3}
         return None if any(a % 4 == 3 for a in source_axes) else [target_axes[a % 4] for a in source_axes]
 
@@ -69,7 +69,7 @@ class _BlockedLayout:
         return None if blocks is None else blocks.transpose(self.INTO)
 
     def step_of(self, value: relax.Call) -> tuple[str, ...]:
-        """See `_Permuted.step_of`; the steps of a transform are ``first`` and ``last``."""
+        """See `_PermutedLayout.step_of`; the steps of a transform are ``first`` and ``last``."""
         if operator(value) == "reshape":
             before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
             if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
@@ -83,13 +83,13 @@ class _BlockedLayout:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
     def to_target(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
-        """Emit `other` in the target layout."""
+        """Emit `tensor` in the target layout."""
         n, h, w, c = shape(tensor)
         blocks = builder.emit(relax.op.reshape(tensor, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
     def to_source(self, builder: relax.BlockBuilder, tensor: relax.Var, name: str) -> relax.Var:
-        """Emit `kept` in the source layout."""
+        """Emit `tensor` in the source layout."""
         n, blocks, h, w, c = shape(tensor)
         pixels = builder.emit(relax.op.permute_dims(tensor, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
@@ -114,10 +114,10 @@ class SinkLayout:
 
     Parameters
     ----------
-    kept : str
+    layout : str
         The target layout: ``NHWC``, for operators that `ConvertLayout` leaves in NCHW; ``NCHW`` and
         ``NCHW16c``, for primitives of those layouts.
-    at : container of str, optional
+    names : container of str, optional
         Names of variables: only their operators are computed in the target layout, and operands are
         transformed to it if needed. By default all operators whose operands already have the target layout.
 
@@ -170,7 +170,7 @@ def _call_in_layout(
     value: relax.Expr,
     to_layout: Callable[[relax.Expr], relax.Expr | None],
 ) -> relax.Call | None:
-    """`value` on operands in the target layout, as `in_kept` gives them; None if that is not possible."""
+    """`value` on operands in the target layout, as `to_layout` gives them; None if that is not possible."""
     kind = operator(value)
     if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
         args = [_operand(a, to_layout, layout) for a in value.args]

@@ -78,7 +78,7 @@ class Branch:
     filters : ndarray, [OC, C]
     inputs : tuple of Expr
         The tensors that it reads, concatenated along the channels.
-    behind : tuple of ByChannel
+    epilogue : tuple of ChannelwiseOperator
         In order.
     """
 

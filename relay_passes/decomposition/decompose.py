@@ -89,7 +89,7 @@ class Decompose:
 
     Parameters
     ----------
-    layers : mapping of str to Decomposed
+    layers : mapping of str to LayerChain
         By layer name; layers that it does not name stay.
 
     Rewrite: ``conv2d(x, w) -> conv2d(conv2d(conv2d(x, fconv), core), lconv)``,

@@ -101,7 +101,7 @@ def skips(
 
 
 def copy_sources(mod: tvm.IRModule) -> dict[str, str]:
-    """By name of each layer that `copied` made, the layer of which it is a copy."""
+    """By name of each layer that `copy_skips` made, the layer of which it is a copy."""
     return {str(copy): str(layer) for copy, layer in main_attribute(mod, COPY_SOURCES).items()}
 
 
@@ -135,7 +135,7 @@ class _SkipAnalysis:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
 
     def run_liveness(self, results: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
-        """Liveness of the operators that compute `made`, in this order."""
+        """Liveness of the operators that compute `results`, in this order."""
         steps = [([v.name for v in self.reads[var]], [var.name]) for var in results]
         return Liveness.from_steps(steps, self.size_bytes, inputs=inputs, outputs=outputs)
 
@@ -219,7 +219,7 @@ def _skip(
 
 
 def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
-    """`mod` in which the distant uses of the skip connections `chosen` read copies right before them.
+    """`mod` in which the distant uses of the skip connections `selected` read copies right before them.
 
     Rewrite: ``v = relu(lconv(r)); y = f(v); z = g(y, v) -> v = relu(lconv(r)); y = f(v);
     v' = relu(lconv(r)); z = g(y, v')``. Copies have names of their own and the roles of what they copy.

@@ -132,7 +132,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
 
 
 def _sites(mod: tvm.IRModule, selected: Collection[str] | None = None) -> list[_SplitSite]:
-    """Sites of the fconvs whose variables are in `wanted`; all by default."""
+    """Sites of the fconvs whose variables are in `selected`; all by default."""
     bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [

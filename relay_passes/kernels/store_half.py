@@ -179,7 +179,9 @@ def _dtype(expr: relax.Expr) -> str:
 def _to_half_kernel(
     function: relax.Function, types: Sequence[tvm.ir.Type], keep_full: Sequence[bool], moved: set[relax.Var]
 ) -> relax.Function:
-    """`function` with parameters of `types`, and with fp32 results stored as fp16 except where `keep`."""
+    """`function` with parameters of `types`, and with fp32 results stored as fp16 except where
+    `keep_full`.
+    """
     builder = relax.BlockBuilder()
     params = [relax.Var(p.name, ty) for p, ty in zip(function.params, types, strict=True)]
     env: dict[relax.Var, relax.Expr] = dict(zip(function.params, params))

@@ -14,7 +14,7 @@ class AllocateEach:
 
     Parameters
     ----------
-    at_once : bool
+    eager : bool
         Whether all are allocated before the first kernel (eager), or each before the first kernel that uses
         it (lazy).
 

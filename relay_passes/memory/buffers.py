@@ -263,7 +263,7 @@ class _BindingReader:
         self._buffers[var] = (buffer,)
 
     def _add_alias(self, var: relax.Var, source: relax.Expr) -> None:
-        """Record that `var` is an alias of `other`."""
+        """Record that `var` is an alias of `source`."""
         self._buffers[var] = self.buffers_in(source)
         for buffer in self._buffers[var] if len(self._buffers[var]) == 1 else ():
             buffer.value = buffer.value or var.name

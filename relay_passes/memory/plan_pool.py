@@ -75,7 +75,7 @@ def with_storage(
         Storage of each buffer, and its offset there.
     storages_bytes : mapping of str to int
         Size of each storage.
-    at_once : bool
+    eager : bool
         Whether all storage is allocated before the first call, or each before its first tensor.
     """
     by_var = {buffer.var: place for buffer, place in places.items()}

@@ -19,7 +19,8 @@ class ReorderLayers:
     Parameters
     ----------
     names : sequence of str
-        Each region of the module once, after the regions that it reads and those that `waits` names.
+        Each region of the module once, after the regions that it reads and those that `order_constraints`
+        names.
     views : bool
         See `kernel_groups`.
 

@@ -54,7 +54,7 @@ class OutlineAttention:
 
     Parameters
     ----------
-    caches : mapping of str to OnPim
+    caches : mapping of str to PimAttention
         By name of the variable that holds the attention.
 
     Rewrite: ``k = append(keys, new_k, p); v = append(values, new_v, p); y = attention(q, k, v, p) ->

@@ -95,7 +95,7 @@ _Chain = list[tuple[relax.Var, int]]
 def _epilogue_chains(mod: tvm.IRModule, epilogues: Mapping[str, tuple[str, ...]]) -> dict[relax.Var, _Chain]:
     """By variable of the last operator behind a product, the chain from it back to the product.
 
-    `finished` has the operators behind each product by its name (`_finished`).
+    `epilogues` has the operators behind each product by its name (`_program_epilogue`).
 
     Raises
     ------

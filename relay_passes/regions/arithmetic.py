@@ -231,7 +231,7 @@ def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
     sizes: list[int] = []
 
     def visit(value: tirx.Expr, size: int) -> None:
-        """Collect in `alike` how many values of `var` give the same `value`."""
+        """Collect in `sizes` how many values of `var` give the same `value`."""
         if isinstance(value, tirx.Var):
             sizes.extend([size] if value.same_as(var) else [])
         elif isinstance(value, tirx.FloorDiv) and isinstance(value.b, tirx.IntImm):

@@ -162,7 +162,7 @@ def group_region(
     ----------
     names : mapping of Var to str
         By variable that the group reads, the region that computes it, or ``"%name"`` for a graph input.
-    kept : collection of Var
+    extra_outputs : collection of Var
         Variables among them that are extra outputs of a region, not its result.
     """
     inside = {b.var for b in group.bindings}

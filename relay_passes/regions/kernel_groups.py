@@ -44,7 +44,7 @@ _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 @dataclass(eq=False)
 class KernelGroup:
-    """Bindings that become one kernel, or the kernels of `parts` if the anchor is attention.
+    """Bindings that become one kernel, or the kernels of `attention_kernels` if the anchor is attention.
 
     Attributes
     ----------
@@ -56,20 +56,20 @@ class KernelGroup:
         False for calls of other functions, `OPAQUE` operators and views, which are never fused.
     view : bool
         Whether the group needs no kernel: a slice inside its operand, a concatenation of operands inside it
-        (`core.liveness.view_obstacle`), or a change of shape (`renames`).
-    copied : dict of Var to str
+        (`core.liveness.view_obstacle`), or a change of shape (`is_pure_reshape`).
+    copy_reasons : dict of Var to str
         Slices and concatenations of the group that are no views, each with the reason.
-    kept : list of Var
+    extra_outputs : list of Var
         Results of fused operators that other kernels read too: outputs besides the last one.
-    finishes : bool
+    is_epilogue : bool
         Whether it is the epilogue of a layer on PIM or of a view that has no other reader. On the GPU these
         operators join the kernel of the layer. They join no other kernel, or plans would differ in launches.
-    takes : set of Var
+    fusible_inputs : set of Var
         Operands that no kernel before it reads: if an elementwise kernel had one of them as its last result,
         the two would be one kernel.
-    before : list of list of VarBinding
+    prologue_kernels : list of list of VarBinding
         Prologues that would be separate kernels, if the anchor were not in this kernel.
-    follows : set of Var
+    ordered_after : set of Var
         Variables whose kernels must come before it, although it does not read them: if it came first, it
         would fuse operators that belong to those kernels.
     """
@@ -144,7 +144,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
       prologue of the first anchor that reads it, directly or through other prologues. If others read it too,
       that kernel also stores it.
     - All others are separate kernels. No operator joins a kernel in which its result would have more than
-      `MOST_TERMS`.
+      `MAX_TERMS`.
 
     Without `views`, all slices and concatenations are work of kernels. Callers share the groups of a module,
     and change none of them.
@@ -253,7 +253,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         group.copy_reasons |= {binding.var: copy_reason} if kind in GATHERS and copy_reason else {}
         groups.remove(group)
         groups.append(group)
-        producers[binding.var] = group  # `_move` has done so for the bindings that were merged
+        producers[binding.var] = group  # `_merge_into` has done so for the bindings that were merged
         inside = {v: terms[v] for v in operands if producers[v] is group}
         terms[binding.var] = 1 if group.anchor is binding else _term_count(binding.value, inside)
         for var in operands:
@@ -319,7 +319,7 @@ def _fuse_producers(
 
     Parameters
     ----------
-    whole : bool
+    reads_whole_tensors : bool
         Whether the anchor reads whole tensors only, such as a cache: kernels with copies are not fused then.
     """
     worklist = list(operands)
@@ -455,7 +455,7 @@ def _merge_into(
     groups: list[KernelGroup],
     readers: dict[relax.Var, dict[int, relax.Var]],
 ) -> None:
-    """Record that `group` now has the bindings of `before`, which is no longer a kernel."""
+    """Record that `group` now has the bindings of `source`, which is no longer a kernel."""
     group.copy_reasons |= source.copy_reasons
     group.ordered_after |= source.ordered_after
     groups.remove(source)

@@ -21,7 +21,7 @@ class KeepBarriers:
     phases : Pass
         The pipeline.
 
-    Rewrite: that of `phases`, without the passes `LEFT_OUT` for functions with the attribute `TILES`.
+    Rewrite: that of `phases`, without the passes `SKIPPED_PASSES` for functions with the attribute `TILES`.
     Preserves: everything else.
     """
 

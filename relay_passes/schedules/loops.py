@@ -32,7 +32,7 @@ def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
 
 
 def divisors(number: int, upper_bound: int) -> list[int]:
-    """Divisors of `number` up to `most`, in ascending order."""
+    """Divisors of `number` up to `upper_bound`, in ascending order."""
     return [d for d in range(1, min(number, upper_bound) + 1) if number % d == 0]
 
 

@@ -69,8 +69,8 @@ def rotate_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
 
         body = tvm_ffi.structural_map(old.body, [(tvm.ir.TensorLoad, load)])
         return s_tir.SBlock(
-            old.iter_vars, [whole_row(region) for region in old.reads], old.writes, old.name_hint, body, old.init,
-            old.alloc_buffers, old.match_buffers, old.annotations,
+            old.iter_vars, [whole_row(region) for region in old.reads], old.writes, old.name_hint, body,
+            old.init, old.alloc_buffers, old.match_buffers, old.annotations,
         )  # fmt: skip
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(s_tir.SBlock, block)]))

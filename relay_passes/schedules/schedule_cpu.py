@@ -228,6 +228,6 @@ def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
 
 
 def _divisor(extent: int, upper_bound: int) -> int:
-    """The largest divisor of `extent` up to `most`; multiples of 4 come first."""
+    """The largest divisor of `extent` up to `upper_bound`; multiples of 4 come first."""
     divisors = [d for d in range(1, upper_bound + 1) if extent % d == 0]
     return max(divisors, key=lambda d: (d % 4 == 0, d))

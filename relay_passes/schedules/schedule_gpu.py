@@ -46,7 +46,7 @@ class ScheduleGpu:
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
     Preserves: values up to the order of sums, signatures; functions that are marked as scheduled already,
-    except for registers that their threads would share (`thread_registers`).
+    except for registers that their threads would share (`allocate_in_threads`).
 
     Raises
     ------

@@ -138,11 +138,12 @@ def _deal_tasks(
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Loops over tasks, and loops inside a task, with enough tasks for equal work on all cores.
 
-    `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
+    `outer` are those over axes without tiles; `panel` is over panels of filters, `other_loop` over other
+    tiles.
     """
 
     def parts(loop: LoopRV, max_parts: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
-        """Split `loop` into enough parts for all cores, each of at most `most` iterations."""
+        """Split `loop` into enough parts for all cores, each of at most `max_parts` iterations."""
         extent = loop_extent(sch, loop)
         required_parts = -(-TASKS // prod(loop_extent(sch, outer_loop) for outer_loop in beside))
         size = -(-extent // min(extent, max(required_parts, -(-extent // max_parts))))
@@ -189,7 +190,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
     same = tvm_ffi.structural_equal
 
     def join_at(position: int) -> Callable[..., list[tirx.Expr]]:
-        """An index map that fuses axes `at` and `at + 1`."""
+        """An index map that fuses axes `position` and `at + 1`."""
         return lambda *i: [
             *i[:position],
             i[position] * extents[position + 1] + i[position + 1],
@@ -229,7 +230,7 @@ def schedule_piece(
 ) -> None:
     """Compute a stage, and those marked `INSIDE`, in pieces: unrolled loops with a width of one vector.
 
-    `dealt` distributes the loop over pieces to cores or threads, and returns the loop around a piece.
+    `deal` distributes the loop over pieces to cores or threads, and returns the loop around a piece.
     """
     *pairs, lane_axis = unrolled_mark
     count = len(reduction_axes(sch.get(nest)))

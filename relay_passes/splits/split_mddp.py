@@ -31,8 +31,8 @@ class SplitMdDp:
 
     Rewrite: ``conv2d(x, w) -> concat(conv2d(x[a0:a1], w), conv2d(x[b0:b1], w), axis=H)``, parts named
     ``*__gpu`` and ``*__pim``, each with the rest of the padding. If `symmetric`, the GPU's part is
-    ``conv2d(concat(zeros, x)[a0:a1], w)``, where ``x`` lies inside the concatenation if `copied_inputs` gives
-    no reason against it. PIM gathers from ``x``, and needs no zeros.
+    ``conv2d(concat(zeros, x)[a0:a1], w)``, where ``x`` lies inside the concatenation if `input_copy_reasons`
+    gives no reason against it. PIM gathers from ``x``, and needs no zeros.
     Preserves: values bit by bit, names of all else.
 
     Raises

@@ -176,7 +176,7 @@ def compare(
     configurations: Sequence[Configuration] = CONFIGURATIONS,
     conventions: Sequence[tuple[str, str]] = CONVENTIONS,
 ) -> list[Row]:
-    """A row with the figures of `result` for every network, convention and configuration."""
+    """A row with the figures of `plan_figures` for every network, convention and configuration."""
     rows = []
     for model in models:
         for accounting, timing in conventions:

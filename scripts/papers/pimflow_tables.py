@@ -133,7 +133,10 @@ def commands(rows: Sequence[Row]) -> str:
 
 
 def energy(rows: Sequence[Row], energy_rows: Sequence[Row]) -> str:
-    """Change of energy against the GPU alone, end to end, and its causes; `others` are rows of `energies`."""
+    """Change of energy against the GPU alone, end to end, and its causes.
+
+    `energy_rows` are rows of `energies`.
+    """
     lines = []
     for accounting, timing in CONVENTIONS:
         convention = {"accounting": accounting, "timing": timing}

@@ -29,7 +29,10 @@ def candidate(
     workspace: int = 0,
     filters: int = 0,
 ) -> Candidate:
-    """A candidate of `region` that reads layout `taken` and writes layout `given`; sizes in bytes."""
+    """A candidate of `region` that reads layout `input_layout` and writes layout `output_layout`.
+
+    Sizes in bytes.
+    """
     return Candidate(
         name=name,
         covers=(region,),

@@ -56,7 +56,7 @@ class NetworkStudy:
 
     Attributes
     ----------
-    fastest, smallest : Selected
+    fastest, smallest : SelectionResult
         The selections of least time and of least memory.
     kinds : dict of str to Sums
         See `Selection.baselines`.

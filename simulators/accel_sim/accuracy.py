@@ -52,7 +52,9 @@ def leave_one_out(
     progress: Callable[[float], None] = lambda _: None,
     extra_samples: Sequence[Sample] = (),
 ) -> list[HeldOutKernel]:
-    """For each kernel: fit to all others and to `more`, and predict it for all its channel counts."""
+    """For each kernel: fit to all others and to `extra_samples`, and predict it for all its channel
+    counts.
+    """
     kernels = sorted({sample.shape for sample in samples})
     held_out_kernels = []
     for index, kernel in enumerate(kernels):
@@ -91,7 +93,7 @@ def half_split_table(
     extra_samples: Sequence[Sample] = (),
     unseen: Sequence[Sample] = (),
 ) -> tuple[str, GpuSpec]:
-    """Accuracy on one half of the kernels of constants fitted to the other half and to `more`.
+    """Accuracy on one half of the kernels of constants fitted to the other half and to `extra_samples`.
 
     All runs of a kernel are in the same half. `unseen` gets a table of its own.
 

@@ -169,7 +169,7 @@ class _Emitter:
         return self.second_pc + (turn - 1) * self.turn_bytes if turn else self.load_pc
 
     def _codes_after_loads(self, turns: int) -> list[list[Code]]:
-        """By iteration and warp, the code after its loads (`_behind_loads`)."""
+        """By iteration and warp, the code after its loads (`_listing_after_loads`)."""
         for turn in range(turns):
             key = (turn, turn == turns - 1)
             if key not in self.codes_after_loads:
@@ -228,7 +228,7 @@ class _Emitter:
         return addresses
 
     def _loads(self, addresses, loads: int, register: int, pc_offset: int) -> list[list[Code]]:
-        """By iteration and warp, the loads of a tile; `behind` is their offset in the code, in bytes."""
+        """By iteration and warp, the loads of a tile; `pc_offset` is their offset in the code, in bytes."""
         codes = []
         for turn, iteration in enumerate(self._iterations()):
             address, active, channel = addresses(iteration)

@@ -48,7 +48,7 @@ _SIZES = (
 )
 _TAGS = ("x", "t", "r", "macs", "ops", "muls", "in", "w", "out")
 
-# Names that `kernel_name` returns. `named_kernel` rejects others that match, such as with leading zeros.
+# Names that `kernel_name` returns. `parse_kernel_name` rejects others that match, such as with leading zeros.
 _NAME = re.compile(
     r"(?P<kind>[a-z]+)"
     r"(_m(?P<gemm_m>\d+)_n(?P<gemm_n>\d+)_k(?P<gemm_k>\d+))?"

@@ -79,8 +79,8 @@ class AccelSimLogs:
 
     The log of a kernel is the one that has a kernel with its `kernel_name` and was run with the same number
     of memory channels. A kernel without a log costs what the GPU model gives, scaled by the errors of that
-    model on the kernels with logs (`scaling`), and is marked as `Known.SCALED`. Where AccelWattch's report of
-    the run lies beside the log, the kernel's energy comes from it.
+    model on the kernels with logs (`scaling`), and is marked as `Provenance.SCALED`. Where AccelWattch's
+    report of the run lies beside the log, the kernel's energy comes from it.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def _begin(listed: bool) -> Listing:
 
 
 def _multiply(listing: Listing, count: int, register_offset: int = 0) -> None:
-    """Multiply the operands in the registers at offset `behind` from the first."""
+    """Multiply the operands in the registers at offset `register_offset` from the first."""
     for product in range(count):
         total = SUM_REGISTER + product % 4
         listing.add("HFMA2", total, A_REGISTER + register_offset, B_REGISTER + register_offset, total)

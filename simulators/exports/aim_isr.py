@@ -133,7 +133,7 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     Raises
     ------
     UsageError
-        If `refusal` has a reason.
+        If `unsupported_reason` has a reason.
     """
     problem = unsupported_reason(program)
     if problem:

@@ -91,7 +91,7 @@ def compare(
     UsageError
         If AiM's instructions cannot express a program.
     ProfilerError
-        As from `simulated_cycles`.
+        As from `simulate_cycles`.
     """
     path = Path(executable).resolve()
     if not path.is_file() or not os.access(path, os.X_OK):
@@ -160,7 +160,8 @@ def table(comparisons: Sequence[AimComparison]) -> str:
     head = ("trace", "loop order", "cycles here", "in the simulator", "error")
     lines += ["", f"| {' | '.join(head)} |", "|---|---|---:|---:|---:|"]
     lines += [
-        f"| {comparison.name} | {comparison.schedule} | {comparison.cycles} | {comparison.simulated_cycles} | {comparison.error:+.1%} |"
+        f"| {comparison.name} | {comparison.schedule} | {comparison.cycles} | "
+        f"{comparison.simulated_cycles} | {comparison.error:+.1%} |"
         for comparison in comparisons
     ]
     return "\n".join(lines)

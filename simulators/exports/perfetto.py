@@ -33,7 +33,7 @@ def export(program: PimProgram, pim: PimSpec) -> Iterator[tuple[bytes, int]]:
     Raises
     ------
     TraceError, SpecError
-        As `timing.issued`.
+        As `timing.issue_program`.
     """
     about = {"region": program.region, "pim": pim.name, "tCK_ps": pim.tCK_ps, "timing": "strict"}
     yield f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}, "traceEvents": [\n'.encode(), 0

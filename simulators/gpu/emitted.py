@@ -75,7 +75,9 @@ def _slice_share(
     part_pitch: np.ndarray | int = 0,
     lines: int = 1,
 ) -> np.ndarray:
-    """Share of the L2's slices used at a time by rows of a pitch, and parts at distance `apart`, in bytes."""
+    """Share of the L2's slices used at a time by rows of a pitch, and parts at distance `part_pitch`,
+    in bytes.
+    """
     period = CHANNEL_BYTES * machine.channels
     step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(part_pitch, np.int64)), period)
     slices_met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines

@@ -291,7 +291,7 @@ def efficiency_sources(
 
     Parameters
     ----------
-    also : str, optional
+    extra_data : str, optional
         Name of a second file, if `samples` contain its GEMMs too.
     """
     emitted = "step_cycles" in gpu.efficiency

@@ -44,7 +44,8 @@ PARAMETERS = {
 
 
 def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> ResidualModel:
-    """The residual of `gpu` on `samples` of one dtype, which should be samples to fit to (`Sample.fit`).
+    """The residual of `gpu` on `samples` of one dtype, which should be samples to fit to
+    (`Sample.is_fit_sample`).
 
     Cross-validation over shapes decides for which classes of convolutions it is used.
     """

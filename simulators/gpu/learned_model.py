@@ -142,7 +142,7 @@ class ResidualModel:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """Class of a convolution for `Residual.uses`."""
+    """Class of a convolution for `Residual.applies_to`."""
     return convolution_classes(geometry)[1]
 
 

@@ -42,7 +42,7 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
         Thread blocks; zero if no tile is used.
-    known : Known
+    known : Provenance
     device : str
         Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
@@ -139,7 +139,7 @@ def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) ->
 
 
 def _fastest_costs(alternatives: Sequence[Demand], machine: RooflineMachine) -> list[KernelCost]:
-    """Costs of kernels; each takes the fastest of the `ways`, the first of equally fast ones."""
+    """Costs of kernels; each takes the fastest of the `alternatives`, the first of equally fast ones."""
     cycles = [execution_cycles(demand, machine) for demand in alternatives]
     best_tilings = [cycle_table.argmin(axis=1) for cycle_table in cycles]
     min_cycles = np.array(

@@ -33,7 +33,7 @@ class TrafficShares:
         Inputs, rereads included; weights; the result; partial sums.
     read_bytes : int
         Unique bytes of `read`.
-    again : float
+    reread_share : float
         Share of rereads in DRAM's traffic.
     tiled : bool
         Whether the L2 serves some operands several times, once for each tile.

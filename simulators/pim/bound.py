@@ -126,9 +126,9 @@ def _dense_equivalents(
 def _mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
     """Cycles beyond the transfer itself that a device needs to change between its bus and its banks and back.
 
-    Only rules of `levels` count. The first is from the last COMP before a READRES to the first COMP after it,
-    the second from a COMP to the next one with a GWRITE in between. Zero if READRESs and COMPs may come in
-    any order.
+    Only rules of `thresholds` count. The first is from the last COMP before a READRES to the first COMP
+    after it, the second from a COMP to the next one with a GWRITE in between. Zero if READRESs and COMPs may
+    come in any order.
     """
 
     def gap(before: str, after: str) -> int:
@@ -254,7 +254,10 @@ class _Channel:
         )
 
     def _vector_writes(self, units: int, tiles: int, tiles_per_write: int) -> int:
-        """Least number of vectors written: each is used for `together` tiles; units may share the last."""
+        """Least number of vectors written.
+
+        Each is used for `tiles_per_write` tiles; units may share the last.
+        """
         if self.chunks == 1:
             return -(-units // tiles_per_write)
         rounds = -(-units // tiles_per_write)
@@ -346,7 +349,7 @@ class _Channel:
         return self.write_costs[slots]
 
     def _write_run_idle(self, count: int, at_row_change: int, slots: int) -> int:
-        """Cycles without a COMP in a run of `count` GWRITEs, `behind` of which are at a row change."""
+        """Cycles without a COMP in a run of `count` GWRITEs, `at_row_change` of which are at a row change."""
         length, hidden = slots * self.write_cycles, self.latches * self.comp_cycles + self.nCCDS - 1
         if at_row_change:
             return max(0, (count - at_row_change) * length - hidden)

@@ -112,7 +112,7 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     Returns
     -------
     Coverage or None
-        None if a channel has more than `FOLLOWED_RUNS` runs of commands.
+        None if a channel has more than `MAX_RUNS` runs of commands.
     """
     if max(_run_count(nodes) for nodes in program.channels) > MAX_RUNS:
         return None

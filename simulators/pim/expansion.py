@@ -69,7 +69,9 @@ def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tupl
 
 
 def pieces(program: PimProgram, channel: int, max_commands: int = PIECE_COMMANDS) -> Iterator[PimProgram]:
-    """A channel as consecutive one-channel programs of at most `most` commands, or a single run of COMPs."""
+    """A channel as consecutive one-channel programs of at most `max_commands` commands, or a single
+    run of COMPs.
+    """
     for nodes in _pieces(program.channels[channel], max_commands):
         yield dataclasses.replace(program, channels=(nodes,))
 
@@ -138,7 +140,10 @@ def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
 def _shift(
     nodes: Sequence[Node], start: int, coefficients_after: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> tuple[Node, ...]:
-    """`nodes` with the outermost counter starting at `start`; `rest` gives the remaining coefficients."""
+    """`nodes` with the outermost counter starting at `start`.
+
+    `coefficients_after` gives the remaining coefficients.
+    """
 
     def affine(value: Affine) -> Affine:
         first = value.coefficients[0] if value.coefficients else 0

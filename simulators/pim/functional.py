@@ -26,7 +26,7 @@ class PimDevice:
     """PIM channels with a region's weights, which can run its program any number of times.
 
     A program with WRITEs changes `image`, whose pages are in the layout of the executor
-    (`MemoryImage.lanes`).
+    (`MemoryImage.lane_bits`).
 
     Parameters
     ----------
@@ -98,7 +98,8 @@ class PimDevice:
         start = np.empty(0, word) if initial is None else np.ascontiguousarray(initial, word)
         if start.shape != initial_shape:
             raise UsageError(
-                f"region '{program.region}' starts its sums from values of shape {initial_shape}, got {start.shape}"
+                f"region '{program.region}' starts its sums from values of shape {initial_shape}, got "
+                f"{start.shape}"
             )
         out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
         operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), start, out))

@@ -42,6 +42,8 @@ def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]
 
 
 def trace_violations(path: str | os.PathLike[str], pim: PimSpec, limit: int) -> list[str]:
-    """At most `limit` messages for violations in the first `LOOKED_THROUGH` commands of a ``.pim`` trace."""
+    """At most `limit` messages for violations in the first `MAX_TRACE_COMMANDS` commands of a ``.pim``
+    trace.
+    """
     words = Trace.read(path).words[:MAX_TRACE_COMMANDS]
     return violations(issue_trace(words, pim), pim, limit=limit)[:limit]

@@ -18,8 +18,8 @@ _clear = native.get("pimflow.simulators.timing_signature")
 def timing_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal streams take the same time.
 
-    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is replaced by the
-    number of other groups of channels that get different values at this step, and rows stay, since an
+    Where the channels share a host (`PimSpec.has_single_host`), the pixel of a GWRITE or WRBIAS is replaced
+    by the number of other groups of channels that get different values at this step, and rows stay, since an
     instruction names one row. Programs that only WRITE do not use these instructions, but plain accesses to
     each channel.
 

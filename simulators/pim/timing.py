@@ -155,7 +155,7 @@ def time_program(
     ------
     TraceError
         If a COMP is on a row that is not open, or the device lacks a gang or buffer, with the index of the
-        command in its channel; see also `timed_streams`; under ``ramulator-pimflow``, if more than 32
+        command in its channel; see also `timing_streams`; under ``ramulator-pimflow``, if more than 32
         refreshes are pending.
     SpecError
         If the device does not have the organisation that the program was lowered for.

@@ -105,7 +105,7 @@ const T* Data(const ffi::TensorView& tensor) {
 }
 
 /*!
- * \brief Words and offsets of a step's program, as `PimProgram.packed` has them.
+ * \brief Words and offsets of a step's program, as `PimProgram.program_words` has them.
  * \param words, offsets Those of the program that writes every place.
  * \param positions [requests] int64.
  */

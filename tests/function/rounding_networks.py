@@ -87,5 +87,5 @@ def plan_on_pim(network: frontend.Network, dtype: str = "fp16") -> SearchResult:
 
 
 def build_on_stand_in(network: frontend.Network, dtype: str = "fp16") -> build.Build:
-    """As `planned`, with a CPU in place of the GPU."""
+    """As `plan_on_pim`, with a CPU in place of the GPU."""
     return build.build(network, plan_on_pim(network, dtype), targets.target_by_name("llvm+pim"))

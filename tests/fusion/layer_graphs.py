@@ -64,8 +64,8 @@ def _convolution(draw, name, source, shape, plain):
 def _elementwise(draw, name, sources, shape):
     weights = draw(st.sampled_from([0, shape[3]]))
     layer = Layer(
-        name=name, kind="eltwise", inputs=tuple(sources), maps=(elementwise_maps(shape),) * len(sources), in_place=True,
-        weight_elements=weights, operations=math.prod(shape),
+        name=name, kind="eltwise", inputs=tuple(sources), maps=(elementwise_maps(shape),) * len(sources),
+        in_place=True, weight_elements=weights, operations=math.prod(shape),
     )  # fmt: skip
     return layer, shape, lambda _, index: [index]
 

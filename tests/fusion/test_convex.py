@@ -86,8 +86,8 @@ def inception(branches=3, deep=2):
                     filters=4, macs=36 * 144, operations=72 * 144,
                 )
             )  # fmt: skip
-            layers.append(Layer(name=f"{name}.relu", kind="relu", inputs=(name,), maps=(elementwise_maps(shape),),
-                                operations=144, in_place=True))  # fmt: skip
+            layers.append(Layer(name=f"{name}.relu", kind="relu", inputs=(name,), operations=144,
+                                maps=(elementwise_maps(shape),), in_place=True))  # fmt: skip
             shapes |= {name: shape, f"{name}.relu": shape}
             source = f"{name}.relu"
         ends.append(source)

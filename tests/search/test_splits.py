@@ -77,7 +77,7 @@ def test_no_split_is_faster(toy, name):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_compared_is_what_is_charged(toy, name):
-    """`Terms.total_ns` against the makespan of the tasks, but for what is the same for all splits."""
+    """`SplitCharges.total_ns` against the makespan of the tasks, but for what is the same for all splits."""
     generator = CandidateGenerator(toy, SYSTEMS[name])
     layers = {generator._key(r): r for r in toy.regions if not generator.unsupported_reason(r)}
     for region, layer in zip(layers.values(), generator.layers(), strict=True):

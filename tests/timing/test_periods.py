@@ -42,7 +42,10 @@ SCALED = {
 
 
 def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str, int]:
-    """What `strict` issues for a channel, added up from its commands: `issued` walks without periods."""
+    """What `strict` issues for a channel, added up from its commands.
+
+    `issue_program` walks without periods.
+    """
     stream = issue_program(source, spec, channel)
     clock, command, bursts = stream["clock"], stream["command"], stream["bursts"]
     nBL, nCL = spec.timing["nBL"], spec.timing["nCL"]

@@ -78,14 +78,15 @@ ARGUMENT_TYPES = {
 def public(*extra_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that checks the arguments of a public function.
 
-    `further_keywords` are `TypedDict` classes that declare the keywords of its ``**`` parameter.
+    `extra_keywords` are `TypedDict` classes that declare the keywords of its ``**`` parameter.
 
     Raises
     ------
     UnknownNameError
         By the decorated function, for a keyword that it does not take.
     UsageError
-        By the decorated function, for a missing argument, one too many, or one of a wrong type; see `KINDS`.
+        By the decorated function, for a missing argument, one too many, or one of a wrong type; see
+        `ARGUMENT_TYPES`.
     """
     extra_names: set[str] = set()
     for typed_dict in extra_keywords:
@@ -108,7 +109,10 @@ def public(*extra_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             )
             for name, value in {**arguments.arguments, **kwargs}.items():
                 if name in ARGUMENT_TYPES and not ARGUMENT_TYPES[name].allows(value):
-                    fault = f"{name} is {ARGUMENT_TYPES[name].description}, not {value!r} ({type(value).__name__})"
+                    fault = (
+                        f"{name} is {ARGUMENT_TYPES[name].description}, not {value!r} "
+                        f"({type(value).__name__})"
+                    )
                     raise UsageError(f"{function.__name__}: {fault}")
             return function(*args, **kwargs)
 

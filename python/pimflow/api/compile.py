@@ -44,7 +44,7 @@ class Compiled:
 
     Attributes
     ----------
-    searched : Searched
+    search_result : Searched
         The plan, with the region graph, candidates and costs that it was chosen from.
     builds : tuple of Build
         For the requested target, and for the CPU that stands in for a GPU.

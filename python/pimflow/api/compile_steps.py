@@ -175,7 +175,7 @@ def prepare_network(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedNetwork:
-    """The plan of a network; see `Question.placed` for `pool`, and `Report` for `gpu_known`."""
+    """The plan of a network; see `Question.place_network` for `pool`, and `Report` for `gpu_known`."""
 
     search_result: SearchResult
     search_seconds: float

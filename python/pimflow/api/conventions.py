@@ -109,12 +109,12 @@ class ConventionSearch:
 
     Attributes
     ----------
-    searched : Searched
+    search_result : Searched
     plan : Plan, optional
         Plan to apply under every convention, in place of searches.
     copies_graph : RegionGraph
-        The regions under the other setting of `System.copies` than that of `searched`.
-    copies_given : RegionGraph, optional
+        The regions under the other setting of `System.copies` than that of `search_result`.
+    copies_original : RegionGraph, optional
         The regions of the original network under that setting, if the network was rewritten.
     """
 
@@ -218,16 +218,16 @@ def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]
 
 
 def accounting_terms(partial: SearchResult, full: SearchResult) -> tuple[AccountingTerm, ...]:
-    """Latencies from the accounting of `lesser` to that of `full`, one more charge at each step.
+    """Latencies from the accounting of `partial` to that of `full`, one more charge at each step.
 
-    The plan of `lesser` stays the same while charges are added. The last term is the plan of `full`: its
+    The plan of `partial` stays the same while charges are added. The last term is the plan of `full`: its
     difference is what a search gains that knows all charges.
     """
     system, costs = partial.system, partial.generator.costs
     terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=partial.evaluation.latency_ns)]
 
     def add(term: str) -> None:
-        """Append the latency of the plan of `lesser` under the current system and costs."""
+        """Append the latency of the plan of `partial` under the current system and costs."""
         evaluation = reevaluate(partial, system, costs)
         terms.append(AccountingTerm(term=term, latency_ns=evaluation.latency_ns))
 

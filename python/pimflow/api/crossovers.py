@@ -170,7 +170,7 @@ class LengthCosts(Costs):
         self.__dict__ = costs.__dict__
 
     def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
-        """As `Costs.caches`, for full caches only."""
+        """As `Costs.attention_costs`, for full caches only."""
         assert not any(tokens for _, tokens in requests)
         return [
             CacheCosts(
@@ -212,7 +212,7 @@ class LengthCosts(Costs):
         return near.extrapolate(far, (batch - base) / base)
 
     def _extrapolate_tokens(self, work: CacheWork, schedule: ProductSchedule, row_tokens: int) -> ProductCost:
-        """The cost of `work`, extrapolated if its cache is long; `tokens` fill a row."""
+        """The cost of `work`, extrapolated if its cache is long; `row_tokens` fill a row."""
         near = -(-MIN_TIMED_TOKENS // row_tokens) * row_tokens
         if work.tokens <= 2 * near:
             return self._full_cache_cost(work, schedule)

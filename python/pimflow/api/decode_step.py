@@ -67,7 +67,7 @@ class DecodeStep:
     def compile(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
     ) -> CompiledStep:
-        """Build the step and verify it on `inputs`; raises as `compiled_step`."""
+        """Build the step and verify it on `inputs`; raises as `compile_step`."""
         graph, lengths, search_result = (
             self._graph(self.context),
             self.lengths(self.context),

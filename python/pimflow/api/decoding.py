@@ -36,13 +36,13 @@ def step_inputs(
     begin: np.ndarray,
     caches: Caches | None = None,
 ) -> dict[str, np.ndarray]:
-    """Inputs of a step by name, of the shapes and types in `kinds`.
+    """Inputs of a step by name, of the shapes and types in `input_types`.
 
     Parameters
     ----------
     tokens : ndarray, [batch, n]
         The tokens of the step.
-    held : ndarray, [batch]
+    past_lengths : ndarray, [batch]
         Number of earlier tokens of each sequence, which are in the cache.
     begin : ndarray, [batch]
         Place in the cache of the step's first token; the earlier tokens end before it.
@@ -108,7 +108,7 @@ class CompiledStep:
     Attributes
     ----------
     lengths : Lengths
-    kinds : dict of str to (tuple of int, str)
+    input_types : dict of str to (tuple of int, str)
         Shape and dtype of every input.
     states : tuple of State
         Resident caches. Without them the step returns the caches that it was given, with its tokens added.
@@ -191,8 +191,8 @@ class StepRunner:
     ----------
     caches : mapping of str to ndarray, optional
         Initial contents of the caches, as `step_inputs` takes them.
-    bound : mapping of str to Tensor, optional
-        `bound` of a runner of another step, to share its cache tensors.
+    cache_tensors : mapping of str to GgufTensor, optional
+        `cache_tensors` of a runner of another step, to share its cache tensors.
     """
 
     def __init__(
@@ -231,7 +231,9 @@ class StepRunner:
         self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def __call__(self, tokens: np.ndarray, past_lengths: np.ndarray) -> np.ndarray:
-        """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `held` [batch] tokens a sequence."""
+        """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `past_lengths` [batch] tokens a
+        sequence.
+        """
         for name, value in step_inputs(self.step.input_types, tokens, past_lengths, past_lengths).items():
             self._set(name, value)
         self._executor["run"]()
@@ -253,8 +255,8 @@ def compile_step(
     ----------
     inputs : callable
         Gives the inputs of the verification for a network.
-    searched : Searched, optional
-        The result of `placed_step` for this step, if it is known.
+    search_result : Searched, optional
+        The result of `place_step` for this step, if it is known.
 
     Raises
     ------
@@ -297,8 +299,8 @@ def place_step(
 ) -> tuple[Network, Network, SearchResult]:
     """Load, prepare and search a step; returns the loaded network, the prepared one, and the result.
 
-    Caches are resident if the step has places for them. A plan in `question` is applied in place of a
-    search; `searched` is returned as it is.
+    Caches are resident if the step has places for them. A plan in `search_request` is applied in place of a
+    search; `search_result` is returned as it is.
     """
     network = _network(graph, lengths)
     prepared = search_request.prepare_network(network)

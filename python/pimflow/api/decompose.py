@@ -137,7 +137,7 @@ def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNe
 
 
 def _error(exported: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
-    """The largest relative error of outputs of `written`; raises `VerificationError` if it is too large."""
+    """The largest relative error of outputs of `exported`; raises `VerificationError` if it is too large."""
     outputs = onnx_runtime.reference(exported)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
@@ -150,7 +150,7 @@ def _error(exported: onnx.ModelProto, change: DecomposedNetwork, expected: Seque
 
 
 def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, exported: onnx.ModelProto) -> None:
-    """Make those dimensions of inputs and outputs of `written` open that are open in `model`."""
+    """Make those dimensions of inputs and outputs of `exported` open that are open in `model`."""
     if isinstance(model, str) and model in zoo.all_names():
         return  # networks of the zoo have no open dimensions
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)

@@ -222,7 +222,8 @@ def _generate_tokens(
     search_result = decode.search_result
     progress("compiling the step of a token")
     for request in requests:
-        request.verifier.release_reference()  # compilation needs the memory that the weights of references take
+        # compilation needs the memory that the weights of references take
+        request.verifier.release_reference()
     step = decode.compile(bind_inputs(caches, next_tokens(1)), progress)
     checks.append(step.verification)
     runner = StepRunner(step, caches)
@@ -239,7 +240,8 @@ def _generate_tokens(
     regions, pim_regions = len(step.search_result.graph.regions), step.regions_on_pim
     verifiers = [request.verifier for request in requests]
     for verifier in verifiers:
-        verifier.release_reference()  # in a loop of its own, since all judges share the weights of one reference
+        # in a loop of its own, since all judges share the weights of one reference
+        verifier.release_reference()
     del step, runner
     release_memory()
     progress("judging logits")

@@ -35,7 +35,9 @@ class StepCosts:
     def from_search(
         cls, search_result: SearchResult | Charges, times: int = 1, single_regions: Collection[str] = ()
     ) -> StepCosts:
-        """Costs of a network that runs `times` times, with the regions of `once` only the first time."""
+        """Costs of a network that runs `step_costs` times, with the regions of `single_regions` only
+        the first time.
+        """
         plan, gpu_only = (
             _repeated_cost(evaluation, times, single_regions)
             for evaluation in (search_result.evaluation, search_result.baseline)
@@ -64,7 +66,7 @@ class StepCosts:
 def _repeated_cost(
     evaluation: Evaluation, times: int, single_regions: Collection[str]
 ) -> tuple[float, float]:
-    """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.of`."""
+    """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.from_search`."""
     once_ns = sum(evaluation.latency_increase_ns.get(name, 0.0) for name in single_regions)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
     once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in single_regions)
@@ -100,15 +102,15 @@ class DecodeCostModel:
 
     Attributes
     ----------
-    times : callable
-        Gives the `Times` of a step that attends to so many tokens.
+    step_costs : callable
+        Gives the `StepCosts` of a step that attends to so many tokens.
     bound_ns : callable
         Gives the lower bound of PIM's time of such a step.
     context : int
         Tokens that the caches have room for.
     batch : int
         Number of sequences.
-    further : sequence of int
+    step_lengths : sequence of int
         Lengths of the requested steps: the tokens that each attends to.
     """
 
@@ -155,8 +157,8 @@ class DecodeCostModel:
 def length_weights(tokens: Sequence[int]) -> dict[int, float]:
     """Weights of the lengths to time, rising, whose weighted sum stands for steps of all lengths in `tokens`.
 
-    Of up to `MOST_TIMED` lengths, each has its count. Of more, `MOST_TIMED` evenly spread ones are timed, and
-    those between are interpolated linearly.
+    Of up to `MAX_TIMED_LENGTHS` lengths, each has its count. Of more, `MAX_TIMED_LENGTHS` evenly spread ones
+    are timed, and those between are interpolated linearly.
     """
     lengths = np.unique(np.asarray(tokens))
     indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_TIMED_LENGTHS)).round().astype(int)
@@ -195,14 +197,14 @@ class Generation:
     Attributes
     ----------
     model, weights, system, gpu, pim, dtype : str
-        `weights` names their source; weights of fewer bits are widened to the storage type, so that a device
-        reads more bytes than the file has.
+        `length_weights` names their source; weights of fewer bits are widened to the storage type, so that a
+        device reads more bytes than the file has.
     prompt_tokens, context, batch : int
         Tokens of the longest prompt; tokens that the caches have room for; number of sequences, one for each
         prompt or all from one.
     tokens, text
-        Of the first request; see `Written`.
-    requests : tuple of Written
+        Of the first request; see `Completion`.
+    requests : tuple of Completion
         One for each prompt.
     ttft_ns, tpot_ns : float
         Modelled time of the prompt's step, and mean time of the requested steps of one token for each

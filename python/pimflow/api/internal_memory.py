@@ -58,7 +58,7 @@ def uncompiled_memory(
 ) -> dict[str, Any]:
     """The fields of `InternalMemory` that are about the original and the decomposed network.
 
-    `on` and `system` give the storage type. From `pools` only policy and time limit are used, so that
+    `target` and `system` give the storage type. From `pools` only policy and time limit are used, so that
     alignment is the same for all tensors and weights are left out.
     """
     planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)

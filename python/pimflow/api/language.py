@@ -46,7 +46,7 @@ class LanguageModel:
     ----------
     name : str
     vocabulary : int
-    most_context : int or None
+    max_context : int or None
         Longest context that it supports; None if unknown.
     kv_elements : int
         Elements of a token in the cache.
@@ -57,7 +57,7 @@ class LanguageModel:
         sequence, and the number of sequences.
     reference : callable
         Creates a `TokenReference`; references in use share their weights.
-    rounded : callable
+    perturbed_logits : callable
         For names of layers on PIM and a sequence of tokens: yields the logits after each token several times,
         each time with other roundings of the layers' results.
     tokenizer : Tokenizer, optional
@@ -72,9 +72,9 @@ class LanguageModel:
         Whether the graph of a step takes one token only: then prompts run token by token.
     fixed_context : int, optional
         Of a model whose cache has a fixed length: that length, and the step's token.
-    least_cache : int
+    min_cache : int
         Smallest number of cache places, in use or not, that a step needs.
-    doubt : str
+    error_hint : str
         Hint for the message of an error: a possible reason of wrong logits.
     """
 
@@ -98,7 +98,7 @@ class LanguageModel:
     def tokenize_prompts(
         self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
     ) -> list[list[int]]:
-        """Tokenize one prompt or several; raises as `tokens_of`."""
+        """Tokenize one prompt or several; raises as `tokenize`."""
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt) or [""]
         is_batch = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
         ids = cast("Sequence[Sequence[int] | None]", tokens if is_batch else [tokens])

@@ -65,7 +65,7 @@ class NetworkMemory:
         Number of allocations, and of groups of lazy allocations with no kernel between (Occamy, Table I).
     overwritten : int
         Results that are stored in place of an operand.
-    copies : tuple of Copied
+    copies : tuple of TensorCopy
         Parts of tensors that are copied.
     order : LayerOrder, optional
         Order of its layers, if another one was searched for.

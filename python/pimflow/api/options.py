@@ -181,14 +181,14 @@ def merge_keywords(
 
 
 def network_options(keywords: Mapping[str, object], options: NetworkOptions | None = None) -> NetworkOptions:
-    """Return `options`, or the defaults, with fields replaced by `keywords`; see `asked`."""
+    """Return `options`, or the defaults, with fields replaced by `keywords`; see `merge_keywords`."""
     require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
     require_known(keywords, field_names(NetworkOptions))
     return replace(options or NetworkOptions(), **_select_keys(field_names(NetworkOptions), keywords))
 
 
 def _select_keys(names: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
-    """The items of `keywords` whose names are in `wanted`; their dataclass checks the types."""
+    """The items of `keywords` whose names are in `names`; their dataclass checks the types."""
     return {name: value for name, value in keywords.items() if name in names}
 
 
@@ -198,7 +198,7 @@ def field_names(options: type) -> tuple[str, ...]:
 
 
 def require_known(keywords: Mapping[str, object], allowed: Sequence[str]) -> None:
-    """Raise `UnknownNameError` for a keyword that is none of `known`."""
+    """Raise `UnknownNameError` for a keyword that is none of `allowed`."""
     for name in keywords:
         if name not in allowed:
             raise UnknownNameError("keyword", name, allowed)
@@ -231,7 +231,7 @@ def _require_states(states: States | None, context: int | None) -> None:
 
 
 def as_system(target_system: System | None) -> System:
-    """Return `given`, or the default system; raises `UsageError` for another type."""
+    """Return `target_system`, or the default system; raises `UsageError` for another type."""
     if target_system is None:
         return system()
     require_type("target_system", target_system, (System,), "a System, which pimflow.system(…) makes")
@@ -239,7 +239,7 @@ def as_system(target_system: System | None) -> System:
 
 
 def as_profiling(profiling: Profiling | None) -> Profiling:
-    """Return `given`, or analytic models without a cache; raises `UsageError` for another type."""
+    """Return `profiling`, or analytic models without a cache; raises `UsageError` for another type."""
     if profiling is None:
         return Profiling()
     require_type("profiling", profiling, (Profiling,), "a Profiling")

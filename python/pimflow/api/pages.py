@@ -45,7 +45,7 @@ def write_report(
 def write_comparison(
     directories: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
-    """Write a page with the plans of two to `MOST` compiled directories side by side.
+    """Write a page with the plans of two to `MAX_PLANS` compiled directories side by side.
 
     `force` is that of `write_report`.
 

@@ -81,10 +81,10 @@ def search_front(
     search_result: SearchResult,
     points: int,
 ) -> tuple[ParetoPoint, ...]:
-    """Search the front of a request, whose result `searched` has a plan of `network`.
+    """Search the front of a request, whose result `search_result` has a plan of `network`.
 
     With ``where=pays`` each objective decomposes other layers: then there is a search for each of the three
-    objectives, of the network that `given` loads.
+    objectives, of the network that `load_network` loads.
     """
     candidates, decomposition = (
         list(_front(network, search_result, points, request.target)),

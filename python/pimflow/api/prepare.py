@@ -68,8 +68,8 @@ class PreparedNetwork:
         Order of its layers, if another one was searched for.
     switched_on : tuple of str
         Those of `core.plan.NETWORK_OPTIONS` that were not requested, but that the goal or the plan needs.
-    given : dict of bool to RegionGraph
-        By `System.views`, the regions of the original network; empty if no rewrite changed it.
+    original_regions : dict of bool to RegionGraph
+        By `System.uses_views`, the regions of the original network; empty if no rewrite changed it.
     ranks : dict of str to str
         By decomposed layer, its rank, if there were several to choose from; see `core.plan.Plan`.
     mixture : Evaluation, optional
@@ -129,14 +129,14 @@ def prepare(
     """Prepare a network for its search.
 
     The rewrites that save memory, of skip connections and of the layers' order, are kept if they make the
-    smallest pool of `target` smaller (`LeastPools`).
+    smallest pool of `target` smaller (`MinimumPools`).
 
     Parameters
     ----------
     network : Network
         A result of `load`.
     target : str
-        Target whose pool is to be small, as `targets.named_target` takes it.
+        Target whose pool is to be small, as `targets.target_by_name` takes it.
     plan : Plan, optional
         Determines the decomposed layers of ``where=pays``, and the order of layers.
     costs, goal
@@ -146,7 +146,7 @@ def prepare(
     pools : PoolPlanning, optional
         How pools are planned; by default as for a compiled network.
     samples : Calibration, optional
-        Samples to measure errors of decomposed layers on; see `decomposition.choice.settled`.
+        Samples to measure errors of decomposed layers on; see `decomposition.choice.choose_layers`.
     inspect : callable, optional
         Called after layers are decomposed, with the network and its decomposition. Later steps do not change
         outputs.
@@ -275,7 +275,7 @@ def decompose_layers(
 class MinimumPools:
     """The smallest pools of networks on the GPU alone, as ``pimflow memory`` plans them.
 
-    With ``--objective memory`` a built pool is never larger (`plan_pools.keeping`).
+    With ``--objective memory`` a built pool is never larger (`plan_pools.plan_within_bound`).
     """
 
     system: System
@@ -345,7 +345,7 @@ def regions(
 def _original_regions(
     network: Network, options: NetworkOptions, target_system: System
 ) -> dict[bool, RegionGraph]:
-    """By `System.views`, the regions of the original network; empty if no option rewrites it."""
+    """By `System.uses_views`, the regions of the original network; empty if no option rewrites it."""
     if options.decomposition_request is None and options.optimize_skips is None:
         return {}
     runs = options.fuse_activations and options.decomposition_request is None  # the model itself has chains

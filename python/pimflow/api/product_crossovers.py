@@ -81,7 +81,10 @@ def product_crossing(
 def first_slower_tokens(
     crossings: Sequence[ProductCrossing], is_slower: Callable[[ProductCrossing], bool]
 ) -> int | None:
-    """The smallest number of tokens from which on all of `found` are `slower`; None if the last is not."""
+    """The smallest number of tokens from which on all of `crossings` are `is_slower`.
+
+    None if the last is not.
+    """
     first = None
     for crossing in sorted(crossings, key=lambda crossing: crossing.tokens, reverse=True):
         if not is_slower(crossing):

@@ -92,7 +92,8 @@ class ProfileReport(JsonTree):
         width = max(len(network.model) for network in self.models)
         lines = [f"{'model':<{width}}  regions  PIM-capable  candidates"]
         lines += [
-            f"{network.model:<{width}}  {network.regions:>7}  {network.pim_capable:>11}  {network.candidates:>10}"
+            f"{network.model:<{width}}  {network.regions:>7}  {network.pim_capable:>11}  "
+            f"{network.candidates:>10}"
             for network in self.models
         ]
         sources = ", ".join(f"{count} {source}" for source, count in self.known.items())

@@ -363,7 +363,7 @@ class Report(JsonTree):
         Number of GPU kernels that the search used, by how their times are known.
     baseline : str
         What the plan is compared with: the subject of all figures called ``gpu_only``.
-    mixture_gpu_only : GpuAlone, optional
+    mixture_gpu_only : GpuOnlyCost, optional
         Figures there of the best choice of original and decomposed layers, if layers may be decomposed.
     conventions : tuple of Convention
         Speed-ups under other conventions.

@@ -33,7 +33,7 @@ def table(report: Report, out: str | None) -> str:
 def summary(report: Report, out: str | None) -> str:
     """The report in a few lines: modes, and the layers whose time the plan changes most.
 
-    It has at most `LINES` lines, unless other parts are long: then it shows only `FEWEST_LAYERS` layers.
+    It has at most `MAX_LINES` lines, unless other parts are long: then it shows only `MIN_LAYERS` layers.
     """
     first = _head_lines(report) + _mode_lines(report.regions)
     last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
@@ -130,7 +130,7 @@ def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
 
 
 def _layer_lines(regions: Sequence[RegionReport], max_layers: int) -> list[str]:
-    """A line for each candidate of the plan, of the `most` ones whose time changes most."""
+    """A line for each candidate of the plan, of the `max_layers` ones whose time changes most."""
     named = {r.name: r for r in regions}
     rows = []
     for first in (r for r in regions if r.covers[0] == r.name):
@@ -174,7 +174,9 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
 
 
 def _legality_text(violations: int | None, timing_source: str | None, timing: str) -> str:
-    """Number of timing violations; `judged` is the timing that was checked if `timing` has no clocks."""
+    """Number of timing violations; `timing_source` is the timing that was checked if `timing` has no
+    clocks.
+    """
     if violations is None:
         return "timing not checked (published timing)"
     text = f"{violations} timing violations"

@@ -17,11 +17,11 @@ class GenerationRequest:
 
     Attributes
     ----------
-    held : int
+    past_length : int
         Number of tokens whose keys and values are in the cache.
-    pending : list of int
+    pending_tokens : list of int
         Tokens that run next: at first the prompt, then the newest token.
-    judge : Judge
+    verifier : TokenVerifier
     """
 
     def __init__(

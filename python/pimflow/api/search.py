@@ -222,8 +222,8 @@ def place(
 ) -> SearchResult:
     """Search regions, or apply `plan`; raises `InfeasibleError` if the plan is not within the goal's bounds.
 
-    `given` is the original network that plans are compared with, if rewrites changed it. The bound on memory
-    applies to a given plan only with `pools`, which tell its size. For `bounded` see `apply`.
+    `original` is the original network that plans are compared with, if rewrites changed it. The bound on
+    memory applies to a given plan only with `pools`, which tell its size. For `bounded` see `apply`.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, original)

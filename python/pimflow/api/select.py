@@ -46,7 +46,7 @@ def select(
         By default the shortest time, measured on this machine.
     cache : ResultCache, optional
         Stores measured times.
-    whole : bool
+    time_network : bool
         Whether to time the whole network too, if primitives are measured or the profile has the times of its
         kernels. The network is loaded, and kernels without a time are compiled.
     progress : callable

@@ -47,7 +47,7 @@ def simulate(
     ----------
     path : path
     pim : str, path or PimSpec, optional
-        Device; `device_of` the file by default.
+        Device; `default_device` the file by default.
     timing, gwrite_hiding
         Options of the engines (`timing.time_program`); without effect if there is a `profiler`.
     profiler : PimProfiler, optional
@@ -60,7 +60,7 @@ def simulate(
     TimingResult
         `violations` is the number that the independent checker finds in a program, or the number of COMPs of
         a trace on rows that are not open. It is None under the published timing, which is not legal, under a
-        `profiler`, and for a program with a channel of more than `CHECKED_COMMANDS` commands.
+        `profiler`, and for a program with a channel of more than `MAX_CHECKED_COMMANDS` commands.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def default_device(path: str | os.PathLike[str]) -> PimSpec:
     """The default device of a file.
 
     It is the device of the compiled directory that has the file; of another program, the device of its name
-    in the catalogue; of another trace, which names no device, `TRACED`.
+    in the catalogue; of another trace, which names no device, `TRACE_DEVICE`.
 
     Raises
     ------
@@ -150,7 +150,7 @@ class SimulationReport(JsonTree):
         READRES of a latch without a sum.
     refreshes_ahead : int
         Largest number of refreshes of a channel before the program: they are in `commands`, not in `cycles`.
-    products : Coverage, Stored or None
+    products : ProductCoverage, Stored or None
         Products of its layer that the program computes; None if unknown.
     """
 

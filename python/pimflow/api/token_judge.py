@@ -18,12 +18,12 @@ class _TokenCheck:
 
     Attributes
     ----------
-    place : int
+    position : int
         Index of the token in the sequence.
     error, lead : float
         The largest error, and the difference of the reference's two largest logits, both over its largest
         logit.
-    told : bool
+    is_new : bool
         Whether the next token is a new one, not one of the prompt.
     """
 
@@ -43,9 +43,9 @@ class TokenVerifier:
 
     Attributes
     ----------
-    worst, bound : float
-        The largest error over the reference's largest logit, and its bound; final after `settle`.
-    sure : int
+    max_error, bound : float
+        The largest error over the reference's largest logit, and its bound; final after `verify`.
+    certain_tokens : int
         New tokens that must equal the reference's, whose largest logit leads by more than twice the bound.
     """
 
@@ -63,7 +63,7 @@ class TokenVerifier:
     ) -> None:
         """Compare `logits` [copies, vocabulary] after `tokens`, of a step with `layers` on PIM.
 
-        For `told` see `_Compared`.
+        For `is_new` see `_TokenCheck`.
 
         Raises
         ------

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from pimflow.errors import UsageError
 
-# Groups of options in the help of every command, in this order; `OPENING` stands before them.
+# Groups of options in the help of every command, in this order; `COMMON_OPTIONS` stands before them.
 COMMON_OPTIONS = "most used options"
 GROUPS = ("network", "system", "search", "memory", "decomposition", "primitives", "output")
 
@@ -22,12 +22,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class CommandParser(OneLineParser):
-    """Parser of one command: every option is in one of `GROUPS`, or in `OPENING`."""
+    """Parser of one command: every option is in one of `GROUPS`, or in `COMMON_OPTIONS`."""
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**details, add_help=False)
         self.flags: list[str] = []
-        self.help_entries: dict[str, list[tuple[str, str]]] = {"arguments": []}  # see `documented`
+        self.help_entries: dict[str, list[tuple[str, str]]] = {"arguments": []}  # see `help_groups`
         self.common_flags: tuple[str, ...] = ()
         self._required = [self.prog]
         self.usage = f"{self.prog} [OPTION …]"
@@ -64,7 +64,7 @@ class CommandParser(OneLineParser):
         values: Iterable[str],
         default: str | None = None,
     ) -> None:
-        """Add an option whose values are `known`; without a default the help names none."""
+        """Add an option whose values are `values`; without a default the help names none."""
         default_text = " (default: %(default)s)" if default else ""
         self.option(
             group,
@@ -91,7 +91,7 @@ def refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
     ----------
     names : iterable of str
         Attributes of `args`.
-    why : str
+    reason : str
         The reason, which the message gives after the option.
     """
     for name in names:

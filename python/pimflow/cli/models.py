@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> None:
         sizes = f"{decoder.layers} of {decoder.hidden}, {heads}, {decoder.vocabulary} tokens"
         trained = "  trained (docs/zoo.md)" if decoder.trained else ""
         print(
-            f"{decoder.name:<16} {decoder.parameters:>14,} {decoder.macs_per_token / 1e9:>8.3f}  {sizes}{trained}"
+            f"{decoder.name:<16} {decoder.parameters:>14,} {decoder.macs_per_token / 1e9:>8.3f}  "
+            f"{sizes}{trained}"
         )
 
 

@@ -105,7 +105,7 @@ def fuse_option(sub: CommandParser) -> None:
 
 
 def decompose_option(sub: CommandParser, *, required: bool = False, has_search: bool = True) -> None:
-    """Add the option to decompose layers, which changes results; `searched` documents ``where=pays``."""
+    """Add the option to decompose layers, which changes results; `has_search` documents ``where=pays``."""
     pays = (
         ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
         "ranks, such as tucker:0.1:0.25"

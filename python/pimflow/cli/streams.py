@@ -45,7 +45,7 @@ def buffer_results() -> Iterator[None]:
 
 
 def deliver() -> None:
-    """Write what the command has printed so far; raises as `results`."""
+    """Write what the command has printed so far; raises as `buffer_results`."""
     if isinstance(sys.stdout, _ResultBuffer):
         sys.stdout.deliver()
 

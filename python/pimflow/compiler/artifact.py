@@ -42,7 +42,7 @@ REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
-C_TARGET = "c"  # `targets.C`, which is TVM's side
+C_TARGET = "c"  # `targets.C_TARGET`, which is TVM's side
 KERNELS = "kernels.cu"
 _STEM_BYTES = 200  # file systems allow 255 bytes, and a number and a suffix follow
 
@@ -152,7 +152,7 @@ class Interface:
 
         Parameters
         ----------
-        some : bool
+        allow_missing : bool
             Whether inputs may be missing.
 
         Raises
@@ -325,7 +325,7 @@ def write(
     ----------
     builds : sequence of Build
         One a target, the requested target first.
-    placed : PlacedRegions
+    placed_regions : PlacedRegions
         The regions that the plan places.
     pim : PimSpec
         The device that the programs are for, stored so that they can be read without a device file.
@@ -333,12 +333,12 @@ def write(
         The plan's timeline as JSON for Perfetto.
     programs : mapping of str to PimProgram
         By region.
-    traced : collection of str
+    traced_regions : collection of str
         Regions to write command traces of, a ``.pim`` file for each channel.
     c_files : mapping of str to bytes, optional
         The network in C, by file name, if target C was requested; `interface` then has its outputs and its
         pool.
-    others : mapping of str to Plan, optional
+    other_plans : mapping of str to Plan, optional
         Further plans, by file name.
     page : callable, optional
         Makes `PAGE` from the directory, after all other files are written.

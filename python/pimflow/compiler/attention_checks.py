@@ -35,7 +35,7 @@ class AttentionChecks:
         self.initial_caches = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
     def check_call(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
-        """Check one call; operands and result are those that `codegen.observed` reports."""
+        """Check one call; operands and result are those that `codegen.observe_regions` reports."""
         cached, product, group = self.products[symbol]
         tokens = last_position(operands) + 1
         if tokens != cached.attention.extent and (cached.region, tokens) not in self._by_tokens:

@@ -38,7 +38,7 @@ class Build:
     Attributes
     ----------
     target : str
-        Name of the target, from `pim_backend.runtime.targets.name_of`.
+        Name of the target, from `pim_backend.runtime.targets.target_name`.
     executable : VMExecutable
     module : Module
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
@@ -46,11 +46,11 @@ class Build:
         By the symbol that the executable calls.
     splits : dict of str to Split
         By region that is split.
-    kernels : Kernels
+    kernels : CudaKernels
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
         Offsets of all tensors in one pool.
-    copies : tuple of Copied
+    copies : tuple of TensorCopy
         Parts of tensors that could have been views but are copied.
     weight_bytes : int
     calls : tuple of KernelCall
@@ -103,7 +103,7 @@ def build(
     *,
     keep_code: bool = False,
 ) -> Build:
-    """Build `network` for `target` by the plan of `searched`.
+    """Build `network` for `target` by the plan of `search_result`.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def build(
         code then runs only on the CPU of this machine.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `with_primitives`.
-    stored : bool
+    keep_code : bool
         Whether the build will be stored after it has run.
     """
     programs, splits = search_result.programs(), search_result.splits()
@@ -192,8 +192,8 @@ def with_primitives(
     Parameters
     ----------
     layouts : mapping of str to str, optional
-        Layouts of all other regions, by the names of `primitive_selection.layers.apart`; HWC for regions
-        without an entry. If None, a region keeps the layout that all its operands have.
+        Layouts of all other regions, by the names of `primitive_selection.layers.separate_concats`; HWC for
+        regions without an entry. If None, a region keeps the layout that all its operands have.
     views : bool
         As for `kernel_groups`.
     """

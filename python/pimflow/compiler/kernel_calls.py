@@ -50,11 +50,11 @@ class KernelCall:
 
 
 def kernel_calls(planned_module: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
-    """Kernels that one inference of `applied` calls, in order, for this machine's CPU.
+    """Kernels that one inference of `planned_module` calls, in order, for this machine's CPU.
 
     Parameters
     ----------
-    applied : IRModule
+    planned_module : IRModule
         Module with its primitives; see `compiler.build.with_primitives`.
     """
     target = this_cpu_target()
@@ -77,7 +77,7 @@ def _part(group: KernelGroup) -> str:
 
 
 def calls_in_module(scheduled: tvm.IRModule, parts_by_name: Mapping[str, str]) -> tuple[KernelCall, ...]:
-    """Calls in a module after `compiler.phases.scheduled_phases`; `named` has its `parts`."""
+    """Calls in a module after `compiler.phases.scheduling_phases`; `parts_by_name` has its `kernel_parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
     calls = []

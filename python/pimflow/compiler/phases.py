@@ -83,11 +83,11 @@ def apply_plan(
         Runs of regions that are done in stages.
     system : System, optional
         Gives the padding of the GPU's convolutions, and whether parts of tensors are views.
-    tiled : mapping of tuple of str to GroupTiling, optional
+    tilings : mapping of tuple of str to GroupTiling, optional
         By group of regions that is one kernel over tiles.
     caches : mapping of str to CachedAttention, optional
         By region of attention on PIM.
-    sets : mapping of str to str, optional
+    channel_sets : mapping of str to str, optional
         By region, the set of memory channels of its result (`core.channel_sets`), if there are several
         sets.
     """
@@ -311,7 +311,7 @@ def build(
     ----------
     system : System, optional
         Gives the storage type and size of the GPU; the CPU that stands in for it always stores fp32.
-    planned : callable
+    on_memory_plan : callable
         Called with the memory plan, if the tensors lie in a pool.
     allocation : str
         ``pool``: one planned allocation for all tensors. For comparison, ``eager``: one allocation a tensor,

@@ -123,7 +123,7 @@ def plan_within_bound(
 
     Parameters
     ----------
-    given : RegionGraph, optional
+    original : RegionGraph, optional
         See `Searched`.
 
     Raises
@@ -214,7 +214,7 @@ class _MixedPlan:
 def _mix_plans(
     fast: SearchResult, frugal: SearchResult, pools: PlanPools, max_bytes: float, goal: Goal
 ) -> SearchResult | None:
-    """Mix a plan from `least`, and from `fast` as far as the pool stays within `most`.
+    """Mix a plan from `frugal`, and from `fast` as far as the pool stays within `max_bytes`.
 
     None if no such plan keeps to the bounds on latency and energy.
     """

@@ -66,8 +66,8 @@ class PoolPlanning:
 Own = TypeVar("Own", bound="NetworkRewrite")
 Form = TypeVar("Form", bound="HasCost")
 Part = TypeVar("Part")
-# Upper bound on the sets of parts that `thinned` tries; each takes seconds for a network with as many
-# layers as DenseNet.
+# Upper bound on the sets of parts that `drop_useless_parts` tries; each takes seconds for a network with as
+# many layers as DenseNet.
 TRIALS = 12
 
 
@@ -77,14 +77,14 @@ class NetworkRewrite:
 
     Attributes
     ----------
-    given, network : Network
+    original, network : Network
         Before and after.
     demanded : bool
         Whether the rewrite is required, whatever memory it takes.
     kept_because : str
         Why the network stays as it was; empty if it does not.
     pool_given_bytes, pool_bytes : int, optional
-        Pools before and after, of the whole network on the GPU, once `settled`.
+        Pools before and after, of the whole network on the GPU, once `keep_if_smaller`.
     """
 
     original: Network
@@ -126,11 +126,11 @@ def drop_useless_parts(
     rebuild: Callable[[Form, Sequence[Part]], Form],
     order: Callable[[Part], float] = lambda _: 0,
 ) -> Form:
-    """Drop those `parts` of `form` that save nothing: first halves in `order`, then halves of halves.
+    """Drop those `parts` of `item` that save nothing: first halves in `order`, then halves of halves.
 
     Parameters
     ----------
-    without : callable
+    rebuild : callable
         Makes the form with only the parts that it gets. The result is accepted unless it costs more.
     """
     remaining, queue = list(parts), [sorted(parts, key=order)]

@@ -42,9 +42,9 @@ class Verification:
     outputs : tuple of OutputCheck
         Checks of all outputs of the network.
     violations_by_rule : dict of str to int, or None
-        Commands of timing `JUDGED` that the independent checker found to be illegal; None where the system
-        has the published timing, which is not legal. External simulators do not report the clocks of
-        commands; then, too, this is of timing `JUDGED`.
+        Commands of timing `CHECKED_TIMING` that the independent checker found to be illegal; None where the
+        system has the published timing, which is not legal. External simulators do not report the clocks of
+        commands; then, too, this is of timing `CHECKED_TIMING`.
     inexact : dict of str to str
         PIM regions whose commands do not form every product of the layer exactly once, and what they form.
     """
@@ -85,12 +85,15 @@ class Verification:
         return self.worst.matches and all(r.matches for r in self.regions)
 
     def require(self) -> None:
-        """Raise `VerificationError`, which names what differs, unless `verified` and free of violations."""
+        """Raise `VerificationError`, which names what differs, unless `is_verified` and free of
+        violations.
+        """
         wrong = [r.region for r in self.regions if not r.matches]
         out_of_range = [r.region for r in self.regions if not r.in_range]
         if out_of_range:
             raise VerificationError(
-                f"PIM region '{out_of_range[0]}' has values beyond fp16 ({len(out_of_range)} do); try --dtype fp32"
+                f"PIM region '{out_of_range[0]}' has values beyond fp16 ({len(out_of_range)} do); try "
+                "--dtype fp32"
             )
         if wrong:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
@@ -234,7 +237,8 @@ def inexact_products(programs: Iterable[PimProgram]) -> dict[str, str]:
 def fp16_storage(built: Build, system: System, layer_names: Container[str]) -> Fp16Storage:
     """Tensors that a build stores in fp16: those of PIM, and, on a real GPU, those between kernels.
 
-    A layer that is split counts as a whole. `known` has the names of layers, at least of those with weights.
+    A layer that is split counts as a whole. `layer_names` has the names of layers, at least of those with
+    weights.
     """
     if system.dtype != "fp16":
         return Fp16Storage()

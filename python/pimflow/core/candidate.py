@@ -47,10 +47,10 @@ class Port:
     layout, dtype : str
     device : str
         The device whose memory channels hold it.
-    pending : tuple of str
+    deferred_epilogue : tuple of str
         On an output, the deferred epilogue: operators (``concat``, ``bias``, an activation) that are not
         applied yet.
-    accepts_pending : bool
+    fuses_epilogue : bool
         On an input, whether the candidate's kernel applies a deferred epilogue itself, without a further
         launch.
     """
@@ -88,7 +88,7 @@ class Task:
         Bytes over the DRAM channels or the crossbar.
     energies_pj : dict of str to float
         Dynamic energy by consumer, such as ``gpu_dram`` or ``pim_comp``.
-    known : Known
+    known : Provenance
         How `execution_ns` is known.
     """
 
@@ -160,7 +160,8 @@ class Rewrite:
     joins : bool
         Whether the product itself does the addition in `finishes` (`PimProgram.added_channels`).
     channels : str
-        Memory channels that it uses besides the GPU channels of a mixed plan: one of `core.plan.CHANNELS`.
+        Memory channels that it uses besides the GPU channels of a mixed plan: one of
+        `core.plan.CHANNELS_PATTERN`.
     """
 
     mode: str
@@ -211,13 +212,14 @@ class Candidate:
     error : float
         The relative error that it adds to the network's outputs. To the first order, errors of candidates
         add up.
-    goes_on_with, leaves_open : str
+    requires_open, leaves_open : str
         Key of what the candidate before has to leave open, and key of what it leaves open itself: a candidate
         that does only the end of a layer must follow the one that did the beginning, in the same alternative.
         Empty at the border of layers.
-    channels_as, leaves_channels_as : str
-        Mode in which it needs the channels that have PIM, and mode in which it leaves them: `AS_MEMORY` or
-        `AS_PIM`. Empty where it does not use them, and where a change of mode takes no time.
+    channel_mode, final_channel_mode : str
+        Mode in which it needs the channels that have PIM, and mode in which it leaves them:
+        `PLAIN_MEMORY_MODE` or `PIM_MODE`. Empty where it does not use them, and where a change of mode takes
+        no time.
     """
 
     name: str
@@ -283,7 +285,9 @@ class Candidate:
         return replace(self, tasks=tasks)
 
     def with_first_task(self, first_task: Task) -> Candidate:
-        """The candidate with `first` before its tasks, which wait for it only where they use its resource."""
+        """The candidate with `first_task` before its tasks, which wait for it only where they use its
+        resource.
+        """
         later_tasks = (task.with_dependencies(tuple(i + 1 for i in task.after)) for task in self.tasks)
         return replace(self, tasks=(first_task, *later_tasks))
 
@@ -292,7 +296,7 @@ class Candidate:
 class Cost:
     """Totals of a candidate's tasks, run by themselves.
 
-    `known` says for each resource how its times are known; see `known_by_resource`.
+    `known` says for each resource how its times are known; see `provenance_by_resource`.
     """
 
     latency_ns: float
@@ -320,7 +324,7 @@ class Cost:
 
 
 def provenance_by_resource(tasks: Iterable[Task]) -> dict[str, Provenance]:
-    """By resource, the worst `Known` of its tasks; resources without tasks are left out.
+    """By resource, the worst `Provenance` of its tasks; resources without tasks are left out.
 
     Tasks that change the mode of channels count as a resource ``channels``. One value for all resources
     would be ``analytic`` for every layer on PIM, because times over the crossbar are always analytic.
@@ -400,20 +404,20 @@ class CostTable:
     ----------
     candidates : dict of str to tuple of Candidate
         By region; a candidate of several regions is listed at its first one.
-    refused : dict of str to str
+    unsupported_reasons : dict of str to str
         By region without a PIM candidate, the reason.
-    settle, absorb : dict of str to EdgeCost
+    epilogue_cost, fused_epilogue_cost : dict of str to EdgeCost
         Cost of the deferred epilogue of a region's PIM output: in a kernel of its own, and fused into the
         kernel of the first consumer. Keys are regions; where the cost differs for a consumer that continues
-        an open alternative, the key is the region, a space and `Candidate.goes_on_with`.
+        an open alternative, the key is the region, a space and `Candidate.requires_open`.
     transforms : dict of (str, str, str) to EdgeCost
         By tensor (a region's result or a graph input), layout in which it lies and layout in which it is
         read: cost of the conversion. Pairs that are not listed cost nothing: the bytes stay where they are.
     inputs : dict of str to Port
         Placement of the graph's inputs.
     switch : EdgeCost
-        Cost of changing the mode of the channels that have PIM (`Candidate.channels_as`).
-    launched_ahead : bool
+        Cost of changing the mode of the channels that have PIM (`Candidate.channel_mode`).
+    overlaps_launches : bool
         Whether launches are issued while the task before runs.
     digest : str
         Hash of model, system and cost-model version.
@@ -480,7 +484,9 @@ class CostTable:
         return edges.get(f"{region} {consumer.requires_open}") or edges[region]
 
     def transform(self, tensor: str, result_layout: str, input_layout: str) -> EdgeCost:
-        """Cost of converting `tensor` from the layout `given`, in which it lies, to the layout `taken`."""
+        """Cost of converting `tensor` from the layout `result_layout`, in which it lies, to the layout
+        `input_layout`.
+        """
         return self.transforms.get((tensor, result_layout, input_layout), NO_COST)
 
 

@@ -11,7 +11,7 @@ GPU_CHANNELS, ALL_CHANNELS, PIM_CHANNELS = CHANNEL_SETS
 
 
 def channel_set(layout: str) -> str:
-    """The set of channels of a layout: one of `core.plan.PLACES`.
+    """The set of channels of a layout: one of `core.plan.CHANNEL_SETS`.
 
     A tensor whose rows lie partly over all channels, partly in the GPU channels, is one buffer. It lies in
     the region of all channels, because only this region reaches all of its bytes.

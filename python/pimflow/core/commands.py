@@ -203,7 +203,7 @@ def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
 
 
 def _run_rows(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
-    """A row for each command node and iteration of the loops from `depth` on; see `_run`."""
+    """A row for each command node and iteration of the loops from `depth` on; see `_run_row`."""
     pieces, command_rows = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
@@ -275,7 +275,7 @@ def residues(affine: Affine, extents: tuple[int, ...], modulus: int) -> int:
 
 
 def check_size(name: str, value: object, minimum: int) -> None:
-    """Raise `ValueError` unless `value` is an integer of at least `least` that fits the C++ core."""
+    """Raise `ValueError` unless `value` is an integer of at least `minimum` that fits the C++ core."""
     if type(value) is not int or not minimum <= value < _SIZE_LIMIT:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{minimum}, {_SIZE_LIMIT})")
 
@@ -309,7 +309,7 @@ operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is 
 
 
 def encode(node: Node, words: list[int]) -> None:
-    """Append the int64 words of `node`; see `PimProgram.encoded`."""
+    """Append the int64 words of `node`; see `PimProgram.channel_words`."""
     start = len(words)
     words += [_OPCODES[type(node)], 0]
     if isinstance(node, Loop):
@@ -355,7 +355,7 @@ def _affine(words: Sequence[int]) -> Affine:
 
 
 class CommandStream(Sequence[Node]):
-    """The nodes of a channel, decoded from their words (`PimProgram.encoded`) at the first access."""
+    """The nodes of a channel, decoded from their words (`PimProgram.channel_words`) at the first access."""
 
     def __init__(self, words: np.ndarray):
         self.words = words

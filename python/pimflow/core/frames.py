@@ -33,7 +33,7 @@ def row_json(row: Any) -> Json:
 
 
 def data_frame(rows: Iterable[Any]) -> DataFrame:
-    """A data frame with a row for each of `rows`; see `row_form`.
+    """A data frame with a row for each of `rows`; see `row_json`.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def json_form(value: object) -> Json:
 
 
 def report_from(kind: type[Report], source: object, **values: object) -> Report:
-    """A dataclass of `kind`: fields in `others`, and all further ones from attributes of `source`."""
+    """A dataclass of `kind`: fields in `values`, and all further ones from attributes of `source`."""
     copied_fields = {
         f.name: getattr(source, f.name) for f in dataclasses.fields(kind) if f.name not in values
     }

@@ -26,7 +26,7 @@ def bind_arguments(
 
     Parameters
     ----------
-    known : collection of str
+    keywords : collection of str
         Keywords that it accepts.
 
     Raises
@@ -51,7 +51,7 @@ def bind_arguments(
 
 
 def check_keywords(cls: type[T]) -> type[T]:
-    """Decorate a dataclass of the public API: its constructor raises the errors of `bound`."""
+    """Decorate a dataclass of the public API: its constructor raises the errors of `bind_arguments`."""
     signature, original_init = inspect.signature(cls), cls.__init__
 
     @functools.wraps(original_init)

@@ -193,7 +193,7 @@ class Liveness:
 
         Parameters
         ----------
-        inside : collection of str
+        internal : collection of str
             Buffers between steps of one kernel. They take no memory, unless a step outside the kernel reads
             them too, or they share bytes with a buffer that it reads.
         """

@@ -60,14 +60,15 @@ class OutputCheck:
 
         Parameters
         ----------
-        what : str
+        subject : str
             The outputs, as subject of the message's sentence.
         """
         if self.matches:
             return
         if not np.isfinite(self.relative_error):
             raise VerificationError(
-                f"{subject} differ from the reference by inf: they have NaN, infinity or another shape, which "
+                f"{subject} differ from the reference by inf: they have NaN, infinity or another shape, "
+                "which "
                 "no rounding explains; if values leave the storage type, try --dtype fp32, else it is our bug"
             )
         difference = f"{subject} differ from the reference by {self.relative_error:.2e} of the largest value"

@@ -70,7 +70,7 @@ class Choice:
         Whether the product itself does the addition in `finishes`, with the residual as additional channels
         of its vectors. If False, it does so only where the latches cannot.
     channels : str
-        In a plan that has anything on PIM, one of `CHANNELS`.
+        In a plan that has anything on PIM, one of `CHANNELS_PATTERN`.
     """
 
     region: str
@@ -155,7 +155,7 @@ class Plan:
 
         Parameters
         ----------
-        computes : callable
+        can_compute : callable
             Whether the convolution primitive of a name can compute a region.
         views : bool
             Whether parts of tensors may be views, which pipelines need.
@@ -270,7 +270,8 @@ def _parse_choice(row: object, index: int, where: str) -> Choice:
     _check_types(choice, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
     if not (isinstance(choice.channels, str) and CHANNELS_PATTERN.fullmatch(choice.channels)):
         raise PlanError(
-            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of {', '.join(CHANNEL_SETS)} "
+            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of "
+            f"{', '.join(CHANNEL_SETS)} "
             "such as 'left-all'"
         )
     if not isinstance(choice.joins, bool):

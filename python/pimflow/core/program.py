@@ -113,11 +113,11 @@ class PimProgram:
     matrices : int
         Number of weight matrices. In a dense layer, pixel ``p`` is multiplied with matrix
         ``p mod matrices``. In a grouped convolution, each matrix has an equal share of the groups: see
-        `vectors`. Omitted in the file if it is 1.
+        `vector_geometry`. Omitted in the file if it is 1.
     lanes : int
         If products go by lanes, the multipliers of a bank: each counts as one of `banks`, a column has
-        `lanes` times fewer elements, and a burst on the bus carries `lanes` elements of a vector. Omitted in
-        the file if it is 1.
+        `lane_bits` times fewer elements, and a burst on the bus carries `lane_bits` elements of a vector.
+        Omitted in the file if it is 1.
     added_channels : int
         Number of the last channels of `geometry`, as many as output channels, that are a residual of the
         whole result's shape; their weights are the identity. 0, and omitted in the file, without one.
@@ -234,7 +234,7 @@ class PimProgram:
 
     @functools.cached_property
     def _channel_words(self) -> tuple[np.ndarray, ...]:
-        """`encoded` of every channel, cached: timing, checking and execution use the same words."""
+        """`channel_words` of every channel, cached: timing, checking and execution use the same words."""
         streams: dict[int, np.ndarray] = {}  # channels may have the very same nodes
         for nodes in self.channels:
             if isinstance(nodes, CommandStream):
@@ -251,7 +251,7 @@ class PimProgram:
         return {name: value for name, value in vars(self).items() if name != "_channel_words"}
 
     def program_words(self) -> tuple[np.ndarray, np.ndarray]:
-        """The `encoded` words of all channels in one array, and their offsets, [channels + 1]."""
+        """The `channel_words` words of all channels in one array, and their offsets, [channels + 1]."""
         streams = [self.channel_words(channel) for channel in range(len(self.channels))]
         offsets = np.cumsum([0] + [len(stream) for stream in streams], dtype=np.int64)
         return np.concatenate(streams), offsets
@@ -510,7 +510,8 @@ class PimProgram:
         last_begin = begins.bit_length() - 1
         if last_begin + comp.count > self.buffer_columns:
             raise ValueError(
-                f"{comp.count} columns of Comp from {last_begin} of the buffer on leave its {self.buffer_columns}"
+                f"{comp.count} columns of Comp from {last_begin} of the buffer on leave its "
+                f"{self.buffer_columns}"
             )
 
 
@@ -561,7 +562,7 @@ class MemoryImage:
 
 
 def _matrix_and_pixel(affine: Affine, pixels: int) -> tuple[Affine, Affine]:
-    """Matrix and pixel of the layer, from a pixel of `PimProgram.vectors`."""
+    """Matrix and pixel of the layer, from a pixel of `PimProgram.vector_geometry`."""
     steps = [divmod(c, pixels) if c % pixels == 0 else (0, c) for c in affine.coefficients]
     matrix, pixel = divmod(affine.base, pixels)
     return Affine(matrix, tuple(s for s, _ in steps)), Affine(pixel, tuple(s for _, s in steps))

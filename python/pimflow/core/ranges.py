@@ -27,7 +27,8 @@ class RangeMap:
 
     It describes every operator on every axis (Deep Fusion, section 3.1): the window of a convolution or a
     pooling; `pad` for padding; `same` for elementwise operators; `blocks` for channels that a group of
-    outputs reads, `whole` for channels that every output reads; `part_of` for operands of a concatenation.
+    outputs reads, `whole` for channels that every output reads; `concat_operand` for operands of a
+    concatenation.
 
     Attributes
     ----------

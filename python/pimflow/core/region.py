@@ -121,7 +121,8 @@ class ConvGeometry:
         return self.pixels * self.oc * self.reduction
 
     def dense(self, groups_per_matrix: int = 1) -> ConvGeometry:
-        """The grouped convolution as a dense one over more images; each weight matrix has `together` groups.
+        """The grouped convolution as a dense one over more images; each weight matrix has
+        `groups_per_matrix` groups.
 
         Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and its own filters. Weights
         between channels of different groups are zero.
@@ -144,7 +145,7 @@ class ConvGeometry:
     def with_added_channels(self) -> ConvGeometry:
         """The product that also adds a residual of the result's shape, as additional input channels.
 
-        ``W x + r = [W I] [x; r]``: the weights of these channels are the identity. Only for `pointwise`
+        ``W x + r = [W I] [x; r]``: the weights of these channels are the identity. Only for `is_pointwise`
         layers.
         """
         return replace(self, c=self.c + self.oc)
@@ -618,7 +619,7 @@ class RegionGraph:
         )
 
     def liveness(self, dtype: str) -> Liveness:
-        """Lifetimes of `buffers`."""
+        """Lifetimes of `buffer_uses`."""
         uses = self.buffer_uses(dtype)
         lifetimes = Liveness.from_steps(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
         return lifetimes.with_aliases(uses.aliases)

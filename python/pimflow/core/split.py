@@ -94,7 +94,7 @@ class Split:
         return filters
 
     def deferred_epilogue(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
-        """Deferred epilogue: the operators that join the two results; `views` is `System.views`."""
+        """Deferred epilogue: the operators that join the two results; `views` is `System.uses_views`."""
         if not self.gpu:
             return ()
         if self.axis == "reduction":

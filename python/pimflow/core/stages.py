@@ -24,7 +24,7 @@ def part_name(name: str, part: str) -> str:
 def whole_name(name: str, names: Container[str]) -> str:
     """The region or variable that `name` names, or of which it names a stage or part.
 
-    A name in `known` is returned unchanged, since a layer's own name may end like that of a part.
+    A name in `names` is returned unchanged, since a layer's own name may end like that of a part.
     """
     if name in names:
         return name

@@ -18,7 +18,7 @@ Reader = Callable[[typing.Any], typing.Any]
 def from_fields(kind: type[Instance], plain: Mapping[str, typing.Any]) -> Instance:
     """The inverse of `dataclasses.asdict` and `json_form`, also after a round trip through JSON.
 
-    Types are not checked: see `of_type`.
+    Types are not checked: see `has_type`.
 
     Raises
     ------

@@ -27,7 +27,7 @@ def with_separate_phases(network: Network) -> Network:
 
 
 def with_contiguous_runs(network: Network, system: System) -> Network:
-    """`with_phases_apart`, and the regions of each run ordered one directly after the other."""
+    """`with_separate_phases`, and the regions of each run ordered one directly after the other."""
     return layer_order.with_runs_together(with_separate_phases(network), system)
 
 

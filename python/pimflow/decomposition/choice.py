@@ -33,7 +33,7 @@ def choose_layers(
     fuse: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecomposedNetwork | None:
-    """Choose which layers of `change` are decomposed: with ``where=pays`` those that are cheaper.
+    """Choose which layers of `decomposed_network` are decomposed: with ``where=pays`` those that are cheaper.
 
     If errors are bounded, or there are several ranks to choose from, the result has the error of each layer.
 

@@ -68,7 +68,7 @@ def merge_phases(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
 
 
 def _split_phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
-    """The inverse of `joined`."""
+    """The inverse of `merge_phases`."""
     (sh, sw), (oc, kh, kw, c) = scale, core.shape
     phases = core.reshape(oc, sh, kh // sh, sw, kw // sw, c)
     return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)
@@ -99,7 +99,8 @@ def check_ranks(
         reachable = factors.consistent_ranks(ranks, mode_sizes)
         if reachable != tuple(ranks):
             raise DecompositionError(
-                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reachable)} only"
+                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reachable)} "
+                "only"
             )
 
 
@@ -150,7 +151,10 @@ def _links(
 
 
 def _core_window(geometry: ConvGeometry, *, vertical: bool, horizontal: bool) -> dict[str, tuple[int, ...]]:
-    """Stride, dilation and padding of `g` in the directions of a core. Of two cores, the first does rows."""
+    """Stride, dilation and padding of `geometry` in the directions of a core.
+
+    Of two cores, the first does rows.
+    """
     pad_top, pad_left, pad_bottom, pad_right = geometry.padding
     return {
         "stride": (geometry.stride[0] if vertical else 1, geometry.stride[1] if horizontal else 1),

@@ -156,7 +156,7 @@ def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain
     ----------
     filters : ndarray, [OC, KH, KW, C]
     ranks : tuple of int
-        None above `limits`.
+        None above `max_ranks`.
     """
     filters = filters.astype(np.float64, copy=False)
     oc, kh, kw, c = filters.shape

@@ -22,7 +22,8 @@ def layer_errors(
     samples: Calibration | None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, tuple[float, ...]]:
-    """By layer, its error in each of `changes`, which decompose the same layers by different rules.
+    """By layer, its error in each of `decomposed_networks`, which decompose the same layers by different
+    rules.
 
     With `samples`, the error is the relative error (`core.output_error.relative_error`) of the outputs for
     all samples if only that layer is decomposed. Without, it is the reconstruction error of the layer's

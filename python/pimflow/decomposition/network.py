@@ -32,7 +32,7 @@ class DecomposedNetwork:
     ----------
     network : Network
         The decomposed network; its reference is the decomposed module, run by TVM's own pipeline.
-    layers : tuple of Decomposed
+    layers : tuple of LayerChain
         In execution order.
     weight_bytes, weight_bytes_original : int
         Bytes of all constants in fp32.
@@ -129,10 +129,14 @@ def parse_request(request: DecompositionLike | None) -> DecompositionRequest | N
 
 
 def require_all(request: DecompositionRequest | None, command: str) -> None:
-    """Raise `UsageError` if `request` lets a search choose the layers: the command `what` has no search."""
+    """Raise `UsageError` if `request` lets a search choose the layers.
+
+    The command `command` has no search.
+    """
     if request is not None and request.where != "all":
         raise UsageError(
-            f"decomposition '{request.text}': where={request.where} is what a search chooses, which {command} "
+            f"decomposition '{request.text}': where={request.where} is what a search chooses, which "
+            f"{command} "
             "does without; leave it out, or give 'pimflow compile'"
         )
 
@@ -140,7 +144,7 @@ def require_all(request: DecompositionRequest | None, command: str) -> None:
 def combine_alternatives(
     decomposed_networks: Sequence[DecomposedNetwork], rule_numbers: Mapping[str, int]
 ) -> DecomposedNetwork:
-    """The network in which each layer of `chosen` is decomposed as in `changes[chosen[layer]]`."""
+    """The network in which each layer of `rule_numbers` is decomposed as in `changes[chosen[layer]]`."""
     for number, decomposed_network in enumerate(decomposed_networks):
         if all(rule_numbers.get(layer) == number for layer in decomposed_network.chains):
             return decomposed_network

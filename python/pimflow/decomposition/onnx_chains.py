@@ -40,9 +40,9 @@ def with_chains(
     ----------
     model : ModelProto
         As `zoo.load_model` returns it; not changed.
-    given : mapping of str to DecomposableLayer
+    original_layers : mapping of str to DecomposableLayer
         The original layers, by name.
-    pushed : mapping of str to ndarray
+    pushed_biases : mapping of str to ndarray
         Biases that were pushed through layers; see `Canonicalise`.
 
     Raises

@@ -104,7 +104,7 @@ class DecompositionRequest:
         )
 
     def require_layers(self, layer_names: Collection[str]) -> None:
-        """Raise `DecompositionError` if the file names a layer that is not in `known`."""
+        """Raise `DecompositionError` if the file names a layer that is not in `layer_names`."""
         for name in self.layers:
             if name not in layer_names:
                 raise DecompositionError(

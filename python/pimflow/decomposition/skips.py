@@ -216,7 +216,7 @@ class _SkipAlternatives:
     def _rewrite(
         self, copies: Sequence[Skip], transformation: str, allowed_sites: Collection[str] | None = None
     ) -> _SkipAlternative:
-        """The alternative with `copies`, transformed at the sites `only`, or at all sites."""
+        """The alternative with `copies`, transformed at the sites `allowed_sites`, or at all sites."""
         module, applied_sites, names = (
             self._module_with_copies(copies),
             (),

@@ -35,7 +35,7 @@ def layer_names(
         Variable of the imported layer.
     builder : BlockBuilder
         Has the bindings of variables.
-    taken : container of Var
+    named_variables : container of Var
         Variables that have names already: a layer may add to the product of another layer.
     """
     anchor = anchor_of(result, builder)

@@ -77,7 +77,7 @@ def attention(node: OnnxNode) -> relax.Expr:
 
 
 def _attention_config(q: relax.Expr, k: relax.Expr, v: relax.Expr, **attributes: Any) -> Attention:
-    """The attention of queries, keys and values in four axes, with the other fields of `given`."""
+    """The attention of queries, keys and values in four axes, with the other fields of `attributes`."""
     (batch, heads, queries, size), (_, kv_heads, keys, _) = shape(q), shape(k)
     if heads % kv_heads:
         raise UnsupportedOpError(f"{heads} heads cannot share {kv_heads} KV heads evenly")

@@ -28,7 +28,8 @@ from pimflow.host import stderr
 
 
 def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = None) -> tvm.IRModule:
-    """Import an ONNX network with fixed shapes into canonical Relax form; for `pushed` see `Canonicalise`.
+    """Import an ONNX network with fixed shapes into canonical Relax form; for `pushed_biases` see
+    `Canonicalise`.
 
     Raises
     ------
@@ -107,7 +108,8 @@ def _check_operators(model: onnx.ModelProto) -> None:
         kinds = sorted({n.op_type for n in unsupported} - {unsupported[0].op_type})
         others = f"; nor can {', '.join(kinds)}" if kinds else ""
         raise UnsupportedOpError(
-            f"model '{model.graph.name}': operator {unsupported[0].op_type} of node '{_node_label(unsupported[0])}' cannot be "
+            f"model '{model.graph.name}': operator {unsupported[0].op_type} of node "
+            f"'{_node_label(unsupported[0])}' cannot be "
             f"imported{others}; export the network without it, or cut the model there"
         )
 
@@ -132,7 +134,8 @@ def _check_control_flow(model: onnx.ModelProto) -> None:
     if not inputs:
         raise UnsupportedOpError(f"{subject} is not supported; unroll it in the file")
     raise UnsupportedOpError(
-        f"{subject} depends on the values of {inputs}; make them constants of the file, or export the network "
+        f"{subject} depends on the values of {inputs}; make them constants of the file, or export the "
+        "network "
         f"without {node.op_type}"
     )
 

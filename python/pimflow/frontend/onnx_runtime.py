@@ -32,7 +32,7 @@ def reference(model: onnx.ModelProto) -> Reference:
 
 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
-    """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturbed`."""
+    """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturb`."""
     model = read()
     return open_session(model, perturb(model, roundings))
 

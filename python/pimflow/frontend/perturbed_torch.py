@@ -19,7 +19,7 @@ _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand
 
 
 def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], stored: Fp16Storage) -> Run:
-    """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturbed`.
+    """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturb`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
     kernels store fp16.

@@ -26,7 +26,7 @@ class StatefulDecoder:
     module : IRModule
     inputs : dict of str to (tuple of int, str)
     states : tuple of State
-    taken : dict of str to (tuple of int, str)
+    original_inputs : dict of str to (tuple of int, str)
         Inputs of the original network; its caches are shorter if they grow.
     """
 
@@ -101,7 +101,7 @@ def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, run: Run) -> 
 
 
 def full_caches(table_rows: Mapping[str, int], inputs: dict[str, np.ndarray]) -> None:
-    """Set positions and masks in `drawn` so that caches are full up to the tokens of the step, in place."""
+    """Set positions and masks in `inputs` so that caches are full up to the tokens of the step, in place."""
     if POSITION in table_rows:
         inputs[POSITION][...] = table_rows[POSITION] - 1
     for name in inputs:

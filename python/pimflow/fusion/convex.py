@@ -104,7 +104,7 @@ def convex_sets(
 
     Parameters
     ----------
-    near : bool
+    connected_only : bool
         Only sets that grow from their last link by links which share a tensor with the set.
     """
     link_of = {position: index for index, link in enumerate(links) for position in link}

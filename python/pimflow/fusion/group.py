@@ -43,7 +43,7 @@ class Group:
     weights_placed : bool
         Whether weights have space beside the tiles; if not, they come through a cache, as on a GPU.
     lanes : tuple of int
-        Lengths of vectors; tiles have a multiple of one of them; see `padded`.
+        Lengths of vectors; tiles have a multiple of one of them; see `pad_channels`.
     tensor_cores : bool
         Whether products run on tensor cores, with operands staged in shared memory and sums in registers.
     """
@@ -104,7 +104,7 @@ class Group:
 
     @functools.cached_property
     def traffic_elements(self) -> int:
-        """Elements that move to and from DRAM; `LayerGraph.moved_elements` for a single layer."""
+        """Elements that move to and from DRAM; `LayerGraph.traffic_elements` for a single layer."""
         if self.is_single:
             return self.graph.traffic_elements(self.layers[0])
         total = sum(map(self.elements_over_tiles, self.input_names)) + sum(

@@ -64,7 +64,7 @@ class GrowingGroup:
         self.resident_elements = np.zeros(count, np.int64)  # elements that live over all steps
         self.store_elements = np.zeros(
             count, np.int64
-        )  # by results and further results; loads are in `outside`
+        )  # by results and further results; loads are in `load_elements`
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
         self.may_fit_untiled = True  # whether untiled maps may fit, channel by channel
@@ -150,7 +150,10 @@ class GrowingGroup:
             self.live[rows] += sign * (tile.elements - resident)
 
     def _add_overlay_savings(self, layer: Layer, tile: Tile, step: int) -> None:
-        """Record savings if the result overwrites an operand that is not read later; see `Group.joins`."""
+        """Record savings if the result overwrites an operand that is not read later.
+
+        See `Group.operand_overlays`.
+        """
         if len(set(layer.inputs)) < len(layer.inputs):
             return
         dying = [name for name in layer.inputs if self.last[name] == step]
@@ -198,8 +201,9 @@ class GrowingGroup:
         if run is not None:  # all tensors live as long as the run
             layers = self.layers
             channel_counts, last = channels_on_chip(layers, (run,)), layers[-1].name if run.sums else ""
+            channels = {name: self.graph.shapes[name][3] for name in self.tiles}
             return sum(
-                tile.elements * channel_counts.get(name, self.graph.shapes[name][3]) // self.graph.shapes[name][3]
+                tile.elements * channel_counts.get(name, channels[name]) // channels[name]
                 * (sum_elements if name == last else 1)
                 for name, tile in self.tiles.items()
             )  # fmt: skip

@@ -31,7 +31,10 @@ def full_maps(shape: Shape, result: Shape) -> Maps:
 
 
 def broadcast_maps(shape: Shape, result: Shape) -> Maps:
-    """Maps of an elementwise operand whose axes of length 1 are repeated; `whole` if other axes differ."""
+    """Maps of an elementwise operand whose axes of length 1 are repeated.
+
+    `full_maps` if other axes differ.
+    """
     if any(a not in (1, b) for a, b in zip(shape, result)):
         return full_maps(shape, result)
     return tuple(RangeMap.same(a) if a == b else RangeMap.whole(a, b) for a, b in zip(shape, result))

@@ -46,7 +46,7 @@ class GroupReport:
 
     @classmethod
     def from_group(cls, group: Group, placement: Placement | None, element_bytes: int) -> GroupReport:
-        """Report a group; `placed` is None for a layer that is not fused."""
+        """Report a group; `placement` is None for a layer that is not fused."""
         names = tuple(layer.name for layer in group.layers)
         tiling = group.tiling
         return cls(

@@ -203,7 +203,7 @@ class RunCosts:
         resident: np.ndarray,
         streamed: np.ndarray,
     ) -> CostedGroup | None:
-        """The best of the tilings `at`, which fit, and the layers whose weights stay on chip."""
+        """The best of the tilings `indices`, which fit, and the layers whose weights stay on chip."""
         objective, layers_ns = self.objective, sum(self._layer_ns[position] for position in positions)
         moved_elements = (growing.store_elements + sum(growing.load_elements.values()))[indices]
         moved_elements = moved_elements + sum(size for size, _ in growing.weights)

@@ -101,7 +101,7 @@ def _placeable_groups(choose: Callable[[RunCosts], list[CostedGroup]], costs: Ru
 def _try_place(
     group_cost: CostedGroup, costs: RunCosts, placements: dict[CostedGroup, Placement | None]
 ) -> bool:
-    """Place a group and add it to `placed`; False if its tiles do not fit."""
+    """Place a group and add it to `placements`; False if its tiles do not fit."""
     if group_cost in placements:
         return True
     accelerator, graph, begin = costs.objective.accelerator, costs.graph, group_cost.positions[0]

@@ -31,7 +31,7 @@ class Constraint:
     level : str
         What the two commands must share so that the rule applies: the ``channel``, a ``gang`` (the banks that
         one G_ACT opens; COMP and AF use every open gang, REF all, WRITE one), a global ``buffer``, or the
-        ``host``, which issues instructions of all channels one after the other (`PimSpec.one_host`).
+        ``host``, which issues instructions of all channels one after the other (`PimSpec.has_single_host`).
     before, after : tuple of str
         Commands; every command of `before` delays every later command of `after`. At level ``channel``,
         `before` may be ``BEGIN``: the begin of the stream.

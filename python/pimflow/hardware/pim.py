@@ -68,9 +68,9 @@ ENERGY = {
 # Further energy of devices with WRITE.
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
 MAX_REFRESHES_AHEAD = 8  # JESD79-3: pulling in more does not reduce the refreshes needed later
-# Further energy of devices whose latches can be written (`PimSpec.writes_latches`).
+# Further energy of devices whose latches can be written (`PimSpec.can_write_latches`).
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
-# Further energy of devices that apply activations (`PimSpec.activates`).
+# Further energy of devices that apply activations (`PimSpec.can_activate`).
 ACTIVATION_ENERGY = {"activation_pj": "per AF"}
 
 
@@ -101,14 +101,14 @@ class PimSpec:
         Results per bank that one READRES returns: 1 with an adder tree for the products of a column; else the
         number of multipliers, whose results the host adds.
     latch_initial_value : bool
-        Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
+        Whether a result latch can start from a bias: by a WRBIAS (`can_write_latches`), unless the device
         returns sums of lanes, which a GPU kernel adds anyway.
     elementwise_multiply : bool
         Whether it multiplies two vectors element by element, without adding the products. Programs do not use
         it: `placement.candidates.grouped` computes the time of depthwise convolutions with it.
     activation_unit : bool
-        Whether the device applies activations: by an AF (`activates`), unless it returns sums of lanes, since
-        an activation of partial sums is not that of their sum.
+        Whether the device applies activations: by an AF (`can_activate`), unless it returns sums of lanes,
+        since an activation of partial sums is not that of their sum.
     comp_starts_at_row : bool
         Whether one instruction opens a row in all banks and multiplies. Then no command can come between a
         G_ACT and its COMPs.
@@ -406,7 +406,7 @@ class PimSpec:
         return closing + self.timing["nRFC"] + self._open_cycles(closed=True)
 
     def _open_cycles(self, closed: bool) -> int:
-        """Cycles from the first G_ACT to a COMP; if not `closed`, each gang must be closed first."""
+        """Cycles from the first G_ACT to a COMP; if not `is_optimal`, each gang must be closed first."""
         rules = [
             (self.timing[rule.latency], rule.window)
             for rule in self.constraints

@@ -157,7 +157,7 @@ def _convert(value: object, kind: object, where: str) -> object:
 
 
 def out_of_range(value: object) -> str:
-    """Why a number is too large or small; empty if it is not. `positive` rejects NaN and infinity."""
+    """Why a number is too large or small; empty if it is not. `require_positive` rejects NaN and infinity."""
     if type(value) is int and abs(value) >= INTEGER_LIMIT:
         return f"{value!a:.40} is not below {INTEGER_LIMIT}"
     if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):

@@ -111,7 +111,8 @@ class System:
         channel_count = self.gpu.memory_channels
         if self.pim_channels == channel_count and not self.is_time_shared:
             raise ValueError(
-                f"pim_channels {channel_count} leaves the GPU no channel of its {channel_count}; use 0..{channel_count - 1}, or "
+                f"pim_channels {channel_count} leaves the GPU no channel of its {channel_count}; use "
+                f"0..{channel_count - 1}, or "
                 "channel_sharing time-shared"
             )
         if not 0 <= self.pim_channels <= channel_count:

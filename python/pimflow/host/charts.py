@@ -35,7 +35,7 @@ def zoom_parameter(*axes: str) -> Chart:
 def bar_names(name: str, begin: str, end: str, encoding: Chart, condition: str = "true") -> Chart:
     """A layer with names inside bars from `begin` to `end` along x, cut to the width of the bar.
 
-    Names whose rest would be too short to read are omitted, and so are those that fail the test `more`.
+    Names whose rest would be too short to read are omitted, and so are those that fail the test `condition`.
     """
     width = f"abs(scale('x', datum['{end}']) - scale('x', datum['{begin}']))"
     is_wide = f"{width} > max(44, min(72, 7 * length(datum['{name}'])))"

@@ -51,7 +51,7 @@ class Processes:
     ----------
     jobs : int
         Number of processes.
-    alone_seconds : float
+    serial_seconds : float
         Time in which this process does items itself, before worker processes do the rest; 0 by default.
     """
 

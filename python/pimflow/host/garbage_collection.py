@@ -37,7 +37,8 @@ def pause() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Collect garbage and return freed memory to the system, if resident memory has grown by `WORTH_BYTES`.
+    """Collect garbage and return freed memory to the system, if resident memory has grown by
+    `MIN_RELEASE_BYTES`.
 
     glibc keeps freed memory between blocks in use: the weights of a network leave half a gigabyte.
     """

@@ -2,7 +2,7 @@
 
 Libraries convert the `KeyboardInterrupt` of a signal to another error, or lose it: the import of an extension
 module raises ImportError instead, and Python prints and drops it in a destructor. Therefore a command records
-that it was interrupted (`command`).
+that it was interrupted (`command_interrupts`).
 
 tvm-ffi converts the arguments of a callback one by one. If a signal handler raises during that, it releases a
 string twice (0.1.14: `TVMFFIPyCallbackArgSetterObject_` releases what the unfinished string owns already),
@@ -30,7 +30,7 @@ _RAISE_DELAY_SECONDS = 0.05
 
 
 class CommandInterrupts:
-    """Interrupts of one command; see `command`.
+    """Interrupts of one command; see `command_interrupts`.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def _reraise_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 class InterruptDeferral:
-    """Defers `KeyboardInterrupt` until it can be raised; see `held`."""
+    """Defers `KeyboardInterrupt` until it can be raised; see `defer_interrupts`."""
 
     def __init__(self) -> None:
         self.is_interrupted = False
@@ -124,7 +124,7 @@ class InterruptDeferral:
 def defer_interrupts() -> Iterator[InterruptDeferral]:
     """Defer `KeyboardInterrupt` to the end of a call of C++ code that calls Python functions.
 
-    Callbacks from `Hold.releasing` raise it earlier. Only signals whose handler raises
+    Callbacks from `InterruptDeferral.allow_interrupts` raise it earlier. Only signals whose handler raises
     `KeyboardInterrupt` are deferred, and only in the main thread: Python delivers signals to no other.
     """
     deferral = InterruptDeferral()

@@ -54,11 +54,11 @@ def solve(
     seconds: float,
     capacity_bytes: int | None = None,
 ) -> Incumbent:
-    """Improve the plan `start` of one memory region.
+    """Improve the plan `start_offsets` of one memory region.
 
     Parameters
     ----------
-    start : sequence of int
+    start_offsets : sequence of int
         Offsets of a plan, in bytes.
     seconds : float
         Time limit.

@@ -17,7 +17,7 @@ def solve(
     seconds: float,
     capacity_bytes: int | None = None,
 ) -> Incumbent:
-    """Improve the plan `start`; parameters as in `exact.solve`.
+    """Improve the plan `start_offsets`; parameters as in `exact.solve`.
 
     Raises
     ------

@@ -59,7 +59,7 @@ def plan(
     InfeasibleError
         If the buffers do not fit in the capacity, or no plan was found that does.
     LifetimeError
-        For inconsistent lifetimes (`pools.memories`, `pools.blocks`).
+        For inconsistent lifetimes (`pools.lifetimes_by_memory`, `pools.merge_aliases`).
     UnknownNameError
         For another policy.
     KeyboardInterrupt

@@ -52,7 +52,7 @@ def pool_view(
 
     Parameters
     ----------
-    placed
+    rectangles
         Name, begin, end (exclusive), offset and size in bytes of each buffer. A buffer that is part of
         another is drawn as an outline only.
     """

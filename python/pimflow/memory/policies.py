@@ -17,7 +17,7 @@ def place_in_order(buffers: Sequence[Lifetime], order: Sequence[int], best_hole:
     Parameters
     ----------
     order : sequence of int
-        Indices of `placed`. Buffers with a required offset are placed before all others.
+        Indices of `buffers`. Buffers with a required offset are placed before all others.
     best_hole : bool
         Take the smallest hole that is big enough instead of the lowest.
 

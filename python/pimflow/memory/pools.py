@@ -30,7 +30,7 @@ class Pool:
     policy : str
         Policy or planner that placed the buffers.
     begin_bytes : int
-        Where the pool begins, if it is a range of one allocation (`in_one_pool`).
+        Where the pool begins, if it is a range of one allocation (`merge_pools`).
     """
 
     memory: str

@@ -86,18 +86,18 @@ class StepGraph:
         """The graph of a network's regions, with one step a region.
 
         An order of the steps is an order of the regions. Views are steps whose results take no bytes; see
-        `RegionGraph.buffers`.
+        `RegionGraph.buffer_uses`.
 
         Parameters
         ----------
         dtype : str
             Storage type of the activations.
-        waits : mapping of str to iterable of str, optional
+        predecessors : mapping of str to iterable of str, optional
             By region, the regions that have to run before it, besides those that it reads.
-        inputs_count : bool
+        count_inputs : bool
             If true, inputs take bytes until their last reader and workspaces take none. If false, the other
             way round, as in the pool of a build.
-        together : sequence of sequence of str, optional
+        step_regions : sequence of sequence of str, optional
             The regions of each step, where a step has several. Results that they pass to one another take no
             bytes: they are never stored.
         """
@@ -224,7 +224,7 @@ class Order:
     ----------
     order : tuple of int
         Numbers of the steps; the original order if no better one was found.
-    peak_bytes, given_peak_bytes : int
+    peak_bytes, original_peak_bytes : int
         Maximum of live bytes, in this order and in the original one.
     lower_bound_bytes : int
         No order needs fewer.

@@ -60,7 +60,7 @@ class SearchResult:
     ----------
     graph, system, table
         The network, the system and the cost table that were searched.
-    maker : Candidates
+    generator : CandidateGenerator
         Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
         Those of the plan, in the order of their first regions.
@@ -69,16 +69,16 @@ class SearchResult:
         Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
         The goal of the search; the default if a stored plan was applied.
-    given : RegionGraph, optional
+    original : RegionGraph, optional
         The user's network, if `graph` was derived from it, for example by decomposing layers.
     baseline : Evaluation
         The user's network on the GPU with all memory channels: what speed-ups are relative to. Equals
-        `gpu_only` if `given` is None.
+        `gpu_only` if `original` is None.
     gap : float
         By what share of the objective another plan may be better, at most; 0 if the search ended.
     mixture : Evaluation, optional
         The changed network at its best on the GPU with all memory channels: with ``where=pays`` the best
-        mixture of original and decomposed layers, else `gpu_only`. None if `given` is None.
+        mixture of original and decomposed layers, else `gpu_only`. None if `original` is None.
     """
 
     graph: RegionGraph
@@ -252,11 +252,11 @@ def search(
     Parameters
     ----------
     costs
-        See `Candidates`.
+        See `CandidateGenerator`.
     goal : Goal, optional
         Objective, solver, bounds and modes: by default the latency, by the label search, in all modes.
-    given : RegionGraph, optional
-        See `Searched`.
+    original : RegionGraph, optional
+        See `SearchResult`.
 
     Raises
     ------
@@ -374,13 +374,19 @@ def _plan(
 
 
 def with_candidates(search_result: SearchResult, candidates: tuple[Candidate, ...]) -> SearchResult:
-    """`searched` with other candidates, which cover every region once, in order; `plan` is not updated."""
+    """`search_result` with other candidates, which cover every region once, in order.
+
+    `plan` is not updated.
+    """
     evaluation = evaluate(search_result.graph, candidates, search_result.table, search_result.system)
     return replace(search_result, candidates=candidates, evaluation=evaluation)
 
 
 def with_plan(search_result: SearchResult) -> SearchResult:
-    """The result of `tried` with `plan` updated; raises `InfeasibleError` as `as_searched` does."""
+    """The result of `with_candidates` with `plan` updated.
+
+    Raises `InfeasibleError` as `to_search_result` does.
+    """
     solution = to_solution(search_result.candidates, search_result.evaluation)
     plan = _plan(
         search_result.generator,

@@ -38,7 +38,7 @@ class DecompositionChoice:
         that a consumer adds up as if the consumer had the alternative that reads them most often.
     on_gpu : EvaluatedPlan, optional
         The best plan of any alternatives on the GPU alone.
-    alone_ns : dict of str to (float, float)
+    standalone_ns : dict of str to (float, float)
         By layer that was chosen freely, its time by itself: of the original, and of its fastest chain.
     """
 
@@ -53,9 +53,9 @@ def choose(
 ) -> DecompositionChoice:
     """The alternatives of all layers with the best plan; layers that are not free are all or none chains.
 
-    For free layers the choice is exact, with these exceptions: L2 rereads of partial sums (`Chosen.best`)
-    and, on a time-shared system, tensors that pass through the L2, which are no candidates here, and copies
-    of results inside a chain, which have the cost of the first rule.
+    For free layers the choice is exact, with these exceptions: L2 rereads of partial sums
+    (`DecompositionChoice.best`) and, on a time-shared system, tensors that pass through the L2, which are no
+    candidates here, and copies of results inside a chain, which have the cost of the first rule.
 
     Raises
     ------
@@ -87,9 +87,9 @@ class _Mixture:
 
     Attributes
     ----------
-    maker : Candidates
+    generator : CandidateGenerator
         Of that network.
-    chosen : dict of str to int
+    rules : dict of str to int
         By decomposed layer, the number of its rule.
     """
 
@@ -106,7 +106,7 @@ class _Group:
 
 
 class AlternativeCandidates:
-    """The candidates of all alternatives of the free layers, with the other layers as `chosen` says."""
+    """The candidates of all alternatives of the free layers, with the other layers as `rules` says."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class AlternativeCandidates:
         self.gpu_only_plans = PlanSearch(self.graph, gpu_only_table, system, goal)
 
     def _with_rules(self, base: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
-        """The mixture `own` with other rules for some of the free layers; None for the original layer."""
+        """The mixture `base` with other rules for some of the free layers; None for the original layer."""
         rules = {layer: changes.get(layer, rule) for layer, rule in base.rules.items()}
         distinct_rules = {
             layer: self.alternatives.distinct_rules[layer][rule]
@@ -182,7 +182,7 @@ class AlternativeCandidates:
         )
 
     def _max_l2_rereads(self, base: _Mixture) -> dict[str, float]:
-        """By region, the maximum of `Candidates.reads_again` over the alternatives of its consumer."""
+        """By region, the maximum of `CandidateGenerator.l2_rereads` over the alternatives of its consumer."""
         l2_rereads: dict[str, float] = {}
         for rule in (None, *range(len(self.alternatives.decomposed))):
             generator = self._with_rules(
@@ -289,8 +289,8 @@ class AlternativeCandidates:
     def _mixtures(self, base: _Mixture) -> Iterator[_Mixture]:
         """Mixtures that contain, together, all runs of regions that are considered.
 
-        For each rule, all combinations of decomposed and original layers among `NEIGHBOURS` layers; and any
-        two rules in alternation. Further layers repeat these patterns.
+        For each rule, all combinations of decomposed and original layers among `MAX_NEIGHBOURS` layers; and
+        any two rules in alternation. Further layers repeat these patterns.
         """
         layers, rules = self.alternatives.independent_layers, range(len(self.alternatives.rules))
         for rule in rules:

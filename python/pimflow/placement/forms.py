@@ -16,7 +16,7 @@ class DecompositionAlternatives:
 
     Attributes
     ----------
-    given : RegionGraph
+    original : RegionGraph
         The original.
     decomposed : tuple of RegionGraph
         One for each rule, which decides the ranks: they differ only in sizes of tensors and filters.
@@ -62,7 +62,10 @@ class DecompositionAlternatives:
 
     @property
     def dependent_layers(self) -> tuple[str, ...]:
-        """Decomposed layers that are not `free`: all of them have the same rule, or all are original."""
+        """Decomposed layers that are not `independent_layers`.
+
+        All of them have the same rule, or all are original.
+        """
         return tuple(layer for layer in self.chains if layer not in self.independent_layers)
 
     def _is_exchangeable(self, layer: str, graph: RegionGraph) -> bool:
@@ -106,7 +109,7 @@ class DecompositionAlternatives:
         return [self._original_name(name) for name in decomposed] == list(original)
 
     def _original_name(self, name: str) -> str:
-        """The region of `given` that does what region `name` of `decomposed` is part of."""
+        """The region of `original` that does what region `name` of `decomposed` is part of."""
         return self._layer_by_region.get(name, name)
 
     @functools.cached_property
@@ -114,9 +117,10 @@ class DecompositionAlternatives:
         return {name: layer for layer, chain in self.chains.items() for name in chain}
 
     def mixture(self, rules: Mapping[str, int]) -> RegionGraph:
-        """The network with the layers `chosen` decomposed, each by the rule of that number.
+        """The network with the layers `rules` decomposed, each by the rule of that number.
 
-        All other layers are original. The `bound` layers must all have the same rule, or all be original.
+        All other layers are original. The `dependent_layers` layers must all have the same rule, or all be
+        original.
         """
         uniform = {rules.get(layer) for layer in self.chains}
         if len(uniform) == 1:
@@ -165,7 +169,7 @@ class DecompositionAlternatives:
         return frozenset((*self.original.fusible, *self.decomposed[0].fusible))
 
     def _replacement_regions(self, layer: str, base: RegionGraph, source: RegionGraph) -> list[Region]:
-        """The regions of `layer` in `other`, with the operands that it has in `base`."""
+        """The regions of `layer` in `source`, with the operands that it has in `base`."""
         operands, source_operands = (
             [
                 (name, keeps)
@@ -205,7 +209,7 @@ def _side_result_readers(graph: RegionGraph, name: str) -> list[str]:
 
 
 def _with_inputs(region: Region, new_name: Callable[[str, bool], str]) -> Region:
-    """`region` with renamed operands: `new` maps a name, and whether it is kept beside a result."""
+    """`region` with renamed operands: `new_name` maps a name, and whether it is kept beside a result."""
     return replace(region, inputs=tuple(new_name(name, keeps) for name, keeps, _ in _operands(region)))
 
 

@@ -45,7 +45,7 @@ def apply(
         Whether the baseline on the GPU alone may use convolution primitives; it may if the plan does.
     max_memory_bytes : float, optional
         Bound on the memory of the baseline, if it can meet it.
-    given : RegionGraph, optional
+    original : RegionGraph, optional
         See `Searched`.
     bounded : bool
         Whether to search for a lower bound of all plans; else the bound is 0.
@@ -106,7 +106,7 @@ class Charges:
 
 
 def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
-    """Evaluate the plan of `searched` for `graph`, the same network with other sizes.
+    """Evaluate the plan of `search_result` for `graph`, the same network with other sizes.
 
     Only the baseline on the GPU alone is searched, and only the plan's candidates are timed.
 
@@ -139,7 +139,7 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
 def _transitions(
     search_result: SearchResult, generator: CandidateGenerator
 ) -> dict[str, dict[str, EdgeCost]]:
-    """The costs of deferred epilogues of the regions of `maker`, as fields of a `CostTable`."""
+    """The costs of deferred epilogues of the regions of `generator`, as fields of a `CostTable`."""
     capable = [
         region for region in generator.graph.regions if region.name in search_result.table.epilogue_cost
     ]
@@ -152,7 +152,7 @@ def _transitions(
 
 
 def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Evaluation:
-    """Evaluate the plan of `searched` on `system`, which has the same devices and another accounting.
+    """Evaluate the plan of `search_result` on `system`, which has the same devices and another accounting.
 
     Nothing is searched, and only the plan's candidates are timed. All tensors lie in the GPU channels if
     only one of both accountings charges channel modes, or if a choice is impossible at its channels, such as
@@ -232,7 +232,7 @@ def _with_choice_channels(generator: CandidateGenerator, candidate: Candidate, c
 def _require_readable(
     generator: CandidateGenerator, table: CostTable, candidates: Sequence[Candidate]
 ) -> None:
-    """Raise `PlanError` if a candidate is impossible after those before it (`steps.fits`)."""
+    """Raise `PlanError` if a candidate is impossible after those before it (`steps.is_feasible`)."""
     state = PlanState()
     for candidate in candidates:
         if not steps.is_feasible(generator.graph, table, candidate, state):
@@ -295,7 +295,8 @@ def _run_candidate(
             ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
         )
         raise PlanError(
-            f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {candidate_names}"
+            f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: "
+            f"{candidate_names}"
         )
     candidate = min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)
     if channels is None:

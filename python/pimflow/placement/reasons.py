@@ -14,15 +14,15 @@ def reason(
 
     Parameters
     ----------
-    chosen : Candidate
+    candidate : Candidate
         The region's candidate in the plan.
     gpu_only : Evaluation
         The same regions on the GPU with all memory channels.
-    mixed : bool
+    is_mixed : bool
         Whether the plan uses PIM.
-    which : str
+    subject : str
         Subject of the reason if the plan does not, such as "no mixed plan of the changed network".
-    rows_left : int
+    free_rows : int
         Rows of each PIM bank that the plan leaves free.
     """
     name = candidate.covers[0]

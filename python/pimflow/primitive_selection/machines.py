@@ -352,7 +352,8 @@ def _session(address: Address) -> rpc.RPCSession:
         if "matches key" in str(error):
             key = address.key or "none"
             raise ProfilerError(
-                f"{address.text}: the server was started with another key than {key}; give it as {ADDRESS_FORM}"
+                f"{address.text}: the server was started with another key than {key}; give it as "
+                f"{ADDRESS_FORM}"
             ) from error
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise ProfilerError(f"{address.text}: no session: {reason}") from error

@@ -78,12 +78,12 @@ def measure(
 
     Parameters
     ----------
-    most : int, optional
+    max_primitives : int, optional
         How many primitives of a layer to measure, the most promising first; all by default. Times of other
         primitives that `cache` has are returned too.
     cache : ResultCache, optional
         Stores times, by the machine's names, its threads and the code.
-    named : iterable of (str, ConvGeometry)
+    extra_keys : iterable of (str, ConvGeometry)
         Further primitives to measure, each with its layer.
     machine : Machine, optional
         The machine to measure on; by default this one.

@@ -107,7 +107,8 @@ class SelectionKeywords(TypedDict, total=False):
 def selection_options(
     selection: SelectionOptions | Mapping[str, object], options: SelectionOptions | None = None
 ) -> SelectionOptions:
-    """`given` if it is options; else `options`, by default the defaults, with the fields that `given` has.
+    """`selection` if it is options; else `options`, by default the defaults, with the fields that
+    `selection` has.
 
     Raises
     ------

@@ -58,14 +58,15 @@ def predict_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, fl
     Raises
     ------
     ProfileError
-        If it has fewer than `LEAST` times to learn from.
+        If it has fewer than `MIN_MEASURED` times to learn from.
     """
     import xgboost  # takes a second, so it is imported only where it is needed
 
     measured_ns = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
     if len(measured_ns) < MIN_MEASURED:
         raise ProfileError(
-            f"{len(measured_ns)} measured times are too few to predict others from; {MIN_MEASURED} are needed: measure "
+            f"{len(measured_ns)} measured times are too few to predict others from; {MIN_MEASURED} are "
+            "needed: measure "
             "more (--measure)"
         )
     missing = [(p.name, layer) for layer in dict.fromkeys(layers) for p in applicable_primitives(layer)]

@@ -258,7 +258,7 @@ class SelectionProblem:
         }
 
     def restrict(self, accept: Callable[[str, Candidate], bool]) -> SelectionProblem:
-        """The problem with only those candidates for which `wanted` is true."""
+        """The problem with only those candidates for which `accept` is true."""
         remaining = {
             name: tuple(c for c in candidates if accept(name, c))
             for name, candidates in self.table.candidates.items()

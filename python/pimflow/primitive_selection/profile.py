@@ -285,7 +285,7 @@ class Profile:
         return cls(device=device, code=code, **times_by_field)
 
     def require_device(self, device: Device | None, device_name: str | None) -> None:
-        """Raise `ProfileError` if this profile is of another device than `named`, or than `device`.
+        """Raise `ProfileError` if this profile is of another device than `device_name`, or than `device`.
 
         Without a name, `device` is the expected one.
         """

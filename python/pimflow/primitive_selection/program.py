@@ -19,7 +19,7 @@ from pimflow.core.liveness import Liveness, align_up
 from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, SelectionStep
 
 # The solver's tolerance is absolute, 1e-6. With these units, two sizes differ by at least a thousand times as
-# much, and a time budget is met as exactly as `Sums.within` requires.
+# much, and a time budget is met as exactly as `Sums.is_within` requires.
 UNIT_BYTES = 1000 * 64.0
 TIME_UNITS = 1000.0  # units of a time budget
 

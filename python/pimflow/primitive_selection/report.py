@@ -235,7 +235,8 @@ def _plan_text(report: PlanPrimitives) -> str:
     families = Counter(PRIMITIVES[choice.primitive].family for choice in report.choices)
     families_text = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
     return (
-        f"primitives of {len(report.choices)} of {report.layers} layers{families_text and f' ({families_text})'}: "
+        f"primitives of {len(report.choices)} of {report.layers} "
+        f"layers{families_text and f' ({families_text})'}: "
         f"{report.saved_ns / 1e3:.2f} us saved against operators alone, "
         f"{report.saved_gpu_only_ns / 1e3:.2f} us of the GPU alone; workspaces up to "
         f"{report.workspace_bytes / 2**20:.2f} MiB, filters {report.filter_bytes / 2**20:.2f} MiB"

@@ -112,7 +112,10 @@ def _infeasible_error(problem: SelectionProblem, budgets: Budgets) -> Infeasible
     if budgets.memory_bytes < math.inf:
         smallest_memory = solve(problem, "memory", met_budgets).sums
         if smallest_memory.memory_bytes > budgets.memory_bytes:
-            subject = f"memory of '{name}' ({problem.memory_model}), at its peak in layer '{smallest_memory.memory_layer}'"
+            subject = (
+                f"memory of '{name}' ({problem.memory_model}), at its peak in layer "
+                f"'{smallest_memory.memory_layer}'"
+            )
             levers = [f"--memory-budget {smallest_memory.memory_bytes}B or more"]
             return InfeasibleError(
                 subject, smallest_memory.memory_bytes, int(budgets.memory_bytes), "B", levers
@@ -223,7 +226,7 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
 
 
 def uniform_selection(problem: SelectionProblem, kinds: Sequence[Callable[[Candidate], bool]]) -> Sums:
-    """One kind of primitive in every layer: the first of `wanted` that a layer has, else any candidate.
+    """One kind of primitive in every layer: the first of `kinds` that a layer has, else any candidate.
 
     Of several candidates of the kind, the fastest is taken.
     """

@@ -20,7 +20,7 @@ Stages = dict[str, Shape]
 
 
 def part_size(extent: int, max_size: int, multiple: int = 1) -> int:
-    """Size of the parts if `extent` is cut evenly into as few parts as possible, of at most `most` each.
+    """Size of the parts if `extent` is cut evenly into as few parts as possible, of at most `max_size` each.
 
     Sizes are multiples of `multiple`; all parts together may be longer than `extent`.
     """
@@ -29,7 +29,10 @@ def part_size(extent: int, max_size: int, multiple: int = 1) -> int:
 
 
 def equal_part_size(extent: int, max_size: int) -> int:
-    """The largest divisor of `extent` in (`most` / 2, `most`]; without one, the size that `dealt` gives."""
+    """The largest divisor of `extent` in (`max_size` / 2, `max_size`].
+
+    Without one, the size that `part_size` gives.
+    """
     sizes = (size for size in range(min(max_size, extent), max_size // 2, -1) if extent % size == 0)
     return next(sizes, 0) or part_size(extent, max_size)
 

@@ -73,7 +73,7 @@ def timeline(
 
     Parameters
     ----------
-    searched : bool
+    is_searchable : bool
         Whether the page has a search field that fades the other tasks.
     """
     rows = list(dict.fromkeys(bar.row for bar in bars))

@@ -50,7 +50,7 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     rows: list[Row] = []
 
     def add(label: str, figure: Any) -> None:
-        """Add a row with the figure that `of` takes from each report."""
+        """Add a row with the figure that `figure` takes from each report."""
         figures = {f"plan{number}": figure(plan.report) for number, plan in enumerate(plans.values())}
         rows.append({"what": label, **figures})
 

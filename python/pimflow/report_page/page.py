@@ -365,7 +365,8 @@ def _regions(regions: Sequence[dict[str, Any]]) -> str:
 def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
     report = plan.report
     outputs = [
-        f"output {index}: off by {output['relative_error']:.2e} of its largest value; bound {output['bound']:.2e}"
+        f"output {index}: off by {output['relative_error']:.2e} of its largest value; bound "
+        f"{output['bound']:.2e}"
         for index, output in enumerate(report["outputs"])
     ]
     violations = report["timing_violations"]

@@ -40,7 +40,7 @@ def load_model(
         Seed of the weights of a graph-only model, see :func:`load`.
     batch : int, optional
         Batch size, which replaces the first dimension of every input.
-    filled : bool, optional
+    fill_weights : bool, optional
         Whether weights of a graph-only model are drawn; else they stay inputs, see :func:`is_weight`.
     context : int, optional
         Of a decoder: the context in tokens, from which shapes follow; see `states.context_shapes`.

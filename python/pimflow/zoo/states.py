@@ -27,13 +27,13 @@ def state_pairs(
 
     Parameters
     ----------
-    given : mapping of str to str, optional
+    explicit_pairs : mapping of str to str, optional
         Known pairs, which take precedence.
 
     Raises
     ------
     UnknownNameError
-        For a name in `given` that is no input or output.
+        For a name in `explicit_pairs` that is no input or output.
     UsageError
         If two inputs have the same output.
     """

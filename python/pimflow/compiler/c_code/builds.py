@@ -123,7 +123,7 @@ class Library:
 
     Attributes
     ----------
-    most_threads : int
+    max_threads : int
         Threads that it can use on this machine; 1 without OpenMP or parallel loops.
 
     Raises

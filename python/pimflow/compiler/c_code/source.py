@@ -132,7 +132,7 @@ class _CStatements:
     ----------
     kernels : list of GlobalVar
         All called kernels, each once.
-    places : dict of Var to str
+    addresses : dict of Var to str
         C expression of the pointer to each tensor.
     """
 

@@ -118,7 +118,7 @@ def measure(
 
     Parameters
     ----------
-    ways : mapping of str to (Network, str)
+    cases : mapping of str to (Network, str)
         By name: a network, and one of `compiler.phases.ALLOCATIONS`.
     target_system, target, runs
         See `measure_allocations`.

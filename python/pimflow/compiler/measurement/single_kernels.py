@@ -82,7 +82,9 @@ def residual_count(kernel: Kernel, dtype: str) -> int:
 
 
 def convolution_network(geometry: ConvGeometry, residuals: int) -> tvm.IRModule:
-    """A canonical network: a kernel, the convolution with bias, `added` residuals and ReLU, and a kernel."""
+    """A canonical network: a kernel, the convolution with bias, `residuals` residuals and ReLU, and a
+    kernel.
+    """
     g, fc = geometry, is_fc(geometry)
     shape = [g.n, g.c] if fc else [g.n, g.h, g.w, g.c]
     result = [g.n, g.oc] if fc else [g.n, g.oh, g.ow, g.oc]

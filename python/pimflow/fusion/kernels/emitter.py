@@ -206,7 +206,7 @@ class TileEmitter:
     ) -> None:  # fmt: skip
         """Compute sums in registers, a vector for each of `firsts`.
 
-        With `onto`, add the products of the `few` current channels to the sums of this tensor.
+        With `sums_of`, add the products of the `channel_count` current channels to the sums of this tensor.
         """
         sums = self.sums[position]
         for number, first in enumerate(firsts):

@@ -48,7 +48,7 @@ class Formula:
         Half-open range.
     result : callable
         Function of `Read`, `Weight`, result index and reductions: the result.
-    alike : int
+    same_taps : int
         Number of consecutive channels that have the same taps and can be formed together.
     """
 

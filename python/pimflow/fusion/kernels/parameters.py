@@ -29,7 +29,7 @@ class KernelTarget:
     counted : bool
         Whether the function counts the bytes of every copy, in one more parameter.
     dtype : str
-        One of `STORED`: storage type of the pool and the weights, and of DRAM unless `network` is set.
+        One of `STORAGE_TYPES`: storage type of the pool and the weights, and of DRAM unless `network` is set.
     network : bool
         Whether it is a kernel of a compiled network: tensors are NHWC, weights are not copied to the pool,
         the kernel allocates the pool, and each tile is a block on a GPU.

@@ -81,7 +81,7 @@ def mean_divisor(window: ConvGeometry, index: Index, padding_counts: bool) -> ti
 
 
 def _taps_inside(position: tirx.Expr, axis: RangeMap) -> tirx.Expr:
-    """Number of taps of the window at `at` that are in the map; their dilation is 1."""
+    """Number of taps of the window at `position` that are in the map; their dilation is 1."""
     first = position * axis.stride - axis.pad_before
     last = tirx.min(first + axis.window, tirx.const(axis.extent, "int32"))
     return last - tirx.max(first, tirx.const(0, "int32"))

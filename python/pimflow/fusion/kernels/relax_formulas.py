@@ -109,7 +109,7 @@ def read_region(
     ----------
     bindings : sequence of VarBinding
         The variable of the last one is the result. There are no casts among them.
-    made : mapping of Var to str
+    tensor_names : mapping of Var to str
         Names of tensors that may be read from outside.
 
     Raises

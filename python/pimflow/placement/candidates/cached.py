@@ -65,7 +65,10 @@ class CachedRun:
 
     @property
     def _source_begin(self) -> int:
-        """How many of `_others` come before the sources of Q: a mask and positions that are no constants."""
+        """How many of `_other_operand_elements` come before the sources of Q.
+
+        A mask and positions that are no constants.
+        """
         attention, other_count = self.attention.attention_layer, len(self._other_operand_elements)
         return min(attention.masked + attention.positioned, other_count - bool(self.attention.prologue))
 
@@ -132,7 +135,7 @@ class CachedCandidates:
         By first region.
     capable : frozenset of str
         Regions that PIM can do so, whether or not PIM is among the requested modes.
-    refused : dict of str to str
+    unsupported_reasons : dict of str to str
         By region of other attention, why PIM cannot do it.
     """
 
@@ -205,7 +208,7 @@ def is_cached(candidate: Candidate) -> bool:
 
 
 def place_cache(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
-    """The attention of a candidate of `found`, with its caches from row `row_begin` on."""
+    """The attention of a candidate of `attention_candidates`, with its caches from row `row_begin` on."""
     keys, values, region = candidate.covers
     attention = graph.region(region).attention
     assert attention is not None
@@ -283,7 +286,10 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
 
 
 def _costs(generator: CandidateGenerator, group: Attention) -> CacheCosts:
-    """Costs of a group's products over the part of the cache that it reads; raises as `Costs.caches`."""
+    """Costs of a group's products over the part of the cache that it reads.
+
+    Raises as `Costs.attention_costs`.
+    """
     return generator.costs.attention_costs([(group.with_full_cache(), group.read)])[0]
 
 

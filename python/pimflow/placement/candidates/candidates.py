@@ -44,7 +44,7 @@ class CandidateGenerator:
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
     again : dict of str to float, optional
-        By region, a lower bound that `reads_again` is raised to.
+        By region, a lower bound that `l2_rereads` is raised to.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class CandidateGenerator:
         if primitives:
             require_primitives(system, self.costs.profiling.gpu)
         self.task_builder = TaskBuilder(system, self.costs)
-        # By geometry and by `reads_again`: splits depend on both.
+        # By geometry and by `l2_rereads`: splits depend on both.
         self._layers: dict[tuple[ConvGeometry, float], splits.SplitLayer] = {}
         self._candidates: dict[str, list[Candidate]] = {}
         self._min_l2_rereads = min_l2_rereads or {}
@@ -150,7 +150,7 @@ class CandidateGenerator:
         return self.costs.layer(geometry, name, besides=self._all_non_pim_times(region), terms=terms)
 
     def _all_non_pim_times(self, region: Region) -> tuple[splits.NonPimTimes, ...]:
-        """`_beside` of all splits of a region; independent of the PIM launch time."""
+        """`_non_pim_times` of all splits of a region; independent of the PIM launch time."""
         key = (self._identity_without_pim_launch, *self._key(region))
         if key not in self.costs.non_pim_times:
             possible = splits.all_splits(region.layer, self.system.pim)
@@ -302,7 +302,9 @@ class CandidateGenerator:
         return self._pim_candidate(region, split, schedule, finishes, device_epilogue)
 
     def _gpu_candidate(self, region: Region, channels: int, primitive_name: str) -> Candidate:
-        """The GPU candidate: the operator's kernels, or those of the primitive `name`, in sequence."""
+        """The GPU candidate: the operator's kernels, or those of the primitive `primitive_name`, in
+        sequence.
+        """
         system, primitive = self.system, get_primitive(primitive_name) if primitive_name else None
         reason = primitive and (
             _unsupported_dtype_reason(system) or unsupported_primitive_reason(primitive, region)
@@ -489,7 +491,7 @@ class CandidateGenerator:
         schedule: str = "",
         device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
     ) -> PimCost:
-        """The cost of PIM's part of a region, with `way` as its epilogue.
+        """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
 
         The loop order is `schedule`, or the fastest if that is empty.
         """

@@ -42,8 +42,8 @@ class ChannelLayouts:
 
     Parameters
     ----------
-    maker : Candidates
-    cut : mapping
+    generator : CandidateGenerator
+    cut_rows : mapping
         See `cut_tensors`.
     """
 
@@ -102,7 +102,9 @@ def candidate_layout(candidate: Candidate, layout: str) -> str:
 
 
 def with_layouts(candidate: Candidate, channels: str, input_layout: str, output_layout: str) -> Candidate:
-    """`candidate` at `channels`, with its operands in layout `reads` and its result in layout `gives`."""
+    """`candidate` at `channels`, with its operands in layout `input_layout` and its result in layout
+    `output_layout`.
+    """
     return replace(
         candidate,
         name=f"{candidate.name} at {channels}",

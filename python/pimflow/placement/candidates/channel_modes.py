@@ -261,7 +261,7 @@ class ChannelVariants(ChannelLayouts):
         return edges
 
     def _read_transforms(self, variant: Candidate, name: str, layouts: list[str]) -> Transforms:
-        """The costs for `form` of reading a tensor, by the layout of `given` that the tensor has."""
+        """The costs for `variant` of reading a tensor, by the layout of `layouts` that the tensor has."""
         input_layout = variant.input.layout
         region = self.generator.graph.region(variant.covers[0])
         native_layout = next(
@@ -305,7 +305,7 @@ class ChannelVariants(ChannelLayouts):
 
     @functools.cached_property
     def _read_slowdowns_ns(self) -> dict[tuple[object, ...], float]:
-        """Results of `_slower_ns`, which are the same for all variants of a kernel."""
+        """Results of `_read_slowdown_ns`, which are the same for all variants of a kernel."""
         return {}
 
     def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:

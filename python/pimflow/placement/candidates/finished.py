@@ -3,7 +3,7 @@
 Latches can start from a bias or a residual (`PimProgram.initial`). The product itself can add a residual
 (`PimProgram.added_channels`), without such latches. An activation after them can be applied before sums are
 read (`PimProgram.activation`), if its table is known to be exact. Other activations stay on the GPU; if a
-device has a unit for them, `activation_ns` is a lower bound of their time.
+device has a unit for them, `min_activation_ns` is a lower bound of their time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeviceEpilogue:
         return geometry.with_added_channels if self.joins else geometry
 
     def residual_channels(self, geometry: ConvGeometry) -> int:
-        """How many channels of `layer` are those of the residual."""
+        """How many channels of `pim_layer` are those of the residual."""
         return geometry.oc if self.joins else 0
 
 
@@ -82,7 +82,10 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
 
 
 def profitable_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ...]:
-    """Those of `ways` that may pay: not residuals in products or tables, if epilogues are not charged."""
+    """Those of `device_epilogues` that may pay.
+
+    Not residuals in products or tables, if epilogues are not charged.
+    """
     is_free = not system.charges("epilogue")
     return tuple(
         epilogue

@@ -1,7 +1,7 @@
 """Candidates that do a group of consecutive regions as one GPU kernel, without storing what lies between.
 
-`Tilings` finds the tiles: for runs of a decomposed network (`RegionGraph.runs`), and for other neighbouring
-regions (`RegionGraph.fusible`).
+`TilingSearch` finds the tiles: for runs of a decomposed network (`RegionGraph.runs`), and for other
+neighbouring regions (`RegionGraph.fusible`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candi
 
 
 def run_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
-    """The candidates of `several` that do a run of a decomposed network."""
+    """The candidates of `group_candidates` that do a run of a decomposed network."""
     return [
         candidate
         for candidate in group_candidates(generator, channels)

@@ -24,8 +24,9 @@ from pimflow.simulators.pim.bound import min_work_ns
 
 RUN_LENGTHS = (2, 3, 4)  # numbers of regions that are tried
 STAGE_COUNTS = (2, 3, 4, 6, 8)  # numbers of stages that are tried
-# A run is timed only if this share of `_Bounds.shares_ns` is below the time of its regions in sequence.
-# `shares_ns` assumes that a part costs at least its share of the region; small kernels may cost less.
+# A run is timed only if this share of `_RunBounds.share_bound_ns` is below the time of its regions in
+# sequence. `share_bound_ns` assumes that a part costs at least its share of the region; small kernels may
+# cost less.
 MARGIN = 0.98
 
 
@@ -190,11 +191,11 @@ def candidates(
     """By first region, the pipelines that are faster than their regions one after another.
 
     For every run and every assignment of its regions to devices, the best number of stages. Candidates of
-    single regions must have been timed (`Candidates.prepare`).
+    single regions must have been timed (`CandidateGenerator.prepare`).
 
     Parameters
     ----------
-    wanted : callable
+    is_requested : callable
         A predicate of a run's region names: other runs are left out.
     """
     if "PIPELINE" not in generator.modes or not generator.system.gpu_channels:
@@ -242,7 +243,7 @@ def _shared_runs(generator: CandidateGenerator) -> tuple[StagedRun, ...]:
 
 
 def runs(generator: CandidateGenerator) -> Iterator[StagedRun]:
-    """All runs of `LENGTHS` regions in `STAGES` stages, on both devices."""
+    """All runs of `RUN_LENGTHS` regions in `STAGE_COUNTS` stages, on both devices."""
     graph = generator.graph
     for begin, length in itertools.product(range(len(graph.regions)), RUN_LENGTHS):
         regions = graph.regions[begin : begin + length]

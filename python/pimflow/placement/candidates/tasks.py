@@ -87,7 +87,7 @@ class TaskBuilder:
         )
 
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
-        """Time the kernels of the GPU's parts of many splits in one batch, for `gpu_part`."""
+        """Time the kernels of the GPU's parts of many splits in one batch, for `gpu_part_tasks`."""
         kernels = (
             gpu_kernel(region, self.system.dtype, split, self.system.has_symmetric_padding)
             for split in splits
@@ -207,7 +207,7 @@ class TaskBuilder:
         return [self.gpu_task(f"{region.name} (padded input)", kernel)]
 
     def padding_bytes(self, region: Region, split: Split) -> int:
-        """Bytes of the rows of zeros of `padding`, and of the input if it is copied between them."""
+        """Bytes of the rows of zeros of `padding_tasks`, and of the input if it is copied between them."""
         zeros, g = sum(self._zero_row_bytes(region, split)), region.layer
         copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return zeros + (copied if zeros and region.padding_copied else 0)
@@ -245,7 +245,8 @@ class TaskBuilder:
     ) -> Task:
         """Extra work inside a kernel that runs anyway: the time beyond that of an empty kernel.
 
-        The kernel reads the bytes `again` more times from the L2: for each tile of columns, and each tap.
+        The kernel reads the bytes `l2_rereads` more times from the L2: for each tile of columns, and each
+        tap.
         """
         kernel = Kernel(
             kind="stream",
@@ -280,9 +281,10 @@ class TaskBuilder:
         return EdgeCost(task=self.gpu_task(f"{region.name} (epilogue)", kernel))
 
     def fused_epilogue_cost(self, region: Region, l2_rereads: float, *, is_shared: bool) -> EdgeCost:
-        """The cost of that epilogue inside a kernel that reads the result `again` more times from the L2.
+        """The cost of that epilogue inside a kernel that reads the result `l2_rereads` more times from the
+        L2.
 
-        If the result is `shared`, the kernel also stores it for other consumers.
+        If the result is `is_shared`, the kernel also stores it for other consumers.
         """
         result_bytes = self._result_bytes(region)
         # What PIM returns may be smaller than the result, which the kernel reads otherwise.
@@ -369,7 +371,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
 
 def _with_operations(kernel: Kernel, region: Region, counted_macs: int = 0) -> Kernel:
-    """`kernel` with its `operations`; `counted` multiplications are among its `macs`."""
+    """`kernel` with its `operations`; `counted_macs` multiplications are among its `macs`."""
     moved_elements = sum(region.input_elements) + region.weight_elements + region.output_elements
     if region.operations <= moved_elements:  # hidden behind the memory accesses of a stream
         return kernel

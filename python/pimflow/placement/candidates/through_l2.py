@@ -97,7 +97,7 @@ class L2Staging:
         return [with_layouts(variant, STAGED, candidate_layout(candidate, STAGED), IN_GPU_CHANNELS)]
 
     def _transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
-        """A transfer of PIM's channels as plain memory: a byte takes as long as `taking` bytes read."""
+        """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
         dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
@@ -165,8 +165,8 @@ class L2Staging:
         """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.
 
         The next candidate is a kernel at all channels: during its launch these are switched back, and the
-        share is written (`behind_kept`). Empty if no region follows, a kernel of its own does the epilogue,
-        the result cannot have this layout, or the L2 cannot hold it beside the operands.
+        share is written (`writeback_variants`). Empty if no region follows, a kernel of its own does the
+        epilogue, the result cannot have this layout, or the L2 cannot hold it beside the operands.
         """
         system, region = self.system, self.generator.graph.region(candidate.covers[0])
         position = self._order[region.name]
@@ -200,7 +200,10 @@ class L2Staging:
         ]
 
     def writeback_variants(self, wide_candidate: Candidate) -> list[Candidate]:
-        """The variant of a kernel at all channels after a `kept` result: it executes once that is written."""
+        """The variant of a kernel at all channels after a `result_variants` result.
+
+        It executes once that is written.
+        """
         position = self._order[wide_candidate.covers[0]]
         predecessor = self.generator.graph.regions[position - 1] if position else None
         if (

@@ -108,7 +108,7 @@ def products(
     ----------
     pixels, channels : mapping of str to int
         By tensor, pixels in the largest tile, and channels in total.
-    few : mapping of str to int
+    chunk_channels : mapping of str to int
         By tensor of which only some channels at a time are on chip, how many.
     """
     by_region = {}

@@ -143,7 +143,7 @@ class TilingSearch:
     def search(
         self, channels: int, is_requested: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> Iterator[TiledGroup]:
-        """Groups among the runs that `wanted` accepts: faster ones, and all of `RegionGraph.runs`."""
+        """Groups among the runs that `is_requested` accepts: faster ones, and all of `RegionGraph.runs`."""
         if not self.graph.fusible and not self.graph.runs:
             return
         for begin, end, growing in itertools.chain(self._graph_runs(), self._candidate_runs()):
@@ -186,7 +186,7 @@ class TilingSearch:
         return self._region_ns[key]
 
     def _graph_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
-        """`RegionGraph.runs`, in the form of `_runs`."""
+        """`RegionGraph.runs`, in the form of `_candidate_runs`."""
         candidates = fusion.TilingCandidates.from_graph(self.layers, "recompute")
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]

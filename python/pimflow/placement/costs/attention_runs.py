@@ -53,7 +53,7 @@ def fastest_product(
     Raises
     ------
     UnsupportedOpError, InfeasibleError
-        If no layout is possible; see `CacheLayout.fits`.
+        If no layout is possible; see `CacheLayout.check_fit`.
     """
     alternatives = all_schedules(product, attention, pim, dtype, channels)
     products = (
@@ -100,7 +100,9 @@ class ProductCost:
         return self.product.rows
 
     def extrapolate(self, reference: ProductCost, steps: float) -> ProductCost:
-        """Extrapolate linearly: the cost `steps` times as far from this one as `other`, of one schedule."""
+        """Extrapolate linearly: the cost `steps` times as far from this one as `reference`, of one
+        schedule.
+        """
         return replace(
             self,
             product=self.product.extrapolate(reference.product, steps),
@@ -115,9 +117,9 @@ class CacheWork:
 
     Attributes
     ----------
-    side : PimSide
+    pim_target : PimTarget
     attention : Attention
-        Normalised by `like`: attention with the same programs is equal.
+        Normalised by `from_attention`: attention with the same programs is equal.
     product : str
         `KEYS` or `VALUES`.
     tokens : int
@@ -166,7 +168,7 @@ class CacheWork:
         Raises
         ------
         UnsupportedOpError, InfeasibleError
-            If no layout is possible; see `CacheLayout.fits`.
+            If no layout is possible; see `CacheLayout.check_fit`.
         """
         schedules = self.schedules()
         if len(schedules) > TIMED_SCHEDULES and self.tokens > RANKED_TOKENS:
@@ -234,7 +236,7 @@ def all_schedules(
     Raises
     ------
     UnsupportedOpError, InfeasibleError
-        If no layout is possible; see `CacheLayout.fits`.
+        If no layout is possible; see `CacheLayout.check_fit`.
     """
     alternatives, unsupported_layouts = [], []
     for spread in _divisors(channels):

@@ -103,15 +103,15 @@ class Costs:
 
     Attributes
     ----------
-    side : PimSide
+    pim_target : PimTarget
     profiling : Profiling
     tally : Tally
         Counts of ``pim`` layers and ``gpu`` kernels.
-    tilings : dict
-        `FoundTilings` of all networks that these costs price.
+    tiling_cache : dict
+        `TilingCache` of all networks that these costs price.
     staged_runs : dict
         Runs of regions in stages of these networks; they contain no costs.
-    besides : dict
+    non_pim_times : dict
         By system and layer, the times of the layer's splits without PIM's part.
     """
 
@@ -245,7 +245,7 @@ class Costs:
         Raises
         ------
         UnsupportedOpError, InfeasibleError
-            Where a cache cannot lie in PIM; see `CacheLayout.fits`.
+            Where a cache cannot lie in PIM; see `CacheLayout.check_fit`.
         """
         work = [
             tuple(
@@ -267,7 +267,7 @@ class Costs:
         ]
 
     def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
-        """The cost of one product of attention by one schedule; raises as `caches`."""
+        """The cost of one product of attention by one schedule; raises as `attention_costs`."""
         known_cost = next(
             (cost for cost in self._caches.get(work.key, ()) if cost.schedule == schedule), None
         )
@@ -290,7 +290,7 @@ class Costs:
         return self._kernels.get(request, ZERO_COST)
 
     def time_kernels(self, requests: Iterable[KernelRequest]) -> None:
-        """Time the kernels that were not timed yet in one batch; inside `together` only request them."""
+        """Time the kernels that were not timed yet in one batch; inside `batch_kernels` only request them."""
         missing = dict.fromkeys(request for request in requests if request not in self._kernels)
         if self._requests is not None:
             self._requests |= missing
@@ -313,9 +313,9 @@ class Costs:
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     def batch_kernels(self, generate: Callable[[], Made]) -> Made:
-        """The result of `make`; the costs of all kernels that it requests are stored in one batch.
+        """The result of `generate`; the costs of all kernels that it requests are stored in one batch.
 
-        If the profiler measures, they are also timed in one batch: `make` is then called twice.
+        If the profiler measures, they are also timed in one batch: `generate` is then called twice.
         """
         if self.profiling.gpu.computes:
             self._computed = {}
@@ -363,7 +363,7 @@ class Costs:
         )
 
     def kernel_counts(self) -> dict[str, int]:
-        """How many kernel times are measured, simulated and so on (`Known`), the most reliable first."""
+        """How many kernel times are measured, simulated and so on (`Provenance`), the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {source.value: counts[source] for source in Provenance if counts[source]}
 

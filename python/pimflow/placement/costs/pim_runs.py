@@ -105,7 +105,7 @@ class PimCost:
         )
 
     def extrapolate(self, reference: PimCost, steps: float) -> PimCost:
-        """Extrapolate linearly: the cost `steps` times as far from this one as `other`."""
+        """Extrapolate linearly: the cost `steps` times as far from this one as `reference`."""
 
         def extrapolate_figure(figure: float, reference_figure: float) -> float:
             return figure + steps * (reference_figure - figure)
@@ -178,7 +178,8 @@ class PimTarget:
             similar = difflib.get_close_matches(schedule, orders, n=3, cutoff=0.0)
             names = ", ".join(map(repr, similar)) or "none"
             raise PlanError(
-                f"region '{region}': schedule '{schedule}' is none of the {len(orders)} loop orders that this "
+                f"region '{region}': schedule '{schedule}' is none of the {len(orders)} loop orders that "
+                "this "
                 f"layer has on '{self.pim.name}', such as {names}; without 'schedule' it is the fastest"
             )
 
@@ -270,7 +271,7 @@ class PimTarget:
 
 
 def check_rows(subject: str, rows: int, pim: PimSpec, *levers: str) -> None:
-    """Raise `InfeasibleError` if `what` takes more `rows` than a bank has."""
+    """Raise `InfeasibleError` if `subject` takes more `rows` than a bank has."""
     if rows > pim.usable_rows:
         raise InfeasibleError(
             subject, rows, pim.usable_rows, "rows a bank", ("more PIM channels (--pim-channels)", *levers)

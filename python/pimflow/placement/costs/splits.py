@@ -67,8 +67,8 @@ class NonPimTimes:
         The GPU's traffic over the crossbar, which PIM uses too.
     after_ns : float
         What follows both parts and depends on the split.
-    pending : tuple of str
-        The deferred epilogue (`Split.pending`).
+    deferred_epilogue : tuple of str
+        The deferred epilogue (`Split.deferred_epilogue`).
     """
 
     split: Split
@@ -131,16 +131,16 @@ class SplitLayer:
 
     Attributes
     ----------
-    side : PimSide
+    pim_target : PimTarget
     geometry : ConvGeometry
     name : str
         A region that is this layer.
     splits : tuple of Split
         The splits to time.
-    besides : tuple of Beside
-        Instead of `splits`: of each group of splits with equal `pending` the best is found, and the best of
-        the `grid` if it is nearly as fast (`NEAR`).
-    terms : Terms, optional
+    besides : tuple of NonPimTimes
+        Instead of `splits`: of each group of splits with equal `deferred_epilogue` the best is found, and
+        the best of the `grid` if it is nearly as fast (`NEAR`).
+    terms : SplitCharges, optional
         The charges by which splits are compared.
     known : LayerCosts, optional
         Earlier results for the same layer with other splits or terms.
@@ -228,7 +228,9 @@ class _SplitTiming:
         group_costs: Mapping[Split, PimCost],
         grid_splits: Collection[Split],
     ) -> dict[Split, PimCost]:
-        """The fastest of `besides` that is in `among`, if it takes at most `NEAR` times the best `timed`."""
+        """The fastest of `non_pim_times` that is in `grid_splits`, if it takes at most `NEAR` times
+        the best `group_costs`.
+        """
         terms = self.layer.terms
         fastest_ns = min(
             terms.total_ns(timed_split, group_costs[timed_split.split])
@@ -248,7 +250,7 @@ class _SplitTiming:
         return fastest
 
     def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, PimCost]:
-        """The fastest of `besides`, and the others that had to be timed to prove it.
+        """The fastest of `non_pim_times`, and the others that had to be timed to prove it.
 
         A best-first search by a lower bound of each split, which is raised step by step: the work of PIM, the
         time of its busiest channel, the time itself. The first split that comes up with its time is the

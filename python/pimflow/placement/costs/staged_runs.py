@@ -148,6 +148,6 @@ def staging_obstacle(region: Region) -> str:
 
 
 def is_chained(graph: RegionGraph, producer: Region, consumer: Region) -> bool:
-    """Whether only `after` reads the result of `before`, as its first operand."""
+    """Whether only `consumer` reads the result of `producer`, as its first operand."""
     is_only_reader = graph.readers[producer.name] == (consumer.name,) and producer.name not in graph.outputs
     return is_only_reader and consumer.first_result_input == producer.name

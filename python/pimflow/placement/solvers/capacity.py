@@ -32,7 +32,7 @@ def uses_plain_memory(candidate: Candidate) -> bool:
 
 
 def plain_rows(system: System, stored_bytes: float) -> int:
-    """Rows of each PIM bank for `held_bytes` spread over all PIM channels."""
+    """Rows of each PIM bank for `stored_bytes` spread over all PIM channels."""
     return math.ceil(stored_bytes / (row_bytes(system) * system.pim_channels))
 
 

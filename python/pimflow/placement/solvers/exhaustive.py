@@ -22,7 +22,7 @@ def all_covers(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Can
     def rest(
         cover: tuple[Candidate, ...], position: int, timeline_state: TimelineState, energy_pj: float
     ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
-        """All completions of the partial cover `chosen` from position `at` on."""
+        """All completions of the partial cover `cover` from position `position` on."""
         if position == len(graph.regions):
             yield cover, max(timeline_state.ready_ns.values()), energy_pj
             return

@@ -25,7 +25,7 @@ class FrontPlan:
 
     Attributes
     ----------
-    evaluated : callable
+    evaluate : callable
         Evaluates the plan, which takes longer than the search.
     candidates : tuple of Candidate
     latency_ns, energy_pj : float
@@ -48,7 +48,7 @@ class FrontPlan:
         return self.latency_ns, self.energy_pj, self.memory_bytes
 
     def dominates(self, plan: FrontPlan) -> bool:
-        """Whether it is at least as good as `other` in every figure, and better in one."""
+        """Whether it is at least as good as `plan` in every figure, and better in one."""
         pairs = list(zip(self.figures, plan.figures))
         return all(a <= b * (1 + RELATIVE_TOLERANCE) for a, b in pairs) and any(
             a < b * (1 - RELATIVE_TOLERANCE) for a, b in pairs
@@ -71,7 +71,7 @@ def front(
     points : int or None
         At least 1; the whole front if None. The plans of minimum latency, energy and memory are among them,
         as far as `points` allows.
-    others : iterable of EvaluatedPlan
+    extra_plans : iterable of EvaluatedPlan
         Further plans, such as that of the GPU alone.
 
     Returns

@@ -97,7 +97,7 @@ def _row(criterion: Criterion) -> list[float]:
 
 
 def search(problem: PlacementProblem, query: SearchQuery) -> Labels:
-    """Answer `question`; without plans if none is within the bounds."""
+    """Answer `query`; without plans if none is within the bounds."""
     import tvm_ffi
 
     rows = np.array([_row(criterion) for criterion in query.criteria], np.float64).reshape(-1, 7)

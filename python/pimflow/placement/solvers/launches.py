@@ -46,7 +46,7 @@ class Running:
 
     Attributes
     ----------
-    of : str
+    awaited_region : str
         The last region, or `BEGIN`; empty if no launch may wait for it.
     queues : tuple of Queue
         Of the resources that were used.
@@ -60,7 +60,7 @@ class Running:
 
     @functools.cached_property
     def _hidden_ns(self) -> dict[str, tuple[float, float]]:
-        """By resource of a queue, `hides_ns` of a task that does not wait for the last region, or does."""
+        """By resource of a queue, `hidden_ns` of a task that does not wait for the last region, or does."""
         return {queue.resource: (queue.own_ns, queue.behind_ns) for queue in self.queues}
 
     def hidden_ns(self, resource: str, follows: bool) -> float:
@@ -96,7 +96,7 @@ class OutstandingWork:
 
     Attributes
     ----------
-    of : str
+    awaited_region : str
         Its last region; empty if no launch may wait for it.
     follows : bool
         Whether its tasks wait for the last region before it.
@@ -145,13 +145,19 @@ def launch_queues(tasks: Sequence[Task]) -> tuple[Queue, ...]:
 
 
 def executing_ns(tasks: Sequence[Task], first: int | None = None) -> float:
-    """A lower bound of the tasks' execution time: the longest path, or the longest from task `first` on."""
+    """A lower bound of the tasks' execution time.
+
+    The longest path, or the longest from task `first_launches` on.
+    """
     starts = _starts_ns(tasks, first)
     return max((start + task.execution_ns for start, task in zip(starts, tasks)), default=0.0)
 
 
 def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
-    """By task, a lower bound of its start after the begin (of `first`); `NEVER` if no path leads there."""
+    """By task, a lower bound of its start after the begin (of `first_launches`).
+
+    `NEVER` if no path leads there.
+    """
     starts: list[float] = []
     free: dict[str, float] = {}
     for number, task in enumerate(tasks):
@@ -170,7 +176,7 @@ class Launching:
     ----------
     tasks : tuple of Task
         The first launch on each resource is not shortened: it depends on earlier candidates.
-    first : tuple of (int, float)
+    first_launches : tuple of (int, float)
         The positions of these first launches, and how much of each the candidate's own tasks hide.
     """
 
@@ -208,7 +214,7 @@ class Launching:
         return cls(tasks=tuple(launched_tasks), first_launches=tuple(first_launches))
 
     def remaining_ns(self, hidden_ns: Callable[[str], float]) -> tuple[float, ...]:
-        """The remainder of each first launch, if earlier work hides `hides_ns` of it, by its resource."""
+        """The remainder of each first launch, if earlier work hides `hidden_ns` of it, by its resource."""
         tasks = self.tasks
         return tuple(
             max(tasks[number].launch_ns - (hidden_ns(tasks[number].resource) + own_ns), 0.0)
@@ -216,7 +222,7 @@ class Launching:
         )
 
     def remaining_tasks(self, hidden_ns: Callable[[str], float]) -> tuple[Task, ...]:
-        """The tasks with first launches shortened to `left_ns`."""
+        """The tasks with first launches shortened to `remaining_ns`."""
         launched_tasks = list(self.tasks)
         for (number, _), ns in zip(self.first_launches, self.remaining_ns(hidden_ns)):
             launched_tasks[number] = launched_tasks[number].with_launch_ns(ns)

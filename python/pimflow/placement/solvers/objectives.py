@@ -30,7 +30,7 @@ def quantity(text: str, units: dict[str, float], quantity_name: str) -> float:
     Raises
     ------
     UsageError
-        Naming `what` and the units.
+        Naming `quantity_name` and the units.
     """
     value, (first, *_) = math.nan, units
     match = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)

@@ -23,11 +23,11 @@ class PlanMemory:
     """Peak memory of plans of one network: an upper bound of the pool that is built for them.
 
     Counted are tensors between regions while they are live, and the buffers of each candidate while it runs
-    (`Candidate.holds`): workspaces, copies, parts. Regions run one after another, in their order. Regions
-    that are one kernel count as one: its inputs and its result are live at once, and tensors between these
-    regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A deferred
-    epilogue keeps its operands live; the kernel that fuses it also stores the finished result if others need
-    it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
+    (`Candidate.memory_moments`): workspaces, copies, parts. Regions run one after another, in their order.
+    Regions that are one kernel count as one: its inputs and its result are live at once, and tensors between
+    these regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A
+    deferred epilogue keeps its operands live; the kernel that fuses it also stores the finished result if others
+    need it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
     weights are not in the pool, as in an executable.
 
     If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
@@ -165,9 +165,9 @@ class PlanMemory:
 
         Parameters
         ----------
-        pending : collection of str
+        deferred_epilogues : collection of str
             Regions before it with deferred epilogues, whether or not it does these.
-        copied : sequence of str
+        copied_tensors : sequence of str
             Inputs that are copied to another layout, in the order of the copies.
         """
         span, position = self.span(candidate), self._order[candidate.covers[0]]
@@ -191,7 +191,7 @@ class PlanMemory:
         return self._aligned_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
     def peak_bytes_in_state(self, candidate: Candidate, state: PlanState) -> int:
-        """`running_bytes` of `candidate` in `state`."""
+        """`candidate_peak_bytes` of `candidate` in `state`."""
         copy_tasks: dict[str, Task] = {}
         if self.table and self.table.transforms:
             transform_tasks = steps.layout_transforms(self.graph, self.table, candidate, state)
@@ -208,11 +208,13 @@ class PlanMemory:
         return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
 
     def epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
-        """Bytes of tensors that only deferred epilogues of `pending` regions keep live at `position`."""
+        """Bytes of tensors that only deferred epilogues of `deferred_epilogues` regions keep live at
+        `position`.
+        """
         return sum(self.epilogue_operands(position, deferred_epilogues).values())
 
     def epilogue_operands(self, position: int, deferred_epilogues: Collection[str]) -> dict[str, int]:
-        """`kept_bytes` by region whose result the tensor is."""
+        """`epilogue_operand_bytes` by region whose result the tensor is."""
         operands = {
             name
             for region in deferred_epilogues

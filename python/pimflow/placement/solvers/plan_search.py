@@ -116,7 +116,7 @@ class PlanSearch:
         return replace(query, counts_memory=True, max_memory_bytes=max_memory_bytes)
 
     def _with_capacity(self, query: SearchQuery) -> SearchQuery:
-        """`question`, restricted to plans that fit PIM's channels, plain memory included."""
+        """`query`, restricted to plans that fit PIM's channels, plain memory included."""
         capacity = channel_bytes(self.system)
         rows = Criterion(per_row_byte=1.0, at_most=capacity)
         rows_and_filters = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
@@ -130,7 +130,7 @@ class PlanSearch:
         return self._labels[key]
 
     def _pool_queries(self, query: SearchQuery) -> list[SearchQuery]:
-        """`question` and, if memory counts, that for plans without PIM, which have a single pool."""
+        """`query` and, if memory counts, that for plans without PIM, which have a single pool."""
         if not query.counts_memory or self._is_gpu_only:
             return [query]
         return [query, replace(query, only_gpu=True)]

@@ -1,7 +1,7 @@
 """A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that behave alike in every state (`steps.alike`) are one group. C++ expands the tasks of a
-candidate in its context, with epilogues and launches, by the same rules as `solvers.steps` and
+Candidates that behave alike in every state (`steps.equivalence_key`) are one group. C++ expands the tasks of
+a candidate in its context, with epilogues and launches, by the same rules as `solvers.steps` and
 `solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
 """
 
@@ -361,6 +361,6 @@ class _Transitions:
 
 
 def _can_continue(candidate: Candidate) -> bool:
-    """Whether it needs no launch if it continues a submission (`Candidate.continued`)."""
+    """Whether it needs no launch if it continues a submission (`Candidate.with_shared_submission`)."""
     first_resources = (task.resource for task in candidate.tasks if not task.after)
     return candidate.rewrite.mode == "PIM" and "gpu" not in first_resources

@@ -24,15 +24,15 @@ class PlanState:
 
     Attributes
     ----------
-    pending : frozenset of str
+    deferred_epilogues : frozenset of str
         Regions whose results have a deferred epilogue.
-    on_pim : str
+    open_submission : str
         The last region, if its PIM submission is still open; else empty.
-    open : str
+    open_form : str
         The alternative of a layer that is begun and not completed (`Candidate.leaves_open`).
     layouts : frozenset of (str, str)
         Regions whose results are still read in another layout than the canonical one, with that layout.
-    as_memory : bool
+    is_plain_memory : bool
         Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM.
     running : Running or None
         The work that the next launch may overlap; None if launches are not issued ahead.
@@ -94,7 +94,9 @@ def candidate_inputs(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...
 
 
 def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """The names in `reads` whose results a candidate reads, not the tensors kept beside results."""
+    """The names in `candidate_inputs` whose results a candidate reads, not the tensors kept beside
+    results.
+    """
     names = [name for region in candidate.covers for name in graph.region(region).result_inputs]
     return tuple(name for name in names if name not in candidate.covers)
 
@@ -199,10 +201,11 @@ def tasks_in_context(
     continues: bool,
     switches_mode: bool = False,
 ) -> tuple[Task, ...]:
-    """The tasks of `candidate` with the deferred epilogues of `pending` regions, but for transforms.
+    """The tasks of `candidate` with the deferred epilogues of `deferred_epilogues` regions, but for
+    transforms.
 
-    If `on_pim`, it continues a PIM submission. If `switched`, its first task switches the channels that have
-    PIM, once its operands are there; a PIM launch overlaps that (`launched_beside`).
+    If `continues`, it continues a PIM submission. If `switches_mode`, its first task switches the channels
+    that have PIM, once its operands are there; a PIM launch overlaps that (`overlap_first_launch`).
     """
     transitions = [table.transition(name, candidate).task for name in deferred_epilogues]
     if continues:
@@ -214,7 +217,7 @@ def tasks_in_context(
 
 
 def _prepend_tasks(preceding: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """`tasks` after the tasks `before`, which run in sequence."""
+    """`tasks` after the tasks `preceding`, which run in sequence."""
     if not preceding:
         return tasks
     offset = len(preceding)
@@ -232,9 +235,9 @@ class PredecessorState:
 
     Attributes
     ----------
-    pending : tuple of str
+    deferred_epilogues : tuple of str
         Regions whose deferred epilogues it fuses, or has done before it.
-    on_pim, switched : bool
+    continues_submission, switches_mode : bool
         Whether it may continue a PIM submission, and whether PIM's channels must be switched.
     follows : bool or None
         Whether its tasks wait for all work in progress; None if launches are not issued ahead.
@@ -270,7 +273,7 @@ class TasksInContext:
     Attributes
     ----------
     launching : Launching
-    behind : Behind or None
+    outstanding : OutstandingWork or None
         The work that they leave in progress; None if launches are not issued ahead.
     longest_ns : mapping
         By resource, the longest launch.
@@ -284,7 +287,7 @@ class TasksInContext:
     def from_predecessor(
         cls, table: CostTable, candidate: Candidate, predecessor: PredecessorState
     ) -> TasksInContext:
-        """The tasks of `candidate` after the predecessor state `joint`."""
+        """The tasks of `candidate` after the predecessor state `predecessor`."""
         tasks = tasks_in_context(
             table,
             candidate,
@@ -315,7 +318,7 @@ class TasksInContext:
 
 @dataclass(frozen=True, kw_only=True)
 class StateTransition:
-    """A candidate done in a state: its `tasks`, transitions included, and the state `after` it."""
+    """A candidate done in a state: its `tasks`, transitions included, and the state `next_state` it."""
 
     tasks: tuple[Task, ...]
     next_state: PlanState

@@ -50,7 +50,7 @@ std::vector<Task> Chained(std::vector<Task> before, const std::vector<Task>& tas
   return before;
 }
 
-/*! \brief Shorten the first launch on PIM by the time to ready its channels (`core.candidate.launched_beside`). */
+/*! \brief Shorten the first launch on PIM by the time to ready its channels (`core.candidate.overlap_first_launch`). */
 void LaunchBeside(std::vector<Task>& tasks, int pim) {
   size_t before = 0;
   double readied_ns = 0;

@@ -26,7 +26,7 @@ def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
     """The unscheduled kernel that computes `layer` by `primitive`.
 
     Its parameters are input, filters and output. Input and output have the primitive's layout
-    (`families.tensor_shape`); filters are those of `filters.transformed`.
+    (`families.tensor_shape`); filters are those of `filters.transform_filters`.
 
     Raises
     ------

@@ -68,7 +68,10 @@ def element_or_zero(
     row: tirx.Expr,
     column: tirx.Expr,
 ) -> tirx.Expr:
-    """``x[index]``, with `row` and `column` as indices of the axes `at` and `at` + 1; 0 outside the map."""
+    """``x[index]``, with `row` and `column` as indices of the axes `row_axis` and `row_axis` + 1.
+
+    0 outside the map.
+    """
     index[row_axis : row_axis + 2] = [row, column]
     is_inside = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
     return tirx.if_then_else(is_inside, x[tuple(index)], ZERO)

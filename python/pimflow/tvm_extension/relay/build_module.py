@@ -28,7 +28,7 @@ class GraphExecutorFactoryModule:
         The original module with bound parameters.
     plan : Plan or None
         The plan; None for a target without PIM.
-    kernels : Kernels
+    kernels : CudaKernels
         CUDA source of the GPU part, if any, and whether it was compiled.
     """
 
@@ -88,7 +88,7 @@ def build(
         A module from `frontend.from_onnx`, or any Relax module with a ``main``.
     target : str, Target or dict, optional
         ``cuda+pim``, ``llvm+pim``, or a TVM target of one of `KINDS`; by default the current one.
-    params : mapping of str to ndarray or Tensor, optional
+    params : mapping of str to ndarray or GgufTensor, optional
         Values of those inputs of ``main`` that are weights.
     target_host, executor, runtime
         Must be None: TVM chooses the host, and there is one executor.
@@ -126,7 +126,8 @@ def build(
 
     if options and not targets.has_pim(resolved):
         raise UsageError(
-            f"target '{targets.target_name(resolved)}' has no PIM, and pimflow.{min(options)} of the PassContext "
+            f"target '{targets.target_name(resolved)}' has no PIM, and pimflow.{min(options)} of the "
+            "PassContext "
             f"would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
         )
     if options.get("primitives"):

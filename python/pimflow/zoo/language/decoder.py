@@ -78,7 +78,8 @@ class Decoder:
         for field, choices in (("norm", NORMS), ("positions", POSITIONS), ("activation", ACTIVATIONS)):
             if getattr(self, field) not in choices:
                 raise ModelError(
-                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of {', '.join(choices)} "
+                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of "
+                    f"{', '.join(choices)} "
                     "is supported"
                 )
         if self.heads % self.kv_heads:

@@ -140,7 +140,7 @@ class GgufFile:
     path : Path
     fields : dict of str to object
         Table of metadata.
-    tensors : dict of str to Tensor
+    tensors : dict of str to GgufTensor
         By name in the file.
     """
 
