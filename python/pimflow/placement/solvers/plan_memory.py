@@ -26,8 +26,8 @@ class PlanMemory:
     (`Candidate.memory_moments`): workspaces, copies, parts. Regions run one after another, in their order.
     Regions that are one kernel count as one: its inputs and its result are live at once, and tensors between
     these regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A
-    deferred epilogue keeps its operands live; the kernel that fuses it also stores the finished result if others
-    need it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
+    deferred epilogue keeps its operands live; the kernel that fuses it also stores the finished result if
+    others need it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
     weights are not in the pool, as in an executable.
 
     If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
