@@ -40,7 +40,7 @@ leaves = st.builds(
 nodes = st.recursive(
     leaves,
     lambda inner: st.builds(
-        TreeNode, name=names, inside=st.lists(inner, max_size=2).map(tuple), beside=st.none() | inner
+        TreeNode, name=names, inside=st.lists(inner, max_size=2).map(tuple), sibling=st.none() | inner
     ),
     max_leaves=4,
 )

@@ -99,7 +99,7 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     logits, *presents = prefill({"input_ids": ids, **past})
     executor = made.module["default"](made.device)
     for name, value in past.items():  # bound once
-        assert made.states.inputs[name].first.rows > 1
+        assert made.states.inputs[name].first_layout.rows > 1
         cache = np.concatenate([value, np.zeros((*value.shape[:2], CONTEXT - 1, 8), np.float32)], axis=2)
         executor["set_input"](name, tvm.runtime.tensor(made.states.pack_input(name, cache)))
     for turn in range(TOKENS):
@@ -251,7 +251,7 @@ def test_what_is_wrong_is_refused(monkeypatch, fault):
         )
     elif fault == "another head":
         right = CachedGroup.dynamic_product
-        monkeypatch.setattr(CachedGroup, "growing", lambda self, *of: other_heads(right(self, *of)))
+        monkeypatch.setattr(CachedGroup, "dynamic_product", lambda self, *of: other_heads(right(self, *of)))
     made = build.build(network, searched, targets.target_by_name("llvm+pim"))
     if fault == "a program lacks a command":
         programs = {

@@ -138,7 +138,7 @@ def test_a_summary_fits_a_screen_and_counts_every_region(toy):
 
 def test_notebooks_and_shells_show_a_few_lines(toy):
     directory, compiled = toy
-    for each in (compiled, compiled.report, compiled.searched, pimflow.trace_plan(directory)):
+    for each in (compiled, compiled.report, compiled.search_result, pimflow.trace_plan(directory)):
         assert len(repr(each)) < 250 and "toy" in repr(each)
     assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
 
@@ -157,7 +157,7 @@ def test_results_are_tables_where_pandas_is(toy, monkeypatch, tmp_path):
     assert list(tasks.to_pandas().columns) == list(tasks.to_json()["tasks"][0])
     rows = pimflow.sweep(["toy"], ["pim_channels=0,16"])
     assert rows.to_pandas().to_dict("records") == rows.to_json()
-    searched, ran, fused = compiled.searched, pimflow.infer(directory), pimflow.fuse("toy")
+    searched, ran, fused = compiled.search_result, pimflow.infer(directory), pimflow.fuse("toy")
     traces = pimflow.trace(directory, tmp_path / "traces", "pimprog")
     choices = searched.to_json()["plan"]["choices"]
     assert list(searched.to_pandas()["region"]) == [row["region"] for row in choices]
@@ -219,7 +219,7 @@ def test_what_was_compiled_anew_is_what_runs(tmp_path):
 def test_the_timeline_is_in_the_directory(toy):
     directory, compiled = toy
     found = pimflow.trace_plan(directory)
-    assert found == timeline.PlanTrace.from_search(compiled.searched)
+    assert found == timeline.PlanTrace.from_search(compiled.search_result)
     row = found.report()
     assert row.latency_ns == compiled.report.latency_ns
     assert row.tasks["gpu"] >= compiled.report.gpu_part.kernels
@@ -575,12 +575,12 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
     if cuda_compiler() != compiler:
         pytest.skip(f"{compiler} is not installed")
     network = frontend.load("toy")
-    built = build.build(network, toy[1].searched, targets.target_by_name("cuda+pim"))
+    built = build.build(network, toy[1].search_result, targets.target_by_name("cuda+pim"))
     assert (built.kernels.compiler, built.kernels.flaw) == (compiler, "")
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
-    searched = toy[1].searched
+    searched = toy[1].search_result
     network = frontend.load("toy")
     built = build.build(network, searched, targets.target_by_name("llvm+pim"))
     times = kernel_times(built, network.example_inputs(), number=1, repeat=1)

@@ -40,7 +40,7 @@ def test_what_is_built_is_the_decomposed_network(compiled):
     assert compiled.verification.verified
     names = [region.name for region in compiled.report.regions]
     assert "stem.conv" in names and "down.conv.core" in names and "down.conv" not in names
-    assert {region.role for region in compiled.searched.graph.regions} == {"", "fconv", "core", "lconv"}
+    assert {region.role for region in compiled.search_result.graph.regions} == {"", "fconv", "core", "lconv"}
 
 
 def test_the_difference_is_that_of_the_two_references(compiled):

@@ -56,7 +56,7 @@ def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys)
 def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     """Groups between regions on PIM, which leave work undone, and on the GPU."""
     network, draw = frontend.load("toy"), random.Random(1)
-    graph, target, tilings = searched.graph, searched.system, searched.maker.tilings
+    graph, target, tilings = searched.graph, searched.system, searched.generator.tilings
     names = [region.name for region in graph.regions]
     runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
     runs = [run for run in runs if len(run) < 4 and not tilings.problem(run, GroupTiling(h=8, w=8))]

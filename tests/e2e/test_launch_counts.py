@@ -55,7 +55,7 @@ def alone(found):
     """The network on the GPU with all channels."""
     channels = found.system.gpu.memory_channels
     return with_candidates(
-        found, tuple(found.maker.on_gpu(region, channels)[0] for region in found.graph.regions)
+        found, tuple(found.generator.on_gpu(region, channels)[0] for region in found.graph.regions)
     )
 
 

@@ -57,9 +57,9 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
     assert order.latency_given_ns == plain.report.latency_ns
     assert order.latency_ns == compiled.report.latency_ns
     assert plain.report.order is None
-    named = {region.name: region for region in plain.searched.graph.regions}
-    assert named == {region.name: region for region in compiled.searched.graph.regions}
-    assert compiled.searched.graph.digest != plain.searched.graph.digest
+    named = {region.name: region for region in plain.search_result.graph.regions}
+    assert named == {region.name: region for region in compiled.search_result.graph.regions}
+    assert compiled.search_result.graph.digest != plain.search_result.graph.digest
 
 
 @pytest.mark.long
@@ -83,7 +83,7 @@ def test_a_plan_says_its_order(wide):
     with pytest.raises(UsageError, match="would come before"):
         pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True, target_system=SYSTEM)
     given = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True, target_system=SYSTEM)
-    assert given.graph == plain.searched.graph
+    assert given.graph == plain.search_result.graph
 
 
 @pytest.mark.long

@@ -164,9 +164,9 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
 
 def candidates(searched, region, draw):
     """Those of the search, and a split along every axis that the region has, wherever, some several times."""
-    maker = searched.maker
+    maker = searched.generator
     found = [c for c in searched.table.candidates[region.name] if len(c.covers) == 1]
-    splits = [] if maker.refusal(region) else all_splits(region.geometry, searched.system.pim)
+    splits = [] if maker.unsupported_reason(region) else all_splits(region.geometry, searched.system.pim)
     for axis in AXES:
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):

@@ -81,7 +81,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     formulas = computations(model, group.graph)
     placed = place(group, 4, 10**9)
     placed = place(group, 4, placed.on_chip_bytes)
-    inputs = {name: np.ascontiguousarray(tensors[name]) for name in group.loaded}
+    inputs = {name: np.ascontiguousarray(tensors[name]) for name in group.input_names}
     results, counts = run(group, placed, formulas, inputs)
     for name in group.stored:
         if name in tensors:
@@ -100,7 +100,7 @@ def test_sums_keep_their_order(case, seed):
     formulas = computations(model, group.graph)
     random = np.random.default_rng(seed)
     values = {
-        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.loaded
+        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.input_names
     }
     results, _ = run(group, place(group, 4, 10**9), formulas, values)
     for position in range(group.begin, group.end):
@@ -223,7 +223,7 @@ def test_a_wrong_place_or_count_is_seen(toy):
     """Weights laid over a tile that is alive; a plan that keeps fewer weights than the one that ran."""
     group, placed = toy.groups[0], toy.placements[0]
     weights = f"{group.layers[0].name}.weights"
-    offsets = {**placed.offsets_bytes, weights: placed.offsets_bytes[group.loaded[0]]}
+    offsets = {**placed.offsets_bytes, weights: placed.offsets_bytes[group.input_names[0]]}
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
     with pytest.raises(VerificationError, match="differs from its reference"):

@@ -111,7 +111,7 @@ def test_accelsim_cycles_are_met():
 
 def test_the_sources_are_those_that_the_fit_writes():
     """A constant that was not fitted keeps the reason that the file gives, or says that it is assumed."""
-    files = {"data": EMITTED.name, "split": "hash", "also": ACCELSIM.name}
+    files = {"data": EMITTED.name, "split": "hash", "extra_data": ACCELSIM.name}
     expected = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
     assert efficiency_sources(SIMULATED, FITTED, **files) == expected
     bare = dataclasses.replace(SIMULATED, sources={})

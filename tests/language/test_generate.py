@@ -89,7 +89,7 @@ def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch
 
     def forgets(self, tokens, past_lengths):
         for state in self.step.states:
-            self._set(state.name, np.zeros(*self.step.kinds[state.name]))
+            self._set(state.name, np.zeros(*self.step.input_types[state.name]))
         return runs(self, tokens, past_lengths)
 
     runs = decoding.StepRunner.__call__

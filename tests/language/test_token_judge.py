@@ -29,7 +29,7 @@ def judge_of(deviation: float, dtype: str = "fp16") -> tuple[TokenVerifier, Simp
             yield logits
 
     reference = SimpleNamespace(step=lambda tokens: np.tile(LOGITS, (len(tokens), 1)))
-    language = SimpleNamespace(reference=lambda: reference, rounded=logits_with_rounding, error_hint="; or")
+    language = SimpleNamespace(reference=lambda: reference, perturbed_logits=logits_with_rounding, error_hint="; or")
     return TokenVerifier(language, dtype), request
 
 
@@ -84,7 +84,7 @@ def test_a_token_whose_lead_is_within_the_error_is_not_sure():
 
 def test_logits_of_zeros_are_right_where_the_reference_has_them():
     reference = SimpleNamespace(step=lambda tokens: np.zeros((len(tokens), 4)))
-    judge = TokenVerifier(SimpleNamespace(reference=lambda: reference, rounded=None), "fp16")
+    judge = TokenVerifier(SimpleNamespace(reference=lambda: reference, perturbed_logits=None), "fp16")
     judge.compare([5], np.zeros((1, 4)), frozenset(), is_new=True)
     judge.verify()
     assert (judge.max_error, judge.certain_tokens) == (0, 0)

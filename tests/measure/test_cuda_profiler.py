@@ -179,8 +179,8 @@ BESIDE_A_DRIVER = """
 import tvm, tvm_ffi
 from pimflow.compiler.measurement.single_kernels import compile_primitives, primitive
 from pimflow.core.region import ConvGeometry, convolution_kernel
-from pimflow.pim_backend.runtime.targets import named_target
-target = named_target("cuda+pim")
+from pimflow.pim_backend.runtime.targets import target_by_name
+target = target_by_name("cuda+pim")
 kernel = convolution_kernel(ConvGeometry(n=1, h=8, w=8, c=32, oc=32), "fp16")
 module = compile_primitives({"k": primitive(kernel, "fp16", target, 30)}, target)
 stored = [bytes(tvm_ffi.get_global_func("pimflow.runtime.save_module")(m)) for m in module.imports]
@@ -318,11 +318,11 @@ def test_a_card_that_the_system_does_not_describe(cpu, monkeypatch, card, gpu, f
     monkeypatch.setattr(cpu, "on_cuda", True)
     spec = GpuSpec.load(gpu)
     if fits:
-        return cpu._require(spec)
+        return cpu._require_card(spec)
     with pytest.raises(UsageError, match=f"'{card}', and gpu '{gpu}' is another") as caught:
-        cpu._require(spec)
+        cpu._require_card(spec)
     assert ("--gpu h200" in str(caught.value)) == (card == "NVIDIA H200")
-    cpu._require(replace(spec, cuda_names=(card,)))
+    cpu._require_card(replace(spec, cuda_names=(card,)))
 
 
 def test_rows_put_models_beside_measurements(cpu):

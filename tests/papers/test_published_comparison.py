@@ -83,7 +83,7 @@ def test_convolutions_are_what_the_regions_take(searches):
     search_result = searches.search("toy", target, Goal())
     graph, gpu = search_result.graph, []
     for region in filter(is_convolution, graph.regions):
-        gpu.append(search_result.maker.make(region, "GPU", gpu_channels=target.gpu.memory_channels))
+        gpu.append(search_result.generator.make(region, "GPU", gpu_channels=target.gpu.memory_channels))
     alone_ns = sum(Cost.from_candidate(candidate).latency_ns for candidate in gpu)
     assert convolutions_ns(search_result, search_result.gpu_only) == pytest.approx(alone_ns, rel=1e-6)
     assert 0 < convolutions_ns(search_result, search_result.evaluation) < search_result.evaluation.latency_ns

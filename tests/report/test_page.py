@@ -149,7 +149,7 @@ def test_layers_are_those_of_the_report(toy, report):
 
 def test_the_report_has_what_the_search_knows(toy, report):
     compiled = toy[1]
-    search_result = compiled.searched
+    search_result = compiled.search_result
     for region in report["regions"]:
         candidates = search_result.table.candidates[region["name"]]
         assert {candidate["name"] for candidate in region["candidates"]} >= {
@@ -197,10 +197,10 @@ def test_terms_lead_from_one_accounting_to_the_other(toy, report):
     events = pimflow.search("toy", paper).evaluation.timeline.events
     submissions = sum(event.launched for event in events if event.resource == "pim")
     added = terms["pim-launch"] - terms["timing strict"]
-    launch_ns = toy[1].searched.system.pim_launch_ns
+    launch_ns = toy[1].search_result.system.pim_launch_ns
     assert submissions > 0 and added <= launch_ns * submissions * (1 + 1e-6)
     # Refreshes that are served ahead take their time beside a launch, before each program.
-    pim = toy[1].searched.system.pim
+    pim = toy[1].search_result.system.pim
     ahead_ns = pim.refreshes_ahead * pim.timing["nRFC"] * pim.tCK_ns
     assert (
         added >= (launch_ns - min(ahead_ns, launch_ns)) * submissions

@@ -250,7 +250,7 @@ def all_schedules(
                 continue
             alternatives += [(schedule, layout) for schedule in _orders(default_schedule, layout)]
     if not alternatives:
-        unsupported_layouts[0].fits()  # raises the reason
+        unsupported_layouts[0].check_fit()  # raises the reason
     return alternatives
 
 
