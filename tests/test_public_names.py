@@ -120,7 +120,7 @@ def test_results_are_shown_in_a_line():
     ):
         assert type(result).__name__ in repr(result) and len(repr(result)) < 160
     assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
-    with pytest.raises(UsageError, match=r"model is a name, a file, .*, not Searched"):
+    with pytest.raises(UsageError, match=r"model is a name, a file, .*, not SearchResult"):
         pimflow.search(search_result)
 
 

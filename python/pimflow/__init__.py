@@ -74,7 +74,7 @@ _NAMES_BY_MODULE = {
     "pimflow.compiler.measurement.allocations": "measure_allocations",
     "pimflow.fusion.kernels.execution": "execute_fused=execute",
     "pimflow.hardware": "GpuSpec PimSpec System system",
-    "pimflow.placement": "Goal Profiling Searched",
+    "pimflow.placement": "Goal Profiling SearchResult",
     "pimflow.primitive_selection.options": "SelectionOptions",
 }
 _LAZY = {

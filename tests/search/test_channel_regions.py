@@ -53,7 +53,7 @@ NETWORKS = {
 
 
 def plans(network, target, draw):
-    """Random plans with PIM, as `Searched`, and the bytes of each region of their pools as counted."""
+    """Random plans with PIM, as `SearchResult`, and the bytes of each region of their pools as counted."""
     graph = prepare.regions(network, target, fuse=True)
     generator = CandidateGenerator(graph, target)
     table, alone = profile(graph, generator), gpu_only_plan(generator, Goal())

@@ -44,7 +44,7 @@ class Compiled:
 
     Attributes
     ----------
-    search_result : Searched
+    search_result : SearchResult
         The plan, with the region graph, candidates and costs that it was chosen from.
     builds : tuple of Build
         For the requested target, and for the CPU that stands in for a GPU.

@@ -109,7 +109,7 @@ class ConventionSearch:
 
     Attributes
     ----------
-    search_result : Searched
+    search_result : SearchResult
     plan : Plan, optional
         Plan to apply under every convention, in place of searches.
     copies_graph : RegionGraph

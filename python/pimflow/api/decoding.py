@@ -255,7 +255,7 @@ def compile_step(
     ----------
     inputs : callable
         Gives the inputs of the verification for a network.
-    search_result : Searched, optional
+    search_result : SearchResult, optional
         The result of `place_step` for this step, if it is known.
 
     Raises

@@ -44,7 +44,7 @@ def relax_pipeline(
     ----------
     target_system : System, optional
         `pimflow.system()` by default.
-    plan : Plan, Searched or path, optional
+    plan : Plan, SearchResult or path, optional
         A plan that `search` found for the same module; the pipeline searches one if None.
     options, goal, profiling, **keywords
         See `api.search.search`: ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``,

@@ -168,7 +168,7 @@ def search(
     target : str
         Target of the compilation, as for `compile`; `reorder` and `optimize_skips` are decided by its pool.
         ``llvm+pim`` by default.
-    plan : Plan, Searched or path, optional
+    plan : Plan, SearchResult or path, optional
         A plan to apply in place of a search.
     options : NetworkOptions, optional
         Rewrites of the network before the search.

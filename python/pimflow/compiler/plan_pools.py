@@ -124,7 +124,7 @@ def plan_within_bound(
     Parameters
     ----------
     original : RegionGraph, optional
-        See `Searched`.
+        See `SearchResult`.
 
     Raises
     ------

@@ -98,7 +98,7 @@ class SearchResult:
     def __repr__(self) -> str:
         """One line: networks and cost tables are long."""
         gpu_only_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
-        return f"Searched({self.graph.name} on {self.system.name}: {gpu_only_ms:.4f} → {ms:.4f} ms)"
+        return f"SearchResult({self.graph.name} on {self.system.name}: {gpu_only_ms:.4f} → {ms:.4f} ms)"
 
     def to_json(self) -> dict[str, Json]:
         """Latency and energy of the plan and of the GPU alone, and the plan as in its file."""

@@ -46,7 +46,7 @@ def apply(
     max_memory_bytes : float, optional
         Bound on the memory of the baseline, if it can meet it.
     original : RegionGraph, optional
-        See `Searched`.
+        See `SearchResult`.
     bounded : bool
         Whether to search for a lower bound of all plans; else the bound is 0.
 
@@ -98,7 +98,7 @@ def apply(
 
 @dataclass(frozen=True, kw_only=True)
 class Charges:
-    """Evaluations of a network by a plan and on the GPU alone; fields are those of `Searched`."""
+    """Evaluations of a network by a plan and on the GPU alone; fields are those of `SearchResult`."""
 
     graph: RegionGraph
     evaluation: Evaluation

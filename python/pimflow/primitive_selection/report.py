@@ -187,7 +187,7 @@ def plan_primitives(search_result: SearchResult, operators: SearchResult) -> Pla
 
     Parameters
     ----------
-    operators : Searched
+    operators : SearchResult
         Result of the same search without primitives.
     """
     costs, graph, choices = search_result.generator.costs, search_result.graph, []
