@@ -84,21 +84,21 @@ CONTEXTS, BATCHES = (128, 1024, 4096), (1, 4, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFigures:
+class StepSearch:
     """Times of a decode step of all blocks and the head with full caches, and the bytes in PIM's rows."""
 
     times: StepCosts
     held_bytes: int
 
 
-def step_figures(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> StepFigures:
+def step_figures(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> StepSearch:
     """Search one cell of the grid."""
     decoder, target = zoo.decoder(model), system(pim=pim)
     block_graph = graph.block_graph(decoder, context, batch=batch)
     block = search(block_graph, target, context=context, profiling=profiling)
     head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
     pim_bytes = [weight_row_bytes(target, search_result.candidates) for search_result in (block, head)]
-    return StepFigures(
+    return StepSearch(
         times=StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
         + StepCosts.from_search(head),
         held_bytes=decoder.layers * pim_bytes[0] + pim_bytes[1],
@@ -111,13 +111,13 @@ def room_bytes(pim: str) -> int:
     return target.pim.bytes_per_channel * target.pim_channels
 
 
-def grid_line(model: str, pim: str, batch: int, steps: Sequence[StepFigures]) -> str:
+def grid_line(model: str, pim: str, batch: int, steps: Sequence[StepSearch]) -> str:
     """A row of the grid as Markdown: a cell for each context."""
     cells = (_grid_cell(step, batch, room_bytes(pim)) for step in steps)
     return f"| {model} | {pim} | {batch} | {' | '.join(cells)} |"
 
 
-def _grid_cell(step: StepFigures, batch: int, capacity_bytes: int) -> str:
+def _grid_cell(step: StepSearch, batch: int, capacity_bytes: int) -> str:
     ms, gpu_only_ms = step.times.ns / 1e6, step.times.ns_gpu_only / 1e6
     memory_text = (
         f"{step.held_bytes / 2**30:.1f} GiB{'' if step.held_bytes <= capacity_bytes else ', no room'}"

@@ -28,14 +28,14 @@ class DynamicProduct:
 
     Attributes
     ----------
-    full_product : Step
+    full_product : AttentionProduct
         The product over all these places, as one program, a shorter last chunk included.
     sizes : ndarray
         int64: the sizes of the device that decide the commands (`device_words`); tokens for each of `limits`;
         columns of a chunk (0 if latches keep sums over all chunks); whether the last products are shorter
         where tokens do not fill a chunk.
     limits : ndarray
-        int64: where the operands of the tokens end, for each possible number of tokens; see `Product.first`.
+        int64: where the operands of the tokens end, for each possible number of tokens.
     first_tokens : ndarray
         int32: for each element of the result of a query head (its scores, or its concatenated partial sums),
         the first token from which on it exists.

@@ -42,7 +42,7 @@ def test_cells_say_what_fits(script):
     room = script.room_bytes("newton-gddr6")
     assert room == 4 << 30
     steps = [
-        script.StepFigures(times=times, held_bytes=cache_bytes) for cache_bytes in (room, room + (1 << 29))
+        script.StepSearch(times=times, held_bytes=cache_bytes) for cache_bytes in (room, room + (1 << 29))
     ]
     assert script.grid_line("gpt-2", "newton-gddr6", 2, steps) == (
         "| gpt-2 | newton-gddr6 | 2 | 10.00 → 4.00 (2.50x), 500/s, 4.0 GiB "

@@ -53,7 +53,7 @@ def find_order(
     runs: Sequence[Sequence[str]] = (),
     seconds: float = TIME_LIMIT_SECONDS,
 ) -> LayerOrder:
-    """Search the order with the fewest live bytes; its pools are not yet compared (`settled`).
+    """Search the order with the fewest live bytes; its pools are not yet compared (`keep_if_smaller`).
 
     Parameters
     ----------

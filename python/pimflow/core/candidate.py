@@ -259,10 +259,6 @@ class Candidate:
         """Whether it computes several regions in one kernel: tensors between them are never stored."""
         return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
 
-    def forwards_result(self, region: str) -> bool:
-        """Whether it forwards the result of that region to the next one on chip, without storing it."""
-        return self.fuses_regions and region in self.covers[:-1]
-
     @property
     def keeps_submission_open(self) -> bool:
         """Whether its result is complete without the GPU, so that the same PIM submission may continue."""

@@ -103,7 +103,7 @@ def find(
     *,
     fuse_activations: bool = False,
 ) -> SkipOptimisation:
-    """Find the copies and the transformation by `criterion`; `settled` compares the pools later.
+    """Find the copies and the transformation by `criterion`; `keep_if_smaller` compares the pools later.
 
     Parameters
     ----------

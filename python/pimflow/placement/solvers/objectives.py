@@ -141,11 +141,6 @@ class Goal:
         bounds = {name: getattr(self, name) for name in BOUNDS}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
-    @property
-    def is_unbounded(self) -> bool:
-        """Whether no bound is set."""
-        return not self.bounds
-
     def allows(self, evaluation: Evaluation) -> bool:
         """Whether a plan keeps to the bounds on latency and energy."""
         return evaluation.latency_ns <= (self.max_latency_ns or math.inf) * (

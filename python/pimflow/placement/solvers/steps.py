@@ -155,7 +155,7 @@ def needs_mode_switch(candidate: Candidate, state: PlanState) -> bool:
 
 
 def next_state(graph: RegionGraph, candidate: Candidate, state: PlanState) -> PlanState:
-    """The state after `candidate` is done in `state`; `State.running` is left out."""
+    """The state after `candidate` is done in `state`; `PlanState.running` is left out."""
     last = candidate.covers[-1]
     deferred_epilogues = state.deferred_epilogues.difference(results_read(graph, candidate))
     if candidate.output.deferred_epilogue:
@@ -343,7 +343,7 @@ def equivalence_key(candidate: Candidate) -> Hashable:
     """A key that is equal for candidates of the same regions if they behave alike in every state.
 
     They are possible in the same states, have the same transforms and transitions, and leave the same state,
-    but for `State.running`.
+    but for `PlanState.running`.
     """
     input_port, output_port = candidate.input, candidate.output
     requirements = (
