@@ -100,7 +100,8 @@ def test_sums_keep_their_order(case, seed):
     formulas = computations(model, group.graph)
     random = np.random.default_rng(seed)
     values = {
-        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32) for name in group.input_names
+        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
+        for name in group.input_names
     }
     results, _ = run(group, place(group, 4, 10**9), formulas, values)
     for position in range(group.begin, group.end):

@@ -29,7 +29,9 @@ def judge_of(deviation: float, dtype: str = "fp16") -> tuple[TokenVerifier, Simp
             yield logits
 
     reference = SimpleNamespace(step=lambda tokens: np.tile(LOGITS, (len(tokens), 1)))
-    language = SimpleNamespace(reference=lambda: reference, perturbed_logits=logits_with_rounding, error_hint="; or")
+    language = SimpleNamespace(
+        reference=lambda: reference, perturbed_logits=logits_with_rounding, error_hint="; or"
+    )
     return TokenVerifier(language, dtype), request
 
 
