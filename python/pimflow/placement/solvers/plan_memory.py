@@ -27,8 +27,8 @@ class PlanMemory:
     Regions that are one kernel count as one: its inputs and its result are live at once, and tensors between
     these regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A
     deferred epilogue keeps its operands live; the kernel that fuses it also stores the finished result if
-    others need it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
-    weights are not in the pool, as in an executable.
+    others need it. Two partial sums that are still to be added take as much each as their sum. The network's
+    inputs and weights are not in the pool, as in an executable.
 
     If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
     up. The buffers of a candidate lie where its result does.
