@@ -160,7 +160,7 @@ def concat_branches(branches: Sequence[Branch]) -> Branch:
     for operations in zip(*(branch.epilogue for branch in branches)):
         first = operations[0]
         if first.constant is not None:
-            constants = [op.by_channel(b.channels) for op, b in zip(operations, branches)]
+            constants = [op.channel_constants(b.channels) for op, b in zip(operations, branches)]
             first = _with_constant(first, np.concatenate(constants))
         epilogue.append(first)
     return Branch(branches[0].conv, filters, inputs, tuple(epilogue))
