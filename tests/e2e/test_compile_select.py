@@ -19,7 +19,7 @@ def compiled(tmp_path_factory):
 def test_the_report_says_what_was_chosen(compiled):
     made, _ = compiled
     chosen = made.report.primitives
-    assert made.verification.verified and chosen.status == "optimal"
+    assert made.verification.is_verified and chosen.status == "optimal"
     layers = {choice.layer: choice.primitive for choice in chosen.choices}
     regions = {r.name for r in made.search_result.graph.regions if r.geometry is not None}
     assert set(layers) == regions and set(layers.values()) <= set(PRIMITIVES)

@@ -37,7 +37,7 @@ def test_the_report_says_that_numbers_changed_and_how_far(compiled):
 
 
 def test_what_is_built_is_the_decomposed_network(compiled):
-    assert compiled.verification.verified
+    assert compiled.verification.is_verified
     names = [region.name for region in compiled.report.regions]
     assert "stem.conv" in names and "down.conv.core" in names and "down.conv" not in names
     assert {region.role for region in compiled.search_result.graph.regions} == {"", "fconv", "core", "lconv"}

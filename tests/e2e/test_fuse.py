@@ -32,10 +32,10 @@ def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys)
     command = ["compile", "toy", "--fuse", "--json", "--quiet", "-o", str(tmp_path / "toy")]
     assert main(command) == 0
     report = json.loads(capsys.readouterr().out)
-    (covers,) = searched.tiled()
+    (covers,) = searched.group_tilings()
     rows = [row for row in report["regions"] if row["name"] in covers]
     assert report["verified"] and [row["covers"] for row in rows] == [list(covers)] * len(covers)
-    assert rows[0]["schedule"] == str(searched.tiled()[covers]) and rows[0]["latency_ns"] > 0
+    assert rows[0]["schedule"] == str(searched.group_tilings()[covers]) and rows[0]["latency_ns"] > 0
     assert {row["latency_ns"] for row in rows[1:]} == {0.0}, "the group's time is at its first region"
     (event,) = (e for e in searched.evaluation.timeline.events if set(covers) <= set(e.regions))
     assert event.label == " + ".join(covers) and event.resource == "gpu" and event.launched

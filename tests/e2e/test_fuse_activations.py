@@ -57,7 +57,7 @@ def test_the_plan_file_keeps_runs(searched, tmp_path):
 def test_a_run_moves_what_is_outside_of_it(searched):
     maker = CandidateGenerator(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
-    tiling = searched.tiled()[RUN]
+    tiling = searched.group_tilings()[RUN]
     found = maker.tilings.kernel(RUN, tiling)
     assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
     assert found.output_bytes == 2 * np.prod(last.output_shape)

@@ -42,7 +42,7 @@ def test_one_branch_at_a_time(wide):
     """Given: four wide maps and the stem's; then one of them, the stem's and three narrow ones."""
     _, compiled, plain = wide
     order = compiled.report.order
-    assert compiled.verification.verified and order.reordered and order.optimal
+    assert compiled.verification.is_verified and order.reordered and order.optimal
     assert order.live_given_bytes == (4 * 128 + 16) * MAP_BYTES
     assert order.live_bytes == order.lower_bound_bytes == (128 + 16 + 3 * 16) * MAP_BYTES
     # The CPU stores fp32.

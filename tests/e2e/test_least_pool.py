@@ -128,7 +128,7 @@ def compiled(tmp_path_factory):
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
     _, built = compiled
     memory = built.report.memory
-    assert built.verification.verified
+    assert built.verification.is_verified
     assert memory.pool_bytes == memory.choice.pool_bytes == built.builds[0].memory.pool_bytes
     assert memory.pool_bytes <= min(memory.choice.searched_bytes, memory.choice.frugal_bytes)
     assert memory.pool_bytes <= promised(drawn(1), decompose=REQUEST)

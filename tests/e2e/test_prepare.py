@@ -113,7 +113,7 @@ def test_all_commands_prepare_the_same_network(monkeypatch, mod, options, target
     for other in others:
         tvm.ir.assert_structural_equal(first.network.module, other.network.module)
         assert other.options == first.options and judged(other) == judged(first)
-        assert other.regions == first.regions and other.given == first.given
+        assert other.regions == first.regions and other.original_regions == first.original_regions
 
 
 @pytest.mark.long

@@ -69,10 +69,10 @@ def test_no_copy_is_left_that_saves_nothing(decomposed, found):
 
 def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
     settled = found.keep_if_smaller(lambda network: 100)
-    assert settled.network is found.given and not settled.copies and not settled.sites
+    assert settled.network is found.original and not settled.copies and not settled.sites
     assert "100 to 100 B" in settled.kept_because
     assert settled.flops == settled.flops_given
-    settled = found.keep_if_smaller(lambda network: 100 if network is found.given else 99)
+    settled = found.keep_if_smaller(lambda network: 100 if network is found.original else 99)
     assert settled.changed and (settled.pool_given_bytes, settled.pool_bytes) == (100, 99)
 
 

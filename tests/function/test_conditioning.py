@@ -110,7 +110,7 @@ def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
     pads = next(attribute for attribute in node.attribute if attribute.name == "pads")
     pads.ints[:] = [0, 0, 2, 2]
     verification = cases[kind].of(wrong)
-    assert all(region.matches for region in verification.regions) and not verification.verified
+    assert all(region.matches for region in verification.regions) and not verification.is_verified
 
 
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
@@ -137,7 +137,7 @@ def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
     monkeypatch.setattr(codegen, "add_region", dropping)
     verification = cases[kind].verified(build_on_stand_in(cases[kind].network))
     assert [region.region for region in verification.regions if not region.matches] == list(ON_PIM)
-    assert not verification.verified
+    assert not verification.is_verified
 
 
 # ---- what a user sees ----

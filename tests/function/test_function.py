@@ -254,7 +254,7 @@ def test_weights_lie_at_their_own_addresses(layer):
             opened = {node.row.base - layer.row_begin for node in flat(nodes) if isinstance(node, GAct)}
             assert all(0 <= row < program.rows and table[row] >= 0 for row in opened), channel
         assert len(np.unique(image.table[image.table >= 0])) == len(image.pages), "weights placed nowhere"
-        assert image.placed_bytes == (image.table >= 0).sum() * image.pages[0].nbytes
+        assert image.weight_bytes == (image.table >= 0).sum() * image.pages[0].nbytes
 
 
 @settings(max_examples=examples(60))

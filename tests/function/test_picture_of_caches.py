@@ -61,7 +61,7 @@ def test_marks_are_where_appends_write(script, case, data):
 
 def test_the_picture_has_every_bank_and_row(script, monkeypatch):
     """In each channel one head; in each bank one token of 16 neighbours, and an element of the values."""
-    attention = script.ATTENTION.part(1, 2)
+    attention = script.ATTENTION.with_batch_and_heads(1, 2)
     monkeypatch.setattr(script, "ATTENTION", type(attention)(**{**vars(attention), "keys": 256}))
     chart = script.caches_chart()
     keys, values = (part["data"]["values"] for part in chart["vconcat"][0]["hconcat"])

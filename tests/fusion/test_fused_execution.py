@@ -69,7 +69,7 @@ def channel_variants(draw, group):
 def run(group, placed, formulas, values):
     values = {name: array.ravel() for name, array in values.items()}
     counts = execution.run_group(execution.build(group, placed, formulas), group, placed, formulas, values)
-    return {name: values[name] for name in group.stored}, counts
+    return {name: values[name] for name in group.output_names}, counts
 
 
 @PROPERTY
@@ -83,7 +83,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     placed = place(group, 4, placed.on_chip_bytes)
     inputs = {name: np.ascontiguousarray(tensors[name]) for name in group.input_names}
     results, counts = run(group, placed, formulas, inputs)
-    for name in group.stored:
+    for name in group.output_names:
         if name in tensors:
             reference = tensors[name].ravel()
             assert np.abs(results[name] - reference).max() <= 1e-5 * max(1, np.abs(reference).max()), name
@@ -110,7 +110,7 @@ def test_sums_keep_their_order(case, seed):
         single_results, counts = run(single, placed, formulas, values)
         assert sum(counts.values()) == 4 * layer_group.traffic_elements
         values |= single_results
-    for name in group.stored:
+    for name in group.output_names:
         assert np.array_equal(results[name], values[name]), name
 
 

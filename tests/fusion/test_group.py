@@ -47,7 +47,7 @@ def groups(draw, reuse=None):
 def channel_groups(draw):
     """A group with some of the runs that it can go channel by channel in."""
     group = draw(groups(reuse=draw(st.sampled_from(REUSES[1:]))))
-    assume(not group.single and any(possible_runs(group.layers, sums=True)))
+    assume(not group.is_single and any(possible_runs(group.layers, sums=True)))
     tiling = dataclasses.replace(group.tiling, retain=False)
     runs = []
     for run in draw(st.permutations(list(possible_runs(group.layers, sums=True)))):
@@ -76,7 +76,7 @@ def smallest(group):
 @given(groups() | channel_groups())
 def test_nothing_live_is_overwritten_and_traffic_is_what_moves(group):
     ran = replay(group, smallest(group), 4)
-    if not group.single:
+    if not group.is_single:
         assert ran.loaded + ran.stored == group.traffic_elements
     for layer in group.layers:
         assert ran.computed[layer.name] == group.elements_over_tiles(layer.name)
@@ -133,7 +133,7 @@ def test_a_residual_block_by_hand():
 @given(groups(reuse="lifetime"), st.booleans(), st.integers(10, 600))
 def test_runs_are_found_where_any_fit(group, sums, capacity):
     """All ways to choose runs, with the memory of each by its lifetimes, of elements as large as sums."""
-    assume(not group.single)
+    assume(not group.is_single)
     group = dataclasses.replace(group, tiling=GroupTiling(), resident=frozenset())
 
     def peak(runs):

@@ -25,7 +25,7 @@ def dependency_boxes(drawn, begin, end, tile, parts):
         boxes[name] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(have, box))
 
     for layer in reversed(graph.layers[begin:end]):
-        if graph.stored(layer.name, range(begin, end)):
+        if graph.is_stored(layer.name, range(begin, end)):
             shape = graph.shapes[layer.name]
             cut = [pieces(shape[axis], parts[axis])[tile[axis]] for axis in range(3)]
             add(layer.name, (*cut, (0, shape[3])))
@@ -72,7 +72,7 @@ def test_a_tile_gets_all_that_it_depends_on(case):
 @given(cut_groups(plain=True))
 def test_and_nothing_else_where_windows_leave_no_gaps(case):
     drawn, begin, end, parts = case
-    stored = [d for d in drawn.graph.layers[begin:end] if drawn.graph.stored(d.name, range(begin, end))]
+    stored = [d for d in drawn.graph.layers[begin:end] if drawn.graph.is_stored(d.name, range(begin, end))]
     small = any(drawn.graph.shapes[d.name][axis] < parts[axis] for d in stored for axis in range(3))
     padded = any(layer.kind == "pad" for layer in drawn.graph.layers)
     if not small and not padded:

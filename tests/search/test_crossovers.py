@@ -45,7 +45,7 @@ def test_of_lengths(costs):
 def test_short_ones_are_timed(costs):
     (caches,), (exact,) = (
         crossovers.LengthCosts(costs).attention_costs([(STEP, 0)]),
-        costs.caches([(STEP, 0)]),
+        costs.attention_costs([(STEP, 0)]),
     )
     assert all(cost in exact.keys for cost in caches.keys)
     assert all(cost in exact.values for cost in caches.values)

@@ -78,7 +78,7 @@ def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
     assert evaluation.energies_pj.keys() >= {f"pim_{part}" for part in PIM_PARTS} | {"crossbar", "gpu_dram"}
     commands = {"COMP": 0, "READRES": 0, "bursts": 0}
     for region in graph.regions:
-        if region.name not in table.refused:
+        if region.name not in table.unsupported_reasons:
             timing = generator.pim_cost(region)
             commands["COMP"] += timing.commands["COMP"]
             commands["READRES"] += timing.commands["READRES"]
@@ -93,7 +93,7 @@ def test_operands_and_results_of_pim_are_read_from_dram_and_written_to_it(toy, t
     """Each once, as a kernel's: 2 bytes an element at 7.5 pJ a bit, writes twice by a write-through L2."""
     graph, generator = toy
     for region in graph.regions:
-        if region.name not in table.refused:
+        if region.name not in table.unsupported_reasons:
             g = region.geometry
             bytes_moved = 2 * g.n * g.h * g.w * g.c + 2 * 2 * g.n * g.oh * g.ow * g.oc
             (crossing,) = (t for t in generator.make(region, "PIM").tasks if t.resource == "crossbar")

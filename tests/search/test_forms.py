@@ -112,10 +112,10 @@ def residual() -> MixedNetwork:
 
 @pytest.mark.long
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
-    keeping = branched.forms.given.region("first")
-    assert keeping.kept_elements and branched.forms.given.region("second").kept_inputs
+    keeping = branched.forms.original.region("first")
+    assert keeping.kept_elements and branched.forms.original.region("second").kept_inputs
     for oracle in (toy, branched, fusing):
-        assert oracle.forms.free == tuple(oracle.change.chains)
+        assert oracle.forms.independent_layers == tuple(oracle.change.chains)
         for layers in oracle.mixtures():
             expected, mixture = oracle.graph(layers), oracle.forms.mixture(dict.fromkeys(layers, 0))
             assert (mixture.regions, mixture.outputs) == (expected.regions, expected.outputs)
@@ -124,7 +124,7 @@ def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
 
 def test_layers_that_others_join_have_one_form_together(residual):
     """The sum joins the kernel of an lconv, behind all that reads the concatenation; else it is its own."""
-    bound = residual.forms.bound
+    bound = residual.forms.dependent_layers
     assert set(bound) == {"first", "second"}
     for layers in residual.mixtures():
         if len(set(bound).intersection(layers)) in (0, len(bound)):
@@ -169,7 +169,7 @@ def test_what_a_layer_takes_by_itself_in_both_forms(toy):
     alone_ns = choose(toy.forms, SYSTEM, toy.costs, Goal(modes="gpu")).standalone_ns
     for layer, (given_ns, chain_ns) in alone_ns.items():
         for graph, names, ns in (
-            (toy.forms.given, (layer,), given_ns),
+            (toy.forms.original, (layer,), given_ns),
             (toy.forms.decomposed[0], toy.forms.chains[layer], chain_ns),
         ):
             search_result = search(graph, SYSTEM, toy.costs, Goal(modes="gpu"))

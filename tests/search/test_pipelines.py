@@ -79,7 +79,7 @@ def test_devices_overlap_and_wait_for_each_other(maker):
 
 def test_what_runs_is_what_was_timed(maker, runs):
     """The program of every part takes just the time that it is charged, and weights lie apart."""
-    side = maker.costs.side
+    side = maker.costs.pim_target
     for run in runs[:: len(runs) // 12]:
         candidate = pipelines.make(maker, run.pipeline)
         charged = {

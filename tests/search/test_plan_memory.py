@@ -109,7 +109,7 @@ def test_what_is_inside_a_kernel_takes_nothing_unless_others_hold_it():
     live = Liveness(steps=4, lifetimes=lives)
 
     def bytes_of(live, *span):
-        return live.span(*span).total_bytes
+        return live.live_range_bytes(*span).total_bytes
 
     assert bytes_of(live, 1, 3) == 300 and bytes_of(live, 1, 3, ["b"]) == 200
     assert bytes_of(live, 1, 2, ["b"]) == 200, "read behind the kernel"
