@@ -88,13 +88,15 @@ CONFIG = """-gpgpu_n_clusters 30
 """
 
 
-def install(folder: Path, more: str = "", config: str = CONFIG, text: str = FAKE, last: str = "") -> Path:
+def install(
+    folder: Path, extra_code: str = "", config: str = CONFIG, text: str = FAKE, last: str = ""
+) -> Path:
     """A directory with the stand-in and its configuration; `more` is run before its closing line."""
     (folder / "bin").mkdir(parents=True)
     (folder / "config").mkdir()
     program = folder / "bin" / "accel-sim.out"
     runs = str(folder / "runs")
-    program.write_text(text.format(python=sys.executable, runs=runs, more=more, last=last))
+    program.write_text(text.format(python=sys.executable, runs=runs, more=extra_code, last=last))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (folder / "config" / "gpgpusim.config").write_text(config)
     (folder / "config" / "trace.config").write_text("-trace_opcode_latency_initiation_int 4,1\n")
@@ -139,10 +141,10 @@ def test_its_clock_is_the_time(installed):
 
 
 def test_it_is_found_by_its_executable_too(installed):
-    whole, direct = AccelSim(str(installed)), AccelSim(str(installed / "bin" / "accel-sim.out"))
-    assert (whole.executable, whole.configurations) == (direct.executable, direct.configurations)
-    assert whole.name == direct.name
-    assert whole.name.startswith("accel-sim:")
+    folder_run, direct = AccelSim(str(installed)), AccelSim(str(installed / "bin" / "accel-sim.out"))
+    assert (folder_run.executable, folder_run.configurations) == (direct.executable, direct.configurations)
+    assert folder_run.name == direct.name
+    assert folder_run.name.startswith("accel-sim:")
 
 
 def test_its_name_changes_with_its_configuration(installed):
@@ -230,18 +232,18 @@ exit 127
 def test_a_missing_library_is_named(place, path, tmp_path, monkeypatch):
     """However long the path is with which the linker's sentence begins."""
     folder = install(tmp_path / ("far" * 40), text=LINKER)
-    where = "the directory that has it"
+    library_place = "the directory that has it"
     if place:
         (folder / place).mkdir(parents=True)
         (folder / place / "libcudart.so.11.0").write_bytes(b"")
-        where = f"'{folder / place}'"
+        library_place = f"'{folder / place}'"
     monkeypatch.setenv("LD_LIBRARY_PATH", path)
     with pytest.raises(ProfilerError) as caught:
         AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")
     now = f"'{path}'" if path else "empty"
     assert str(caught.value) == (
-        f"accel-sim '{folder}': no shared library 'libcudart.so.11.0': add {where} to LD_LIBRARY_PATH, "
-        f"which is {now}"
+        f"accel-sim '{folder}': no shared library 'libcudart.so.11.0': add {library_place} to "
+        f"LD_LIBRARY_PATH, which is {now}"
     )
 
 
@@ -256,9 +258,9 @@ def test_a_missing_library_is_named(place, path, tmp_path, monkeypatch):
 )
 def test_a_log_of_something_else(old, new, said, tmp_path):
     assert FAKE.count(old) == 1
-    other = install(tmp_path / "a", text=FAKE.replace(old, new))
+    folder = install(tmp_path / "a", text=FAKE.replace(old, new))
     with pytest.raises(ProfilerError, match=said):
-        AccelSim(str(other)).costs(REQUESTS[-1:], GPU, "fp16")
+        AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")
 
 
 @pytest.mark.parametrize(
@@ -269,9 +271,9 @@ def test_a_log_of_something_else(old, new, said, tmp_path):
     ],
 )
 def test_a_configuration_of_another_gpu(option, said, tmp_path):
-    other = install(tmp_path / "a", config=f"{CONFIG}{option}\n")
+    folder = install(tmp_path / "a", config=f"{CONFIG}{option}\n")
     with pytest.raises(SpecError, match=said):
-        AccelSim(str(other)).costs(REQUESTS[-1:], GPU, "fp16")
+        AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")
 
 
 def test_what_is_not_there(tmp_path):
@@ -314,11 +316,13 @@ def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     assert [cost.known for cost in costs] == [
         Provenance.SCALED, Provenance.SIMULATED, Provenance.SCALED, Provenance.SCALED
     ]  # fmt: skip
-    modelled = [kernel_cost(each.kernel, GPU, dtype="fp16", channels=each.channels) for each in REQUESTS]
-    for what in ("execution_ns", "dram_bytes", "l2_bytes"):
-        ratio = getattr(costs[1], what) / getattr(modelled[1], what)
-        assert [getattr(cost, what) for cost in costs] == pytest.approx(
-            [ratio * getattr(cost, what) for cost in modelled]
+    modelled = [
+        kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels) for request in REQUESTS
+    ]
+    for field in ("execution_ns", "dram_bytes", "l2_bytes"):
+        ratio = getattr(costs[1], field) / getattr(modelled[1], field)
+        assert [getattr(cost, field) for cost in costs] == pytest.approx(
+            [ratio * getattr(cost, field) for cost in modelled]
         )
     assert {cost.launch_ns for cost in costs} == {GPU.launch_ns}
     cost = costs[1]
@@ -341,11 +345,11 @@ def test_what_it_ran_is_what_it_reads(installed, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     run = AccelSim(str(installed))
-    kept = "import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {!r})"
+    copy_command = "import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {!r})"
     want = []
     for number, request in enumerate(REQUESTS):
         path = logs / f"{kernel_name(request.kernel, 'fp16')}.{request.channels}.log"
-        folder = install(tmp_path / f"keeps{number}", more=kept.format(str(path)))
+        folder = install(tmp_path / f"keeps{number}", extra_code=copy_command.format(str(path)))
         want += AccelSim(str(folder)).costs([request], GPU, "fp16")
         path.write_text(path.read_text() + "GPGPU-Sim: *** exit detected ***\n")
     assert AccelSimLogs(str(logs)).costs(REQUESTS, GPU, "fp16") == want == run.costs(REQUESTS, GPU, "fp16")
@@ -355,15 +359,17 @@ def test_partial_sums_belong_to_their_kernel(tmp_path):
     text = real_log(tmp_path).read_text()
     (path,) = tmp_path.iterdir()
     start, end = text.index("kernel_name = "), text.index("GPGPU-Sim: *** simulation thread")
-    more = text[start:end].replace(kernel_name(POINTWISE, "fp16"), kernel_name(POINTWISE, "fp16") + "_reduce")
+    partial_sums = text[start:end].replace(
+        kernel_name(POINTWISE, "fp16"), kernel_name(POINTWISE, "fp16") + "_reduce"
+    )
     for before, after in {
         "gpu_tot_sim_cycle = 9217": "gpu_tot_sim_cycle = 18434",
         "gpu_tot_sim_insn = 343296": "gpu_tot_sim_insn = 686592",
         "total dram reads = 11360": "total dram reads = 11361",
         "total dram writes = 9408": "total dram writes = 9408",
     }.items():
-        more = more.replace(before, after)
-    path.write_text(text[:end] + more + text[end:])
+        partial_sums = partial_sums.replace(before, after)
+    path.write_text(text[:end] + partial_sums + text[end:])
     (cost,) = AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")
     assert cost.total_ns == pytest.approx(2 * 9217 / 1365 * 1e3)
     assert cost.dram_bytes == 32 * (11361 + 9408)
@@ -401,10 +407,10 @@ def test_power_beside_a_log_is_the_energy_of_its_kernel(tmp_path):
     (cost,) = measured.costs(REQUESTS[1:2], GPU, "fp16")
     joules = {"gpu_arithmetic": 15.0, "gpu_dram": 12.0, "gpu_l2": 4.5, "gpu_leakage": 8.5}
     taken_s = 9217 / 1365e6
-    found = kernel_energy_pj(POINTWISE, cost, GPU, "fp16")
-    assert found == pytest.approx({part: watts * taken_s * 1e12 for part, watts in joules.items()})
+    energy = kernel_energy_pj(POINTWISE, cost, GPU, "fp16")
+    assert energy == pytest.approx({part: watts * taken_s * 1e12 for part, watts in joules.items()})
     assert dataclasses.replace(cost, energies_pj=None) == priced
-    assert kernel_energy_pj(POINTWISE, priced, GPU, "fp16") != found
+    assert kernel_energy_pj(POINTWISE, priced, GPU, "fp16") != energy
 
 
 @pytest.mark.parametrize(
@@ -433,11 +439,11 @@ def test_directories_that_are_none(tmp_path):
 
 def test_logs_that_cannot_be_believed(tmp_path):
     path = real_log(tmp_path)
-    whole = path.read_text()
-    path.write_text(whole[: len(whole) // 2])
+    log_text = path.read_text()
+    path.write_text(log_text[: len(log_text) // 2])
     with pytest.raises(TraceError, match="the run was cut short"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
-    path.write_text(whole)
+    path.write_text(log_text)
     real_log(tmp_path, file="again.log")
     with pytest.raises(ProfilerError, match=r"is in .* too; keep one"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
@@ -445,16 +451,16 @@ def test_logs_that_cannot_be_believed(tmp_path):
     path.rename(tmp_path / "renamed.16.log")
     with pytest.raises(ProfilerError, match="ran with 32 memory channels, not with 16"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
-    (tmp_path / "renamed.16.log").write_text(whole.replace("-gpgpu_n_mem ", "-n_mem "))
+    (tmp_path / "renamed.16.log").write_text(log_text.replace("-gpgpu_n_mem ", "-n_mem "))
     assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].known is Provenance.SIMULATED
     (tmp_path / "renamed.16.log").rename(tmp_path / "renamed.log")
     with pytest.raises(ProfilerError, match=r"says no -gpgpu_n_mem; call it"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     (tmp_path / "renamed.log").unlink()
     real_log(tmp_path)
-    other = dataclasses.replace(GPU, clock_mhz=1200.0)
+    other_gpu = dataclasses.replace(GPU, clock_mhz=1200.0)
     with pytest.raises(SpecError, match="ran with -gpgpu_clock_domains 1365"):
-        AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], other, "fp16")
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], other_gpu, "fp16")
 
 
 def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
@@ -484,16 +490,23 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
 def test_a_kernel_left_out_is_predicted():
     """The quickest of the table in docs/validation.md, which scripts/validate_accel_sim.py writes."""
     samples = read_samples(CYCLES, GPU)
-    kept = [s for s in samples if s.shape in ("pw_784x192x32", "read1m", "write1m", "pw_49x960x160")]
-    found = leave_one_out(kept, GPU)
-    assert [each.kernel for each in found] == ["pw_49x960x160", "pw_784x192x32", "read1m", "write1m"]
-    assert {s.shape: s.measured_ns for s in kept if s.channels == 32} == pytest.approx(
-        {each.kernel: each.cycles[32][0] / 1.365 for each in found}
+    chosen_samples = [
+        s for s in samples if s.shape in ("pw_784x192x32", "read1m", "write1m", "pw_49x960x160")
+    ]
+    predictions = leave_one_out(chosen_samples, GPU)
+    assert [prediction.kernel for prediction in predictions] == [
+        "pw_49x960x160",
+        "pw_784x192x32",
+        "read1m",
+        "write1m",
+    ]
+    assert {s.shape: s.measured_ns for s in chosen_samples if s.channels == 32} == pytest.approx(
+        {prediction.kernel: prediction.cycles[32][0] / 1.365 for prediction in predictions}
     )
-    left_out = next(s for s in kept if s.shape == "pw_784x192x32" and s.channels == 32)
-    others = fit(GPU, [s for s in kept if s.shape != "pw_784x192x32"])
+    left_out = next(s for s in chosen_samples if s.shape == "pw_784x192x32" and s.channels == 32)
+    others = fit(GPU, [s for s in chosen_samples if s.shape != "pw_784x192x32"])
     cost = kernel_cost(left_out.kernel, others, dtype="fp16", channels=32, tile=left_out.tile)
-    assert found[1].cycles[32] == (9217, pytest.approx(cost.total_ns * 1.365))
+    assert predictions[1].cycles[32] == (9217, pytest.approx(cost.total_ns * 1.365))
 
 
 def test_the_page_meets_what_was_asked():
@@ -526,8 +539,8 @@ def test_errors_and_their_sums():
     assert kernels[0].errors == {16: pytest.approx(0.1), 32: 0.0}
     assert kernels[0].ratio_error == pytest.approx(0.1)
     assert kernels[1].ratio_error is None
-    found = summary(kernels)
-    assert found["mape"] == pytest.approx(0.1) and found["largest_ape"] == pytest.approx(0.2)
+    sums = summary(kernels)
+    assert sums["mape"] == pytest.approx(0.1) and sums["largest_ape"] == pytest.approx(0.2)
     page = replace_table("x\n<!-- accel-sim begin -->\nold\n<!-- accel-sim end -->\ny\n", kernels)
     assert "| `a` |  | 100 (+10.0%) | 50 (+0.0%) | +10.0% |" in page
     assert "old" not in page and page.startswith("x\n") and page.endswith("\ny\n")

@@ -50,7 +50,7 @@ def text_of(launch: Launch) -> str:
     return str(launch.header(1)) + "".join(text for text, _ in launch.blocks())
 
 
-def parsed(launch: Launch, tmp_path: Path) -> list:
+def parse_launch(launch: Launch, tmp_path: Path) -> list:
     """Thread blocks, through the file and the parser; what every kernel must keep to."""
     path = tmp_path / f"{launch.name}.traceg"
     path.write_text(text_of(launch), encoding="ascii", newline="\n")
@@ -78,12 +78,12 @@ def traffic(blocks: list) -> tuple[set[int], Counter]:
         for warp in block.warps:
             for i in warp:
                 if i.opcode.startswith(("LDG", "STG")):
-                    elements = [at + d for at in i.addresses for d in range(0, i.width_bytes, 2)]
+                    elements = [address + d for address in i.addresses for d in range(0, i.width_bytes, 2)]
                     (loads if i.opcode.startswith("LDG") else stores).update(elements)
     return loads, stores
 
 
-def needed(g: ConvGeometry, depthwise: bool) -> tuple[set[int], set[int]]:
+def operand_addresses(g: ConvGeometry, depthwise: bool) -> tuple[set[int], set[int]]:
     """Addresses of input and filter elements, by the definition of a convolution."""
     inputs, filters = set(), set()
     cg, ng = g.c // g.groups, g.oc // g.groups
@@ -123,8 +123,8 @@ def geometries(draw, depthwise: bool = False) -> ConvGeometry:
         padding=tuple(draw(st.tuples(*(st.integers(0, 1),) * 4))),
         groups=groups,
     )
-    whole = geometry.h + sum(geometry.padding[::2]) >= (kh - 1) * dilation[0] + 1
-    assume(whole and geometry.w + sum(geometry.padding[1::2]) >= kw)
+    fits_height = geometry.h + sum(geometry.padding[::2]) >= (kh - 1) * dilation[0] + 1
+    assume(fits_height and geometry.w + sum(geometry.padding[1::2]) >= kw)
     assume(geometry.is_depthwise == depthwise)
     return geometry
 
@@ -134,29 +134,33 @@ def geometries(draw, depthwise: bool = False) -> ConvGeometry:
 
 # The traces here are by the generator of the kernels in tests/gpu_model/data/accelsim_rtx2060.csv. The
 # logs of two of them, which Accel-Sim ran, are beside them: `gpu_sim_insn` counts every lane.
-def simulated(m: tuple[int, int], k: int, n: int, tile: tuple[int, int] = (64, 64), **how) -> Launch:
-    gemm = Gemm(geometry=ConvGeometry(n=1, h=m[0], w=m[1], c=k, oc=n), tile=tile, **BASES, **how)
+def pointwise_launch(
+    m: tuple[int, int], k: int, n: int, tile: tuple[int, int] = (64, 64), **options
+) -> Launch:
+    gemm = Gemm(geometry=ConvGeometry(n=1, h=m[0], w=m[1], c=k, oc=n), tile=tile, **BASES, **options)
     return gemm_launch(f"pw_{m[0] * m[1]}x{n}x{k}", gemm)
 
 
-def stored(name: str) -> str:
+def read_stored_trace(name: str) -> str:
     return lzma.decompress((DATA / f"{name}.traceg.xz").read_bytes()).decode()
 
 
 def test_the_trace_that_accel_sim_ran_byte_by_byte():
-    assert text_of(simulated((28, 28), 32, 192, listed=True)) == stored("pw_784x192x32")
+    assert text_of(pointwise_launch((28, 28), 32, 192, listed=True)) == read_stored_trace("pw_784x192x32")
 
 
 def test_a_trace_of_tiles_of_128_by_64_byte_by_byte():
-    assert text_of(simulated((16, 16), 96, 128, (128, 64), listed=True)) == stored("pw_256x128x96")
+    assert text_of(pointwise_launch((16, 16), 96, 128, (128, 64), listed=True)) == read_stored_trace(
+        "pw_256x128x96"
+    )
 
 
 def test_another_that_it_ran_instruction_by_instruction():
     log = gzip.decompress((DATA / "pw_49x960x160.16.log.gz").read_bytes()).decode()
-    expected = stored("pw_49x960x160")
+    expected = read_stored_trace("pw_49x960x160")
     counted = int(re.search(r"^gpu_sim_insn = (\d+)", log, re.M)[1])
     assert expected.count(" ffffffff ") * 32 == counted
-    launch = simulated((7, 7), 160, 960, listed=True)
+    launch = pointwise_launch((7, 7), 160, 960, listed=True)
     # Of rows 48 to 55 it stored all with full warps, of which only row 48, 4 lanes, exists.
     idle = 30 * 28
     assert sum(lanes for _, lanes in launch.blocks()) == counted - idle
@@ -177,7 +181,7 @@ LETTERS = {
 def test_loads_are_on_their_way_while_the_iteration_before_multiplies(tmp_path_factory, tile, k, split):
     geometry = ConvGeometry(n=1, h=5, w=5, c=k, oc=40)
     gemm = Gemm(geometry=geometry, tile=tile, split=split, apart=split > 1, **BASES)
-    blocks = parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
+    blocks = parse_launch(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
     loads = 0
     for warp in (warp for block in blocks for warp in block.warps):
         letters = [LETTERS.get(i.opcode, "L" if i.opcode.startswith("LDG") else "T") for i in warp]
@@ -198,8 +202,8 @@ def test_loads_are_on_their_way_while_the_iteration_before_multiplies(tmp_path_f
 
 
 def test_shorter_addresses_mean_the_same(tmp_path):
-    listed = parsed(simulated((7, 7), 64, 64, listed=True), tmp_path)
-    short = parsed(simulated((7, 7), 64, 64), tmp_path)
+    listed = parse_launch(pointwise_launch((7, 7), 64, 64, listed=True), tmp_path)
+    short = parse_launch(pointwise_launch((7, 7), 64, 64), tmp_path)
     assert {i.mode for b in short for w in b.warps for i in w if i.addresses} == {1, 2}
 
     def plain(blocks):
@@ -213,8 +217,12 @@ def test_shorter_addresses_mean_the_same(tmp_path):
 
 def is_residual(touched: set[int], size_bytes: int, output_bytes: int) -> bool:
     """Whether what is added to the results is read: all of it, or, if it is smaller, within an access."""
-    whole = {D + 2 * i for i in range(size_bytes // 2)}
-    return touched == whole if size_bytes >= output_bytes else touched <= whole | {D + i for i in range(16)}
+    all_addresses = {D + 2 * i for i in range(size_bytes // 2)}
+    return (
+        touched == all_addresses
+        if size_bytes >= output_bytes
+        else touched <= all_addresses | {D + i for i in range(16)}
+    )
 
 
 def residuals(times: int, geometry: ConvGeometry) -> int:
@@ -227,12 +235,12 @@ def residuals(times: int, geometry: ConvGeometry) -> int:
 def test_an_implicit_gemm_touches_its_operands(tmp_path_factory, geometry, tile, times):
     residual = residuals(times, geometry)
     gemm = Gemm(geometry=geometry, tile=tile, residual_bytes=residual, **BASES)
-    blocks = parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
+    blocks = parse_launch(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
     loads, stores = traffic(blocks)
-    inputs, filters = needed(geometry, False)
+    inputs, filters = operand_addresses(geometry, False)
     outputs = geometry.pixels * geometry.oc
-    assert {at for at in loads if at < D} == inputs | filters
-    assert is_residual({at for at in loads if at >= D}, residual, 2 * outputs)
+    assert {address for address in loads if address < D} == inputs | filters
+    assert is_residual({address for address in loads if address >= D}, residual, 2 * outputs)
     assert stores == Counter(C + 2 * o for o in range(outputs))
 
 
@@ -240,8 +248,8 @@ def test_an_implicit_gemm_touches_its_operands(tmp_path_factory, geometry, tile,
 @given(geometries(), st.sampled_from(TILES[-3:]), st.sampled_from((2, 4, 8)))
 def test_split_k_stores_every_partial_sum_once(tmp_path_factory, geometry, tile, split):
     gemm = Gemm(geometry=geometry, tile=tile, split=split, apart=True, residual_bytes=10, **BASES)
-    loads, stores = traffic(parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t")))
-    inputs, filters = needed(geometry, False)
+    loads, stores = traffic(parse_launch(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t")))
+    inputs, filters = operand_addresses(geometry, False)
     assert loads == inputs | filters
     assert stores == Counter(C + 2 * half for half in range(2 * split * geometry.pixels * geometry.oc))
 
@@ -263,11 +271,11 @@ def test_every_tile_computes_its_products(tile):
 def test_a_depthwise_convolution_touches_its_operands(tmp_path_factory, geometry, times):
     residual = residuals(times, geometry)
     launch = depthwise_launch("dw", SimdConvolution(geometry=geometry, residual_bytes=residual, **BASES))
-    loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
-    inputs, filters = needed(geometry, True)
+    loads, stores = traffic(parse_launch(launch, tmp_path_factory.mktemp("t")))
+    inputs, filters = operand_addresses(geometry, True)
     outputs = geometry.pixels * geometry.oc
-    assert {at for at in loads if at < D} == inputs | filters
-    assert is_residual({at for at in loads if at >= D}, residual, 2 * outputs)
+    assert {address for address in loads if address < D} == inputs | filters
+    assert is_residual({address for address in loads if address >= D}, residual, 2 * outputs)
     assert stores == Counter(C + 2 * o for o in range(outputs))
 
 
@@ -276,7 +284,7 @@ def test_a_depthwise_convolution_touches_its_operands(tmp_path_factory, geometry
 def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
     geometry = ConvGeometry(n=1, h=1, w=1, c=k * groups, oc=n * groups, groups=groups)
     launch = gemv_launch("gemv", SimdConvolution(geometry=geometry, **BASES))
-    loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
+    loads, stores = traffic(parse_launch(launch, tmp_path_factory.mktemp("t")))
     assert loads == {A + 2 * i for i in range(k * groups)} | {B + 2 * i for i in range(k * n * groups)}
     assert stores == Counter(C + 2 * o for o in range(n * groups))
 
@@ -284,10 +292,10 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
 def weights_by_block(k: int, n: int, folder: Path) -> list[list[list[int]]]:
     """Of each block, what each of its loads reads of the matrix: offsets of elements, in bytes."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=k, oc=n)
-    blocks = parsed(gemv_launch("gemv", SimdConvolution(geometry=geometry, **BASES)), folder)
+    blocks = parse_launch(gemv_launch("gemv", SimdConvolution(geometry=geometry, **BASES)), folder)
     return [
         [
-            [at + each - B for at in i.addresses for each in range(0, i.width_bytes, 2)]
+            [address + offset - B for address in i.addresses for offset in range(0, i.width_bytes, 2)]
             for warp in block.warps
             for i in warp
             if i.opcode.startswith("LDG") and B <= i.addresses[0] < C
@@ -301,10 +309,10 @@ def weights_by_block(k: int, n: int, folder: Path) -> list[list[list[int]]]:
 def test_blocks_of_a_gemv_begin_their_rows_one_after_the_other(tmp_path_factory, k, n):
     """Each weight is read once; a block begins where the one before it read second, or where it wraps."""
     blocks = weights_by_block(k, n, tmp_path_factory.mktemp("t"))
-    read = Counter(at for block in blocks for load in block for at in load)
+    read = Counter(access for block in blocks for load in block for access in load)
     assert read == Counter(range(0, 2 * k * n, 2))
     for number, block in enumerate(blocks):
-        begins = {at[0] // (2 * k): at[0] % (2 * k) for at in reversed(block)}
+        begins = {access[0] // (2 * k): access[0] % (2 * k) for access in reversed(block)}
         assert set(begins) == set(range(8 * number, min(8 * number + 8, n)))
         assert set(begins.values()) == {number * ROTATION_BYTES % (2 * k)}
 
@@ -316,7 +324,7 @@ def test_rows_of_a_bad_pitch_meet_in_all_channels(tmp_path, k):
         load for block in weights_by_block(k, 8 * GPU.sms, tmp_path) for load in block[:: max(1, k // 256)]
     ]
     assert len(first) == 8 * GPU.sms
-    channels = {at // 256 % GPU.memory_channels for load in first for at in load}
+    channels = {offset // 256 % GPU.memory_channels for load in first for offset in load}
     assert len(channels) == GPU.memory_channels
 
 
@@ -325,32 +333,41 @@ def test_rows_of_a_bad_pitch_meet_in_all_channels(tmp_path, k):
 def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory, k, n, pixels, rows):
     """Squeeze and excite, by whichever way the model takes for one row or for some; all lanes share it."""
     geometry = ConvGeometry(n=rows, h=1, w=1, c=k, oc=n)
-    alone = convolution_kernel(geometry, "fp16")
-    map_bytes = pixels * alone.output_bytes
-    scaled = replace(alone, input_bytes=alone.input_bytes + map_bytes, output_bytes=map_bytes)
-    found = launches(scaled, GPU, "fp16", 32)
-    loads, sums = traffic(parsed(found[0], tmp_path_factory.mktemp("t")))
+    unscaled = convolution_kernel(geometry, "fp16")
+    map_bytes = pixels * unscaled.output_bytes
+    scaled = replace(unscaled, input_bytes=unscaled.input_bytes + map_bytes, output_bytes=map_bytes)
+    kernel_launches = launches(scaled, GPU, "fp16", 32)
+    loads, sums = traffic(parse_launch(kernel_launches[0], tmp_path_factory.mktemp("t")))
     if pixels == 1:  # no map: as many as the products, which are multiplied where they are, but by split-K
-        whole = {C + 2 * i for i in range(map_bytes // 2)}
-        assert set(sums) == whole if len(found) == 1 else found[1].name == found[0].name + "_reduce"
+        map_addresses = {C + 2 * i for i in range(map_bytes // 2)}
+        assert (
+            set(sums) == map_addresses
+            if len(kernel_launches) == 1
+            else kernel_launches[1].name == kernel_launches[0].name + "_reduce"
+        )
         return
-    assert 2 * len(loads) == alone.input_bytes + alone.weight_bytes
+    assert 2 * len(loads) == unscaled.input_bytes + unscaled.weight_bytes
     split, rest = divmod(len(sums), rows * n * 2)  # sums in fp32, of each part of the reduction
     assert split >= 1 and rest == 0 and set(sums.values()) == {1}
-    assert found[1].name == found[0].name + ("_scale" if split == 1 else "_reduce") and len(found) == 2
-    blocks = parsed(found[1], tmp_path_factory.mktemp("t"))
+    assert (
+        kernel_launches[1].name == kernel_launches[0].name + ("_scale" if split == 1 else "_reduce")
+        and len(kernel_launches) == 2
+    )
+    blocks = parse_launch(kernel_launches[1], tmp_path_factory.mktemp("t"))
     loads, stores = traffic(blocks)
     assert stores == Counter(C + 2 * i for i in range(-(-map_bytes // 16) * 8))
     assert set(sums) <= loads and len(loads) == -(-(map_bytes + 2 * len(sums)) // 16) * 8
     lanes = [i.lanes for block in blocks for warp in block.warps for i in warp if i.opcode.startswith("STG")]
-    assert max(lanes) == min(32, -(-map_bytes // 16)) and sum(each < 32 for each in lanes) <= len(blocks)
+    assert max(lanes) == min(32, -(-map_bytes // 16)) and sum(lane_count < 32 for lane_count in lanes) <= len(
+        blocks
+    )
 
 
 @SOME
 @given(st.integers(0, 60000), st.integers(0, 60000), st.integers(0, 10000))
 def test_a_stream_passes_its_bytes_once(tmp_path_factory, reads, writes, macs):
     stream = Stream(read_base=A, write_base=C, read_bytes=reads, write_bytes=writes, macs=macs)
-    blocks = parsed(stream_launch("stream", stream), tmp_path_factory.mktemp("t"))
+    blocks = parse_launch(stream_launch("stream", stream), tmp_path_factory.mktemp("t"))
     loads, stores = traffic(blocks)
     assert loads == {A + 2 * i for i in range(-(-reads // 16) * 8)}
     assert stores == Counter(C + 2 * i for i in range(-(-writes // 16) * 8))
@@ -373,18 +390,18 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_kernel_moves_at_least_its_footprint(layer, tmp_path):
     kernel = convolution_kernel(LAYERS[layer], "fp16", fused_input_bytes=64)
-    found = launches(kernel, GPU, "fp16", 16)
+    kernel_launches = launches(kernel, GPU, "fp16", 16)
     loads, stores = set(), Counter()
-    for launch in found:
-        more, written = traffic(parsed(launch, tmp_path))
-        loads |= more
+    for launch in kernel_launches:
+        addresses, written = traffic(parse_launch(launch, tmp_path))
+        loads |= addresses
         stores += written
     assert 2 * len(loads) >= kernel.input_bytes + kernel.weight_bytes
     assert 2 * sum(stores.values()) >= kernel.output_bytes
-    assert found[0].name == kernel_name(kernel, "fp16")
-    if len(found) == 1:
+    assert kernel_launches[0].name == kernel_name(kernel, "fp16")
+    if len(kernel_launches) == 1:
         assert 2 * sum(stores.values()) == kernel.output_bytes
-    assert {copy.size_bytes for copy in found[0].inputs} >= {kernel.weight_bytes, 64}
+    assert {copy.size_bytes for copy in kernel_launches[0].inputs} >= {kernel.weight_bytes, 64}
 
 
 def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
@@ -393,8 +410,8 @@ def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
     )
     gemm, reduce = launches(convolution_kernel(LAYERS["long"], "fp16"), split, "fp16")
     assert reduce.name == gemm.name + "_reduce"
-    _, partial = traffic(parsed(gemm, tmp_path))
-    read, written = traffic(parsed(reduce, tmp_path))
+    _, partial = traffic(parse_launch(gemm, tmp_path))
+    read, written = traffic(parse_launch(reduce, tmp_path))
     assert read == set(partial)
     assert len(written) * 2 == 16 * 64 * 2
 
@@ -412,15 +429,15 @@ def test_kernels_without_a_convolution():
     )
     conv = convolution_kernel(ConvGeometry(n=1, h=7, w=7, c=40, oc=64), "fp16")
     assert dataclasses.replace(conv, geometry=None) == plain
-    one, other = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))
-    assert one.split("\n", 1)[1] == other.split("\n", 1)[1]
+    plain_text, conv_text = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))
+    assert plain_text.split("\n", 1)[1] == conv_text.split("\n", 1)[1]
     # The products of a window over one axis: so are those over three.
     wide = dataclasses.replace(plain, k=360, window=9, macs=49 * 64 * 360, weight_bytes=46080)
     column = ConvGeometry(n=1, h=49, w=1, c=40, oc=64, kh=9, padding=(4, 0, 4, 0))
     conv = convolution_kernel(column, "fp16")
     assert dataclasses.replace(conv, geometry=None) == wide
-    one, other = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (wide, conv))
-    assert one.split("\n", 1)[1] == other.split("\n", 1)[1]
+    plain_text, conv_text = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (wide, conv))
+    assert plain_text.split("\n", 1)[1] == conv_text.split("\n", 1)[1]
     depthwise = Kernel(kind="depthwise", window=9, macs=9 * 640, input_bytes=1280, output_bytes=1280)
     with pytest.raises(UsageError, match="a trace needs its convolution"):
         launches(depthwise, GPU, "fp16")
@@ -481,20 +498,20 @@ def requests(kernels, *channels: int) -> list[KernelRequest]:
 
 
 def test_traces_on_disk(tmp_path):
-    told = []
-    found = write_traces(requests(SMALL, 16, 32), GPU, "fp16", tmp_path, told.append)
-    assert [each.directory for each in found] == [
+    progress = []
+    traces = write_traces(requests(SMALL, 16, 32), GPU, "fp16", tmp_path, progress.append)
+    assert [trace.directory for trace in traces] == [
         f"{kernel_name(kernel, 'fp16')}.{channels}" for kernel in SMALL for channels in (16, 32)
     ]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(each.directory for each in found)
-    assert told == sorted(told) and told[-1] == 1
-    for each in found:
-        folder = tmp_path / each.directory
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(trace.directory for trace in traces)
+    assert progress == sorted(progress) and progress[-1] == 1
+    for trace in traces:
+        folder = tmp_path / trace.directory
         entries = read_kernels_list(folder / "kernelslist.g")
-        assert entries == [f"kernel-{n}.traceg" for n in range(1, len(each.launches) + 1)]
+        assert entries == [f"kernel-{n}.traceg" for n in range(1, len(trace.launches) + 1)]
         headers = [read_trace(folder / entry)[0] for entry in entries]
-        assert tuple(header.name for header in headers) == each.launches
-        assert each.files_bytes == {p.name: p.stat().st_size for p in folder.iterdir()}
+        assert tuple(header.name for header in headers) == trace.launches
+        assert trace.files_bytes == {p.name: p.stat().st_size for p in folder.iterdir()}
 
 
 def test_copies_are_said_on_demand(tmp_path):
@@ -506,8 +523,8 @@ def test_same_kernels_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_traces(requests(SMALL, 32), GPU, "fp16", tmp_path / name)
-    one, other = (
+    first, second = (
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*g")}
         for n in ("a", "b")
     )
-    assert one == other and len(one) >= 4
+    assert first == second and len(first) >= 4

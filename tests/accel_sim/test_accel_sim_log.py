@@ -22,7 +22,7 @@ def text_of(name: str) -> str:
     return gzip.decompress((DATA / f"{name}.log.gz").read_bytes()).decode()
 
 
-def stored(tmp_path: Path, text: str) -> Path:
+def write_log(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "run.log"
     path.write_text(text)
     return path
@@ -66,7 +66,7 @@ def two_kernels() -> str:
 
 
 def test_several_kernels(tmp_path):
-    log = read_log(stored(tmp_path, two_kernels()))
+    log = read_log(write_log(tmp_path, two_kernels()))
     first, second = log.kernels
     assert (first.cycles, second.cycles, log.cycles) == (9217, 6000, 15217)
     assert (second.name, second.launch_uid) == ("other", 2)
@@ -78,7 +78,7 @@ def test_a_missing_kernel_is_seen(tmp_path):
     text = two_kernels()
     cut = text[: text.index("kernel_name = pw")] + text[text.index("kernel_name = other") :]
     with pytest.raises(TraceError, match="'other' does not add up"):
-        read_log(stored(tmp_path, cut))
+        read_log(write_log(tmp_path, cut))
 
 
 FAULTS = {
@@ -101,7 +101,7 @@ def test_faults_are_named(said, tmp_path):
     broken = FAULTS[said](text_of("empty.32"))
     assert broken != text_of("empty.32")
     with pytest.raises(TraceError, match=said) as caught:
-        read_log(stored(tmp_path, broken))
+        read_log(write_log(tmp_path, broken))
     assert "run.log" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -109,7 +109,7 @@ def test_faults_are_named(said, tmp_path):
 def test_a_log_that_was_cut_is_refused(share, tmp_path):
     text = text_of("pw_784x192x32.32")
     with pytest.raises(TraceError, match="the run was cut short"):
-        read_log(stored(tmp_path, text[: int(len(text) * share)]))
+        read_log(write_log(tmp_path, text[: int(len(text) * share)]))
     path = tmp_path / "cut.log.gz"
     path.write_bytes(gzip.compress(text.encode())[:2000])
     with pytest.raises(TraceError, match=r"cut\.log\.gz: cannot be read"):
@@ -148,7 +148,7 @@ gpu_tot_min_power = 60
 
 
 def test_a_power_report(tmp_path):
-    path = stored(
+    path = write_log(
         tmp_path,
         POWER + POWER.replace("gemm", "copy").replace("kernel_avg_power = 71.5", "kernel_avg_power = 5e1"),
     )
@@ -171,13 +171,13 @@ def test_a_power_report(tmp_path):
 )
 def test_broken_power_reports(old, new, said, tmp_path):
     with pytest.raises(TraceError, match=said):
-        read_power_report(stored(tmp_path, POWER.replace(old, new)))
+        read_power_report(write_log(tmp_path, POWER.replace(old, new)))
 
 
 def test_the_model_holds_as_many_blocks_as_accel_sim():
     """On an SM of the GPU that these logs are of, with the tile that their kernels have."""
-    held = resident_blocks(GpuSpec.load("rtx-2060-pim32"), GemmTilings([(64, 64, 1)]), 32 * 2)
+    blocks_per_sm = resident_blocks(GpuSpec.load("rtx-2060-pim32"), GemmTilings([(64, 64, 1)]), 32 * 2)
     for name in ("pw_784x192x32.32", "pw_49x960x160.16"):
         with gzip.open(DATA / f"{name}.log.gz", "rt") as file:
             (count,) = re.findall(r"CTA/core = (\d+), limited by: regs", file.read())
-        assert held == [int(count)]
+        assert blocks_per_sm == [int(count)]

@@ -27,18 +27,20 @@ PARTS = {
 }
 POINTWISE, WIDE = (ConvGeometry(n=1, h=14, w=14, c=c, oc=96) for c in (64, 96))
 DEPTHWISE = ConvGeometry(n=1, h=28, w=28, c=64, oc=64, kh=3, kw=3, padding=(1, 1, 1, 1), groups=64)
-KERNELS = [convolution_kernel(each, "fp16") for each in (LAYER, *PARTS.values(), POINTWISE, WIDE, DEPTHWISE)]
+KERNELS = [
+    convolution_kernel(geometry, "fp16") for geometry in (LAYER, *PARTS.values(), POINTWISE, WIDE, DEPTHWISE)
+]
 KERNELS += [Kernel(kind="stream", input_bytes=1 << 20, output_bytes=1 << 18)]
 REQUESTS = [KernelRequest(kernel, channels) for kernel in KERNELS for channels in (16, 32)]
 
 
-def modelled(request: KernelRequest):
+def model_cost(request: KernelRequest):
     return kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels)
 
 
 def log(folder, request: KernelRequest, times: float, watts: float = 0.0) -> None:
     """A run that takes `times` as long as the GPU model says, with as many times the traffic."""
-    name, cost = kernel_name(request.kernel, "fp16"), modelled(request)
+    name, cost = kernel_name(request.kernel, "fp16"), model_cost(request)
     cycles = round((cost.launch_ns + times * cost.execution_ns) * GPU.clock_mhz / 1e3)
     l2_gb_s = times * cost.l2_bytes / (cycles / GPU.clock_mhz * 1e3)
     reads = round(times * cost.dram_bytes / 32)
@@ -68,26 +70,26 @@ def test_which_kernels_were_simulated_does_not_matter(logged, times, tmp_path_fa
     for index in logged:
         log(folder, REQUESTS[index], times)
     for index, (request, cost) in enumerate(zip(REQUESTS, costs(folder))):
-        expected = modelled(request)
+        expected = model_cost(request)
         assert cost.known is (Provenance.SIMULATED if index in logged else Provenance.SCALED)
         assert cost.launch_ns == expected.launch_ns
         # Cycles and bursts of logs are whole numbers.
-        for what in ("execution_ns", "dram_bytes", "l2_bytes"):
-            assert getattr(cost, what) == pytest.approx(times * getattr(expected, what), rel=0.02), what
+        for field in ("execution_ns", "dram_bytes", "l2_bytes"):
+            assert getattr(cost, field) == pytest.approx(times * getattr(expected, field), rel=0.02), field
 
 
 def ratio(folder, request: KernelRequest) -> float:
     (cost,) = costs(folder, [request])
-    return cost.execution_ns / modelled(request).execution_ns
+    return cost.execution_ns / model_cost(request).execution_ns
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_most_alike_kernels_count(part, tmp_path):
     """Logs come one by one, each more like what is asked for than those before; that one alone counts."""
     piece = convolution_kernel(PARTS[part], "fp16")
-    asked = KernelRequest(piece, 16)
+    request = KernelRequest(piece, 16)
     layer, point, wide, depthwise = (
-        convolution_kernel(each, "fp16") for each in (LAYER, POINTWISE, WIDE, DEPTHWISE)
+        convolution_kernel(geometry, "fp16") for geometry in (LAYER, POINTWISE, WIDE, DEPTHWISE)
     )
     logs = [
         ((depthwise, 32), 2.0),
@@ -101,7 +103,7 @@ def test_the_most_alike_kernels_count(part, tmp_path):
     ]
     for (kernel, channels), times in logs:
         log(tmp_path, KernelRequest(kernel, channels), times)
-        assert ratio(tmp_path, asked) == pytest.approx(times, rel=0.02)
+        assert ratio(tmp_path, request) == pytest.approx(times, rel=0.02)
 
 
 def test_neither_the_order_nor_the_company_of_requests_matters(tmp_path):
@@ -114,16 +116,16 @@ def test_neither_the_order_nor_the_company_of_requests_matters(tmp_path):
 
 def test_runs_no_longer_than_a_launch_show_nothing(tmp_path):
     log(tmp_path, REQUESTS[0], 0.0)
-    assert costs(tmp_path, REQUESTS[1:]) == [modelled(request) for request in REQUESTS[1:]]
+    assert costs(tmp_path, REQUESTS[1:]) == [model_cost(request) for request in REQUESTS[1:]]
 
 
 def test_power_of_those_alike_over_the_time(tmp_path):
     log(tmp_path, REQUESTS[0], 2.0, watts=20.0)
     log(tmp_path, REQUESTS[-1], 2.0)
     (cost,) = costs(tmp_path, REQUESTS[1:2])
-    found = cost.energies_pj
-    assert found["gpu_dram"] == pytest.approx(20.0 * cost.total_ns * 1e3)
-    assert found["gpu_leakage"] == pytest.approx(10.0 * cost.total_ns * 1e3)
+    energies = cost.energies_pj
+    assert energies["gpu_dram"] == pytest.approx(20.0 * cost.total_ns * 1e3)
+    assert energies["gpu_leakage"] == pytest.approx(10.0 * cost.total_ns * 1e3)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def test_a_search_finds_the_same_plan_with_some_logs_as_with_all(kept, toy_reque
             log(tmp_path / name, request, 4.0)
         profiling = Profiling(gpu=AccelSimLogs(str(tmp_path / name)))
         plans.append(pimflow.search("toy", system(), profiling=profiling))
-    every, some = plans
-    assert some.gpu_only.latency_ns == pytest.approx(every.gpu_only.latency_ns, rel=0.005)
-    assert some.evaluation.latency_ns == pytest.approx(every.evaluation.latency_ns, rel=0.005)
-    assert [c.mode for c in some.plan.choices] == [c.mode for c in every.plan.choices]
+    all_logs, some = plans
+    assert some.gpu_only.latency_ns == pytest.approx(all_logs.gpu_only.latency_ns, rel=0.005)
+    assert some.evaluation.latency_ns == pytest.approx(all_logs.evaluation.latency_ns, rel=0.005)
+    assert [c.mode for c in some.plan.choices] == [c.mode for c in all_logs.plan.choices]

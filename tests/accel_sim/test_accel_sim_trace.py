@@ -33,7 +33,7 @@ def text_of(name: str) -> str:
     return lzma.decompress((DATA / f"{name}.traceg.xz").read_bytes()).decode("ascii")
 
 
-def stored(tmp_path: Path, text: str) -> Path:
+def write_trace(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "kernel-1.traceg"
     path.write_text(text, encoding="ascii", newline="\n")
     return path
@@ -41,12 +41,12 @@ def stored(tmp_path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", ["empty", "pw_784x192x32"])
 def test_real_traces_come_back_byte_by_byte(name, tmp_path):
-    header, blocks = read_trace(stored(tmp_path, text_of(name)))
+    header, blocks = read_trace(write_trace(tmp_path, text_of(name)))
     assert str(header) + "".join(map(str, blocks)) == text_of(name)
 
 
 def test_a_real_trace_is_understood(tmp_path):
-    header, blocks = read_trace(stored(tmp_path, text_of("pw_784x192x32")))
+    header, blocks = read_trace(write_trace(tmp_path, text_of("pw_784x192x32")))
     blocks = list(blocks)
     assert (header.name, header.grid, header.block) == ("pw_784x192x32", (3, 13, 1), (128, 1, 1))
     assert (header.blocks, header.warps, len(blocks)) == (39, 4, 39)
@@ -58,7 +58,7 @@ def test_a_real_trace_is_understood(tmp_path):
     assert sum(i.lanes for i in instructions) == 343296
 
 
-def decompressed_as_accel_sim_does(words: list[str], mask: int) -> list[int]:
+def decompress_like_accel_sim(words: list[str], mask: int) -> list[int]:
     """`trace_parser.cc`, lane by lane, for any mode."""
     mode, first, lanes, started, stopped = int(words[0]), int(words[1], 16), [], False, False
     deltas = [int(word) for word in words[2:]]
@@ -114,7 +114,7 @@ def test_accel_sim_finds_the_same_addresses(instruction):
     if not short.addresses:
         return
     memory = str(short).split()[-len(short._memory().split()) :]
-    assert decompressed_as_accel_sim_does(memory, short.mask) == list(short.addresses)
+    assert decompress_like_accel_sim(memory, short.mask) == list(short.addresses)
 
 
 def test_a_stride_is_for_neighbouring_lanes():
@@ -153,9 +153,9 @@ def traces(draw) -> tuple[TraceHeader, list[ThreadBlock]]:
 @given(traces())
 def test_traces_come_back(tmp_path_factory, trace):
     header, blocks = trace
-    path = stored(tmp_path_factory.mktemp("t"), str(header) + "".join(map(str, blocks)))
-    found, iterator = read_trace(path)
-    assert (found, list(iterator)) == (header, blocks)
+    path = write_trace(tmp_path_factory.mktemp("t"), str(header) + "".join(map(str, blocks)))
+    header_read, iterator = read_trace(path)
+    assert (header_read, list(iterator)) == (header, blocks)
 
 
 FAULTS = {
@@ -182,7 +182,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("said", FAULTS)
 def test_faults_are_named_with_their_place(said, tmp_path):
-    path = stored(tmp_path, FAULTS[said](text_of("empty")))
+    path = write_trace(tmp_path, FAULTS[said](text_of("empty")))
     with pytest.raises(TraceError, match=said) as caught:
         list(read_trace(path)[1])
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)

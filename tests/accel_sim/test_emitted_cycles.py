@@ -87,11 +87,11 @@ def test_half_of_the_kernels_is_not_fitted_to():
     assert 0.4 < share < 0.6
 
 
-def given(**constants):
+def gpu_with_constants(**constants):
     """`GPU` with constants of kernels as they are emitted: what a thread waits for alone, unless given."""
-    alone = {"step_cycles": 1e6, "exposed": 0.0, "channel_spread": 32.0, "kernel_cycles": 1.0}
-    alone |= {"overlap": 8.0, "overlap_row": 8.0}
-    return dataclasses.replace(GPU, efficiency=GPU.efficiency | alone | constants)
+    defaults = {"step_cycles": 1e6, "exposed": 0.0, "channel_spread": 32.0, "kernel_cycles": 1.0}
+    defaults |= {"overlap": 8.0, "overlap_row": 8.0}
+    return dataclasses.replace(GPU, efficiency=GPU.efficiency | defaults | constants)
 
 
 def demand_of(sample, gpu):
@@ -103,7 +103,7 @@ def demand_of(sample, gpu):
 
 def test_threads_wait_for_each_step_of_each_wave():
     """Iterations, taps by fives, or parts of a row, and two; waves by the registers of the emitted launch."""
-    gpu = given()
+    gpu = gpu_with_constants()
     for sample, row in zip(SAMPLES, ROWS):
         if sample.kind == "stream":
             assert demand_of(sample, gpu).compute < 1e5
@@ -126,7 +126,7 @@ def test_threads_wait_for_each_step_of_each_wave():
 def test_dram_moves_what_was_simulated():
     """Bytes of a row's results are sectors; outputs go through the L2."""
     errors = [
-        float(demand_of(sample, given()).dram_bytes.item()) / float(row["dram_bytes"]) - 1
+        float(demand_of(sample, gpu_with_constants()).dram_bytes.item()) / float(row["dram_bytes"]) - 1
         for sample, row in zip(SAMPLES, ROWS)
     ]
     assert np.median(np.abs(errors)) < 1e-3 and np.quantile(np.abs(errors), 0.95) < 0.03
@@ -140,52 +140,61 @@ def test_rows_a_power_of_two_apart_meet_in_few_slices(size, share):
     )
     run = {"dtype": "fp16", "channels": 16, "tile": (64, 64)}
     met, all_slices = (
-        kernel_cost(kernel, given(channel_spread=spread), **run).dram_ns for spread in (1.0, 32.0)
+        kernel_cost(kernel, gpu_with_constants(channel_spread=spread), **run).dram_ns
+        for spread in (1.0, 32.0)
     )
     assert met == pytest.approx(all_slices * 32 / share)
 
 
 def test_split_k_takes_a_second_launch():
     kernel = next(sample.kernel for sample in SAMPLES if sample.tile and sample.kernel.k > 600)
-    whole, split = (
-        kernel_cost(kernel, given(step_cycles=1e-3), dtype="fp16", tile=(32, 32, parts)).execution_ns
+    one_part, split = (
+        kernel_cost(
+            kernel, gpu_with_constants(step_cycles=1e-3), dtype="fp16", tile=(32, 32, parts)
+        ).execution_ns
         for parts in (1, 2)
     )
-    assert split - whole > GPU.launch_ns
+    assert split - one_part > GPU.launch_ns
 
 
 @pytest.mark.parametrize("tile", [None, (32, 32, 1), (32, 32, 2)], ids=str)
 def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
     """Two launches, one after the other, as they are emitted; split-K has a second one in any case."""
-    gpu = given(step_cycles=300.0, overlap=1.3, kernel_cycles=1000.0)
-    alone = parse_kernel_name("gemm_m1_n240_k64_h1w1c64o240_fp16", "fp16")
-    of_map = 196 * alone.output_bytes
-    scaled = dataclasses.replace(alone, input_bytes=alone.input_bytes + of_map, output_bytes=of_map)
+    gpu = gpu_with_constants(step_cycles=300.0, overlap=1.3, kernel_cycles=1000.0)
+    unscaled = parse_kernel_name("gemm_m1_n240_k64_h1w1c64o240_fp16", "fp16")
+    of_map = 196 * unscaled.output_bytes
+    scaled = dataclasses.replace(unscaled, input_bytes=unscaled.input_bytes + of_map, output_bytes=of_map)
     stream = Kernel(kind="stream", input_bytes=of_map + 240 * 4, output_bytes=of_map, macs=of_map // 2)
     run = {"dtype": "fp16", "channels": 16}
-    first, both = (kernel_cost(kernel, gpu, **run, tile=tile) for kernel in (alone, scaled))
+    first, scaled_cost = (kernel_cost(kernel, gpu, **run, tile=tile) for kernel in (unscaled, scaled))
     second = kernel_cost(stream, gpu, **run)
     shared = tile and tile[2] > 1 and gpu.launch_ns + 1000 / gpu.clock_mhz * 1e3
-    assert both.total_ns == pytest.approx(first.total_ns + second.total_ns - (shared or 0))
-    assert both.dram_bytes == pytest.approx(first.dram_bytes + second.dram_bytes)
+    assert scaled_cost.total_ns == pytest.approx(first.total_ns + second.total_ns - (shared or 0))
+    assert scaled_cost.dram_bytes == pytest.approx(first.dram_bytes + second.dram_bytes)
     assert len(launches(scaled, GPU, "fp16", 16)) == 2
     # A residual, or one more tensor that is stored, is no map.
-    for more, kept in ((480, 0), (128, 128)):
-        sizes = {"input_bytes": alone.input_bytes + more, "output_bytes": alone.output_bytes + kept}
-        assert len(launches(dataclasses.replace(alone, **sizes), GPU, "fp16")) == 1
+    for extra_inputs, extra_outputs in ((480, 0), (128, 128)):
+        sizes = {
+            "input_bytes": unscaled.input_bytes + extra_inputs,
+            "output_bytes": unscaled.output_bytes + extra_outputs,
+        }
+        assert len(launches(dataclasses.replace(unscaled, **sizes), GPU, "fp16")) == 1
 
 
 def test_constants_are_found_again():
     """Times that the model gives under other constants are fitted to 2 %."""
     told_by = {"step_cycles": 450.0, "kernel_cycles": 900.0, "exposed": 0.6, "channel_spread": 5.0}
-    other = given(**told_by, overlap=1.5)
+    changed_gpu = gpu_with_constants(**told_by, overlap=1.5)
     samples = [sample for sample in SAMPLES if sample.kind != "row"]
-    told = [
+    measured_samples = [
         dataclasses.replace(sample, measured_ns=measured_ns)
-        for sample, measured_ns in zip(samples, analytic_ns(samples, other))
+        for sample, measured_ns in zip(samples, analytic_ns(samples, changed_gpu))
     ]
-    found = fit(GPU, told)
-    errors = np.array(analytic_ns(told, found)) / [sample.measured_ns for sample in told] - 1
+    fitted = fit(GPU, measured_samples)
+    errors = (
+        np.array(analytic_ns(measured_samples, fitted)) / [sample.measured_ns for sample in measured_samples]
+        - 1
+    )
     assert np.median(abs(errors)) < 0.02
 
 
@@ -193,13 +202,17 @@ def test_a_gpu_of_ones_own_takes_them(tmp_path):
     """A file that is fitted to emitted kernels has what `emitted` reads, and is read."""
     path = tmp_path / "mine.toml"
     path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
-    found = fit(GPU, [sample for sample in SAMPLES if sample.is_fit_sample])
-    write_efficiency(path, found, efficiency_sources(found, SAMPLES, CYCLES.name, "hash"))
-    mine = GpuSpec.load(path)
-    assert mine.efficiency == found.efficiency and {*EMITTED_CONSTANTS} <= mine.efficiency.keys()
-    sources = {key for key, value in mine.sources.items() if value.startswith("fitted to Accel-Sim runs")}
+    fitted = fit(GPU, [sample for sample in SAMPLES if sample.is_fit_sample])
+    write_efficiency(path, fitted, efficiency_sources(fitted, SAMPLES, CYCLES.name, "hash"))
+    written_gpu = GpuSpec.load(path)
+    assert (
+        written_gpu.efficiency == fitted.efficiency and {*EMITTED_CONSTANTS} <= written_gpu.efficiency.keys()
+    )
+    sources = {
+        key for key, value in written_gpu.sources.items() if value.startswith("fitted to Accel-Sim runs")
+    }
     assert sources == {f"efficiency.{name}" for name in EMITTED_CONSTANTS}
-    assert analytic_ns(SAMPLES, mine) == analytic_ns(SAMPLES, found)
+    assert analytic_ns(SAMPLES, written_gpu) == analytic_ns(SAMPLES, fitted)
 
 
 def test_ratios():
@@ -207,11 +220,11 @@ def test_ratios():
     pair = [sample for sample in SAMPLES if sample.shape == SAMPLES[0].shape]
     assert sorted(sample.channels for sample in pair) == [16, 32]
     predicted = analytic_ns(pair, GPU)
-    told = [dataclasses.replace(s, measured_ns=ns) for s, ns in zip(pair, predicted)]
-    assert ratio_errors(told, GPU) == pytest.approx([0.0])
-    longer = [dataclasses.replace(s, measured_ns=s.measured_ns * (32 / s.channels)) for s in told]
+    model_samples = [dataclasses.replace(s, measured_ns=ns) for s, ns in zip(pair, predicted)]
+    assert ratio_errors(model_samples, GPU) == pytest.approx([0.0])
+    longer = [dataclasses.replace(s, measured_ns=s.measured_ns * (32 / s.channels)) for s in model_samples]
     assert ratio_errors(longer, GPU) == pytest.approx([-0.5])
-    assert ratio_errors(told[:1], GPU) == []
+    assert ratio_errors(model_samples[:1], GPU) == []
 
 
 def test_the_page_is_of_the_stored_runs():

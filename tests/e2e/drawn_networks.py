@@ -203,12 +203,13 @@ def _join(graph: Graph, draw: Random, x: str) -> str:
     axis = draw.randrange(len(dims))
     others = [
         name
-        for name, other in graph.shapes.items()
-        if len(other) == len(dims) and all(a == b for i, (a, b) in enumerate(zip(other, dims)) if i != axis)
+        for name, partner in graph.shapes.items()
+        if len(partner) == len(dims)
+        and all(a == b for i, (a, b) in enumerate(zip(partner, dims)) if i != axis)
     ]
-    other = draw.choice(others)
-    joined = dims[axis] + graph.shapes[other][axis]
-    return graph.add("Concat", [x, other], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
+    partner = draw.choice(others)
+    joined = dims[axis] + graph.shapes[partner][axis]
+    return graph.add("Concat", [x, partner], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
 
 
 def _residual(graph: Graph, draw: Random, x: str) -> str:
@@ -249,10 +250,10 @@ def _reduce(graph: Graph, draw: Random, x: str) -> str | None:
     dims = graph.shapes[x]
     if len(dims) < 2:
         return None
-    axis, kept = draw.randrange(len(dims)), draw.choice([0, 1])
+    axis, keepdims = draw.randrange(len(dims)), draw.choice([0, 1])
     axes = graph.constant(np.int64([axis]))
     kind = draw.choice(["ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2"])
-    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * kept, *dims[axis + 1 :]), keepdims=kept)
+    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * keepdims, *dims[axis + 1 :]), keepdims=keepdims)
 
 
 def _cast(graph: Graph, draw: Random, x: str) -> str:
@@ -292,7 +293,7 @@ def _vector(graph: Graph, draw: Random, x: str) -> str:
     return graph.add(kind, [x, graph.constant(numbers.astype(np.float32))], dims)
 
 
-def _chosen(graph: Graph, draw: Random, x: str) -> str:
+def _conditional_leaky_relu(graph: Graph, draw: Random, x: str) -> str:
     """A leaky ReLU by its condition."""
     dims = graph.shapes[x]
     positive = graph.add(draw.choice(["Greater", "GreaterOrEqual"]), [x, graph.constant(np.float32(0))], dims)
@@ -305,7 +306,7 @@ def _pad(graph: Graph, draw: Random, x: str) -> str:
     dims = graph.shapes[x]
     mode = draw.choice(["constant", "edge", "reflect"])
     pads = [[draw.choice([0, 0, 1]) if extent > 1 else 0 for extent in dims] for _ in range(2)]
-    size = tuple(sum(each) for each in zip(dims, *pads, strict=True))
+    size = tuple(sum(extents) for extents in zip(dims, *pads, strict=True))
     return graph.add("Pad", [x, graph.constant(np.int64([*pads[0], *pads[1]]))], size, mode=mode)
 
 
@@ -328,7 +329,7 @@ def _gather(graph: Graph, draw: Random, x: str) -> str:
     return graph.add("Gather", [x, graph.constant(np.int64(places))], size, axis=axis)
 
 
-def _every_other(graph: Graph, draw: Random, x: str) -> str | None:
+def _strided_slice(graph: Graph, draw: Random, x: str) -> str | None:
     axis = draw.randrange(len(graph.shapes[x]))
     extent = graph.shapes[x][axis]
     return graph.slice(x, axis, draw.choice([0, 1]), extent, 2) if extent > 1 else None
@@ -358,15 +359,17 @@ def _blocks(graph: Graph, draw: Random, x: str) -> str | None:
     return None
 
 
-def _transposed_conv(graph: Graph, draw: Random, x: str) -> str | None:
+def _conv_transpose(graph: Graph, draw: Random, x: str) -> str | None:
     n, c, *size = graph.shapes[x] if len(graph.shapes[x]) == 4 else (0, 0)
     if not n or max(size) > 10:
         return None
     groups, kernel, stride = draw.choice([1, 1, c]), draw.choice([2, 3]), draw.choice([1, 2])
-    each = draw.choice([1, 2]) if groups == c else draw.choice([4, 8])
+    group_channels = draw.choice([1, 2]) if groups == c else draw.choice([4, 8])
     dims = [(extent - 1) * stride + kernel for extent in size]
-    operands = [x, graph.weight(c, each, kernel, kernel)]
-    return graph.add("ConvTranspose", operands, (n, each * groups, *dims), strides=[stride] * 2, group=groups)
+    operands = [x, graph.weight(c, group_channels, kernel, kernel)]
+    return graph.add(
+        "ConvTranspose", operands, (n, group_channels * groups, *dims), strides=[stride] * 2, group=groups
+    )
 
 
 def _long_conv(graph: Graph, draw: Random, x: str) -> str | None:
@@ -401,21 +404,21 @@ def _window(graph: Graph, draw: Random, x: str) -> str | None:
     if len(dims) != 4 or min(dims[2:]) < 3:
         return None
     kind, pad = draw.choice(["MaxPool", "AveragePool"]), draw.choice([0, 1])
-    more = {"count_include_pad": draw.choice([0, 1])} if kind == "AveragePool" else {}
+    pool_attributes = {"count_include_pad": draw.choice([0, 1])} if kind == "AveragePool" else {}
     size = tuple((extent + 2 * pad - 3) // 2 + 1 for extent in dims[2:])
     return graph.add(
-        kind, [x], (*dims[:2], *size), kernel_shape=[3, 3], strides=[2, 2], pads=[pad] * 4, **more
+        kind, [x], (*dims[:2], *size), kernel_shape=[3, 3], strides=[2, 2], pads=[pad] * 4, **pool_attributes
     )
 
 
-def _total(graph: Graph, draw: Random, x: str) -> str | None:
+def _reduce_other(graph: Graph, draw: Random, x: str) -> str | None:
     dims = graph.shapes[x]
     if len(dims) < 2:
         return None
-    axis, kept = draw.randrange(len(dims)), draw.choice([0, 1])
+    axis, keepdims = draw.randrange(len(dims)), draw.choice([0, 1])
     kind = draw.choice(["ReduceMin", "ReduceL1", "ReduceLogSumExp", "ReduceSumSquare"])
     axes = graph.constant(np.int64([axis]))
-    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * kept, *dims[axis + 1 :]), keepdims=kept)
+    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * keepdims, *dims[axis + 1 :]), keepdims=keepdims)
 
 
 def _running_sum(graph: Graph, draw: Random, x: str) -> str:
@@ -429,7 +432,7 @@ def _log_softmax(graph: Graph, draw: Random, x: str) -> str:
     return graph.add("LogSoftmax", [x], graph.shapes[x], axis=draw.randrange(len(graph.shapes[x])))
 
 
-def _largest(graph: Graph, draw: Random, x: str) -> str:
+def _top_k(graph: Graph, draw: Random, x: str) -> str:
     dims = graph.shapes[x]
     axis = draw.randrange(len(dims))
     count = (dims[axis] + 1) // 2
@@ -443,12 +446,12 @@ def _gemm(graph: Graph, draw: Random, x: str) -> str | None:
     dims = graph.shapes[x]
     if len(dims) != 2 or max(dims) > 512:
         return None
-    turned, other = draw.choice([0, 1]), draw.choice([0, 1])
-    inner, rows = dims[1 - turned], dims[turned]
-    matrix = graph.weight(*((16, inner) if other else (inner, 16)))
+    transpose_a, transpose_b = draw.choice([0, 1]), draw.choice([0, 1])
+    inner, rows = dims[1 - transpose_a], dims[transpose_a]
+    matrix = graph.weight(*((16, inner) if transpose_b else (inner, 16)))
     bias = graph.constant(graph.values.standard_normal((1, 16)).astype(np.float32))
     scales = {"alpha": 0.5, "beta": 0.75} if draw.random() < 0.5 else {}
-    return graph.add("Gemm", [x, matrix, bias], (rows, 16), transA=turned, transB=other, **scales)
+    return graph.add("Gemm", [x, matrix, bias], (rows, 16), transA=transpose_a, transB=transpose_b, **scales)
 
 
 def _gram(graph: Graph, draw: Random, x: str) -> str | None:
@@ -462,7 +465,7 @@ def _gram(graph: Graph, draw: Random, x: str) -> str | None:
     return graph.add("Div", [product, graph.constant(np.float32(dims[-1]))], graph.shapes[product])
 
 
-def _another_rank(graph: Graph, draw: Random, x: str) -> str:
+def _change_rank(graph: Graph, draw: Random, x: str) -> str:
     dims = graph.shapes[x]
     ones = [axis for axis, extent in enumerate(dims) if extent == 1]
     if ones and len(dims) > 1:
@@ -491,14 +494,14 @@ UNARY = (
 )
 # Beside `LAYERS`, for networks that are compared by value.
 OTHERS = {
-    _unary: 5, _scalar: 3, _vector: 2, _chosen: 1, _pad: 2, _tile: 1, _expand: 1, _gather: 2, _every_other: 2,
-    _split: 2, _blocks: 2, _transposed_conv: 2, _long_conv: 2, _channel_norm: 2, _window: 2, _total: 2,
-    _running_sum: 1, _log_softmax: 1, _largest: 1, _gemm: 2, _gram: 1, _another_rank: 2, _triangle: 1,
+    _unary: 5, _scalar: 3, _vector: 2, _conditional_leaky_relu: 1, _pad: 2, _tile: 1, _expand: 1, _gather: 2,
+    _strided_slice: 2, _split: 2, _blocks: 2, _conv_transpose: 2, _long_conv: 2, _channel_norm: 2, _window: 2, _reduce_other: 2,
+    _running_sum: 1, _log_softmax: 1, _top_k: 1, _gemm: 2, _gram: 1, _change_rank: 2, _triangle: 1,
     _cast_like: 1,
 }  # fmt: skip
 
 
-def drawn_network(draw: Random, most_layers: int = 10, others: bool = False) -> onnx.ModelProto:
+def random_network(draw: Random, most_layers: int = 10, others: bool = False) -> onnx.ModelProto:
     """A network of up to so many layers over a map, a sequence or both: of `LAYERS`, and `others` too."""
     layers = LAYERS | OTHERS if others else LAYERS
     sequence = (draw.choice([1, 1, 2]), draw.choice([4, 9, 16]), draw.choice([16, 32]))
@@ -513,9 +516,9 @@ def drawn_network(draw: Random, most_layers: int = 10, others: bool = False) -> 
     for _ in range(draw.randint(2, most_layers)):
         layer = draw.choices(list(layers), list(layers.values()))[0]
         recent = list(graph.shapes)[-5:]
-        made = layer(graph, draw, draw.choice(recent))
-        if made and not 0 < math.prod(graph.shapes[made]) <= MOST_ELEMENTS:
-            del graph.shapes[made]
+        output = layer(graph, draw, draw.choice(recent))
+        if output and not 0 < math.prod(graph.shapes[output]) <= MOST_ELEMENTS:
+            del graph.shapes[output]
     if all(node.op_type in VIEWS for node in graph.nodes):  # a network of views alone is refused
         graph.conv("x0", 8) if len(inputs[0]) == 4 else graph.product("x0", 8)
     also = [name for name in graph.shapes if name not in graph.inputs]

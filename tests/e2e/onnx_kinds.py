@@ -13,7 +13,7 @@ SHAPE = (1, 8, 6, 6)
 KINDS: dict[str, onnx.ModelProto] = {}
 
 
-def w(*dims, low=-1.0, high=1.0):
+def weight(*dims, low=-1.0, high=1.0):
     return np.random.default_rng([*dims, 3]).uniform(low, high, dims).astype(np.float32)
 
 
@@ -39,7 +39,7 @@ def op(name, kind, operands="x", outs="y", x=SHAPE, t=F, opset=17, extra=None, w
     net(name, [h.make_node(kind, names, outs.split(" "), name="n", **attributes)], inputs, weights, opset)
 
 
-def after(name, first, kind, *operands, inputs="x", weights=None, opset=17, **attributes):
+def net_after(name, first, kind, *operands, inputs="x", weights=None, opset=17, **attributes):
     """A network of one node whose first operand is what the nodes `first` make of ``x``, called ``u``."""
     values = {n: (F, SHAPE) for n in inputs.split(" ")}
     last = h.make_node(kind, ["u", *operands], ["y"], name="n", **attributes)
@@ -56,10 +56,10 @@ for k in UNARY.split():
     op(k, k, opset=18)
 for k in ("Acos", "Asin", "Atanh"):
     within = [h.make_node("Tanh", ["x"], ["t"], name="t"), h.make_node("Mul", ["t", "half"], ["u"], name="m")]
-    after(k, within, k, weights={"half": np.float32([0.9])})
+    net_after(k, within, k, weights={"half": np.float32([0.9])})
 for k in ("Acosh", "Log", "Reciprocal", "Sqrt"):
     above = [h.make_node("Abs", ["x"], ["t"], name="t"), h.make_node("Add", ["t", "one"], ["u"], name="m")]
-    after(k, above, k, weights={"one": np.float32([1.5])})
+    net_after(k, above, k, weights={"one": np.float32([1.5])})
 op("Gelu", "Gelu", opset=20)
 op("Gelu tanh", "Gelu", opset=20, approximate="tanh")
 op("Not", "Not", t=B)
@@ -69,10 +69,10 @@ op("BitwiseNot", "BitwiseNot", t=I32, opset=18)
 for k in ("Add", "Max", "Mean", "Min", "Mul", "Sub", "Sum"):
     op(k, k, "x z", extra={"z": (F, SHAPE)})
 op("Mod", "Mod", "x z", extra={"z": (F, SHAPE)}, fmod=1)
-after("Pow", [h.make_node("Abs", ["x"], ["u"], name="t")], "Pow", "z", inputs="x z")
+net_after("Pow", [h.make_node("Abs", ["x"], ["u"], name="t")], "Pow", "z", inputs="x z")
 divisor = [h.make_node("Exp", ["z"], ["t"], name="t"), h.make_node("Div", ["x", "t"], ["u"], name="m")]
-after("Div", divisor, "Neg", inputs="x z")
-op("PRelu", "PRelu", "x s", weights={"s": w(8, 1, 1)})
+net_after("Div", divisor, "Neg", inputs="x z")
+op("PRelu", "PRelu", "x s", weights={"s": weight(8, 1, 1)})
 op("PRelu one", "PRelu", "x s", weights={"s": np.float32([0.3])})
 op("Add broadcast", "Add", "x z", extra={"z": (F, (6,))})
 for k in ("Add", "Sub", "Mul", "Max", "Min"):
@@ -108,7 +108,7 @@ for k in (
     "ReduceSumSquare",
 ):
     if k == "ReduceLogSum":
-        after(k, [h.make_node("Exp", ["x"], ["u"], name="t")], k, axes=[1])
+        net_after(k, [h.make_node("Exp", ["x"], ["u"], name="t")], k, axes=[1])
         continue
     op(k, k, axes=[2, 3])
     op(k + " 18", k, "x a", opset=18, weights={"a": np.int64([1])}, keepdims=0)
@@ -144,11 +144,11 @@ op("LogSoftmax 11", "LogSoftmax", axis=2, opset=11)
 
 # ---- convolutions ----
 def conv(name, xd=SHAPE, wd=(12, 8, 3, 3), b=True, kind="Conv", bias=None, opset=17, **a):
-    ws = {"w": w(*wd)}
+    ws = {"w": weight(*wd)}
     ins = "x w"
     if b:
         ins += " b"
-        ws["b"] = w(bias or wd[0])
+        ws["b"] = weight(bias or wd[0])
     op(name, kind, ins, x=xd, weights=ws, opset=opset, **a)
 
 
@@ -198,7 +198,7 @@ for k in ("Mean", "Sum", "Max", "Add", "Mul", "Concat", "Mean of 3"):
     if kind == "Concat":
         tail.attribute.append(h.make_attribute("axis", 1))
     products = [h.make_node("Conv", ["x", v], [y], name=f"c{y}") for v, y in (("w", "a"), ("v", "b"))]
-    stored = {"w": w(16, 16, 1, 1), "v": w(16, 16, 1, 1) * 0.5}
+    stored = {"w": weight(16, 16, 1, 1), "v": weight(16, 16, 1, 1) * 0.5}
     net(f"products {k}", [*products, tail], {"x": (F, (1, 16, 8, 8))}, stored)
 # ---- pools ----
 op("MaxPool", "MaxPool", kernel_shape=[2, 2])
@@ -250,20 +250,20 @@ op(
     "BN",
     "BatchNormalization",
     "x s b m v",
-    weights={"s": w(8), "b": w(8), "m": w(8), "v": w(8, low=0.5, high=2)},
+    weights={"s": weight(8), "b": weight(8), "m": weight(8), "v": weight(8, low=0.5, high=2)},
 )
-op("IN", "InstanceNormalization", "x s b", weights={"s": w(8), "b": w(8)})
-op("LN", "LayerNormalization", "x s b", weights={"s": w(6), "b": w(6)})
-op("LN axis", "LayerNormalization", "x s b", weights={"s": w(8, 6, 6), "b": w(8, 6, 6)}, axis=1)
-op("LN nobias", "LayerNormalization", "x s", weights={"s": w(6)})
-op("GN18", "GroupNormalization", "x s b", weights={"s": w(2), "b": w(2)}, num_groups=2, opset=18)
-op("GN21", "GroupNormalization", "x s b", weights={"s": w(8), "b": w(8)}, num_groups=2, opset=21)
+op("IN", "InstanceNormalization", "x s b", weights={"s": weight(8), "b": weight(8)})
+op("LN", "LayerNormalization", "x s b", weights={"s": weight(6), "b": weight(6)})
+op("LN axis", "LayerNormalization", "x s b", weights={"s": weight(8, 6, 6), "b": weight(8, 6, 6)}, axis=1)
+op("LN nobias", "LayerNormalization", "x s", weights={"s": weight(6)})
+op("GN18", "GroupNormalization", "x s b", weights={"s": weight(2), "b": weight(2)}, num_groups=2, opset=18)
+op("GN21", "GroupNormalization", "x s b", weights={"s": weight(8), "b": weight(8)}, num_groups=2, opset=21)
 groups = [
     h.make_node("Conv", ["x", "w"], ["c"], name="c"),
     h.make_node("GroupNormalization", ["c", "s", "b"], ["g"], name="g", num_groups=2),
     h.make_node("Relu", ["g"], ["y"], name="n"),
 ]
-stored = {"w": w(8, 8, 1, 1), "s": w(8), "b": w(8)}
+stored = {"w": weight(8, 8, 1, 1), "s": weight(8), "b": weight(8)}
 net("GN21 between layers", groups, {"x": (F, SHAPE)}, stored, opset=21)
 op("LRN", "LRN", size=3)
 op("LpNorm", "LpNormalization", axis=1)
@@ -273,8 +273,10 @@ op("LpNorm1", "LpNormalization", axis=1, p=1)
 op("LpNorm last", "LpNormalization")
 for k in (1, 2):  # of nothing in every second row
     rows = [h.make_node("Mul", ["x", "c"], ["u"], name="m")]
-    after(f"LpNorm{k} zero", rows, "LpNormalization", weights={"c": np.float32([[1], [0]] * 3)}, axis=3, p=k)
-op("RMSNorm", "RMSNormalization", "x s", weights={"s": w(6)}, opset=23)
+    net_after(
+        f"LpNorm{k} zero", rows, "LpNormalization", weights={"c": np.float32([[1], [0]] * 3)}, axis=3, p=k
+    )
+op("RMSNorm", "RMSNormalization", "x s", weights={"s": weight(6)}, opset=23)
 op("Dropout", "Dropout")
 op("Dropout mask", "Dropout", outs="y m")
 op("Dropout 11 mask", "Dropout", outs="y m", opset=11)
@@ -328,7 +330,7 @@ op(
     "ScatterElements",
     "ScatterElements",
     "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
     axis=1,
 )
 op("GatherElements part", "GatherElements", "x i", weights={"i": np.ones((1, 2, 6, 4), np.int64)}, axis=1)
@@ -336,15 +338,15 @@ op(
     "Scatter part",
     "ScatterElements",
     "x i u",
-    weights={"i": np.ones((1, 1, 6, 4), np.int64), "u": w(1, 1, 6, 4)},
+    weights={"i": np.ones((1, 1, 6, 4), np.int64), "u": weight(1, 1, 6, 4)},
     axis=1,
 )
-op("ScatterND", "ScatterND", "x i u", weights={"i": np.int64([[0, 1], [0, 2]]), "u": w(2, 6, 6)})
+op("ScatterND", "ScatterND", "x i u", weights={"i": np.int64([[0, 1], [0, 2]]), "u": weight(2, 6, 6)})
 op(
     "ScatterElements add",
     "ScatterElements",
     "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
     axis=1,
     reduction="add",
 )
@@ -352,14 +354,14 @@ op(
     "ScatterND add",
     "ScatterND",
     "x i u",
-    weights={"i": np.int64([[0, 1], [0, 1]]), "u": w(2, 6, 6)},
+    weights={"i": np.int64([[0, 1], [0, 1]]), "u": weight(2, 6, 6)},
     reduction="add",
 )
 op(
     "Scatter max",
     "ScatterElements",
     "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
+    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
     axis=1,
     reduction="max",
     opset=18,
@@ -557,11 +559,11 @@ op(
 op("Resize cubic a", "Resize", "x  s", weights=sc, mode="cubic", cubic_coeff_a=-0.5, **rs)
 op("Upsample", "Upsample", "x s", weights={"s": np.float32([1, 1, 2, 2])}, opset=9)
 # ---- matrix products ----
-op("MatMul", "MatMul", "x w", x=(4, 32), weights={"w": w(32, 24)})
-op("MatMul 3d", "MatMul", "x w", x=(2, 4, 32), weights={"w": w(32, 24)})
+op("MatMul", "MatMul", "x w", x=(4, 32), weights={"w": weight(32, 24)})
+op("MatMul 3d", "MatMul", "x w", x=(2, 4, 32), weights={"w": weight(32, 24)})
 op("MatMul batched", "MatMul", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))})
-op("MatMul vec", "MatMul", "x w", x=(32,), weights={"w": w(32, 24)})
-op("MatMul vecr", "MatMul", "x w", x=(4, 32), weights={"w": w(32)})
+op("MatMul vec", "MatMul", "x w", x=(32,), weights={"w": weight(32, 24)})
+op("MatMul vecr", "MatMul", "x w", x=(4, 32), weights={"w": weight(32)})
 op(
     "MatMul i32",
     "MatMul",
@@ -580,11 +582,19 @@ op(
     weights={"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3},
 )
 op("MatMul broadcast", "MatMul", "x z", x=(3, 1, 4, 6), extra={"z": (F, (2, 6, 5))})
-op("Gemm", "Gemm", "x w b", x=(4, 32), weights={"w": w(24, 32), "b": w(24)}, transB=1)
-op("Gemm ab", "Gemm", "x w b", x=(4, 32), weights={"w": w(32, 24), "b": w(4, 1)}, alpha=0.5, beta=2.0)
-op("Gemm transA", "Gemm", "x w", x=(32, 4), weights={"w": w(32, 24)}, transA=1)
+op("Gemm", "Gemm", "x w b", x=(4, 32), weights={"w": weight(24, 32), "b": weight(24)}, transB=1)
+op(
+    "Gemm ab",
+    "Gemm",
+    "x w b",
+    x=(4, 32),
+    weights={"w": weight(32, 24), "b": weight(4, 1)},
+    alpha=0.5,
+    beta=2.0,
+)
+op("Gemm transA", "Gemm", "x w", x=(32, 4), weights={"w": weight(32, 24)}, transA=1)
 op("Einsum", "Einsum", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))}, equation="bij,bjk->bik")
-op("Einsum w", "Einsum", "x w", x=(2, 4, 6), weights={"w": w(6, 5)}, equation="bij,jk->bik")
+op("Einsum w", "Einsum", "x w", x=(2, 4, 6), weights={"w": weight(6, 5)}, equation="bij,jk->bik")
 op("MatMulInteger", "MatMulInteger", "x w", t=T.UINT8, x=(4, 8), weights={"w": np.ones((8, 5), np.uint8)})
 op("ConvInteger", "ConvInteger", "x w", t=T.UINT8, weights={"w": np.ones((4, 8, 3, 3), np.uint8)})
 integers = np.random.default_rng(5)
@@ -632,7 +642,7 @@ op(
     "x w r b",
     "y",
     x=(5, 1, 6),
-    weights={"w": w(1, 32, 6), "r": w(1, 32, 8), "b": w(1, 64)},
+    weights={"w": weight(1, 32, 6), "r": weight(1, 32, 8), "b": weight(1, 64)},
     hidden_size=8,
 )
 op(
@@ -641,7 +651,7 @@ op(
     "x w r b",
     "y",
     x=(5, 1, 6),
-    weights={"w": w(1, 24, 6), "r": w(1, 24, 8), "b": w(1, 48)},
+    weights={"w": weight(1, 24, 6), "r": weight(1, 24, 8), "b": weight(1, 48)},
     hidden_size=8,
 )
 op(
@@ -650,7 +660,7 @@ op(
     "x w r b",
     "y",
     x=(5, 1, 6),
-    weights={"w": w(1, 8, 6), "r": w(1, 8, 8), "b": w(1, 16)},
+    weights={"w": weight(1, 8, 6), "r": weight(1, 8, 8), "b": weight(1, 16)},
     hidden_size=8,
 )
 op("GridSample", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16)

@@ -41,7 +41,7 @@ SCHEDULES = {
 FORMS = {"many heads": {"heads": 2, "kv_heads": 2}, "shared heads": {"kv_heads": 2, "layers": 2}}
 
 
-def planned(graph: RegionGraph, small_system: System, schedule: str) -> SearchResult:
+def plan_attention_on_pim(graph: RegionGraph, small_system: System, schedule: str) -> SearchResult:
     """The plan of a search without attention in PIM, with all attention done by `schedule`."""
     plan = search(graph, small_system).plan
     runs = {}
@@ -70,25 +70,25 @@ CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in
 def built(request):
     device, form = request.param
     network = frontend.load(DecoderModel(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
-    searched = planned(extract_regions(network.module), small(device), SCHEDULES[device])
-    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
-    return network, searched, made, FORMS[form]
+    search_result = plan_attention_on_pim(extract_regions(network.module), small(device), SCHEDULES[device])
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
+    return network, search_result, network_build, FORMS[form]
 
 
 def test_a_step_is_verified(built):
-    network, searched, made, _ = built
+    network, search_result, network_build, _ = built
     inputs = network.example_inputs()
-    found = verify(network, made, searched.system, inputs, network.reference(inputs))
-    found.require()
-    checked = {check.region for check in found.regions}
-    for cached in searched.attention().values():
+    verification = verify(network, network_build, search_result.system, inputs, network.reference(inputs))
+    verification.require()
+    checked = {check.region for check in verification.regions}
+    for cached in search_result.attention().values():
         assert cached.programs.keys() <= checked
-    assert found.timing_violations == 0
+    assert verification.timing_violations == 0
 
 
 def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     """Over rows, tiles and channels, behind a token that is in the caches from the start."""
-    network, _, made, form = built
+    network, _, network_build, form = built
     rng = np.random.default_rng(0)
     ids = rng.integers(50, size=(1, TOKENS))
     prefill = onnx_runtime.reference(DecoderModel(tokens=TOKENS, past=1, mask="causal", **form).model())
@@ -97,19 +97,19 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
         for state in network.states
     }
     logits, *presents = prefill({"input_ids": ids, **past})
-    executor = made.module["default"](made.device)
+    executor = network_build.module["default"](network_build.device)
     for name, value in past.items():  # bound once
-        assert made.states.inputs[name].first_layout.rows > 1
+        assert network_build.states.inputs[name].first_layout.rows > 1
         cache = np.concatenate([value, np.zeros((*value.shape[:2], CONTEXT - 1, 8), np.float32)], axis=2)
-        executor["set_input"](name, tvm.runtime.tensor(made.states.pack_input(name, cache)))
+        executor["set_input"](name, tvm.runtime.tensor(network_build.states.pack_input(name, cache)))
     for turn in range(TOKENS):
         executor["set_input"]("input_ids", tvm.runtime.tensor(ids[:, turn : turn + 1]))
         executor["set_input"]("position", tvm.runtime.tensor(np.array([1 + turn])))
         executor["run"]()
-        found = executor["get_output"](0).numpy()[0, 0]
-        np.testing.assert_allclose(found, logits[0, turn], rtol=0, atol=ROUNDING * abs(logits).max())
+        step_logits = executor["get_output"](0).numpy()[0, 0]
+        np.testing.assert_allclose(step_logits, logits[0, turn], rtol=0, atol=ROUNDING * abs(logits).max())
     outputs = [executor["get_output"](n).numpy() for n in range(network.outputs)]
-    for cache, present in zip(made.states.unpack(outputs)[1:], presents, strict=True):
+    for cache, present in zip(network_build.states.unpack(outputs)[1:], presents, strict=True):
         np.testing.assert_allclose(
             cache[:, :, : 1 + TOKENS], present, rtol=0, atol=ROUNDING * abs(present).max()
         )
@@ -118,10 +118,10 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
 
 def test_kernels_between_the_products_are_those_that_are_charged(built):
     """One for each group's softmax, and one for all sums."""
-    network, searched, *_ = built
-    kernels = kernel_groups(build.apply_search_result(network.module, searched))
-    for region in searched.attention():
-        charged = [task for task in searched.candidate_by_region[region].tasks if task.resource == "gpu"]
+    network, search_result, *_ = built
+    kernels = kernel_groups(build.apply_search_result(network.module, search_result))
+    for region in search_result.attention():
+        charged = [task for task in search_result.candidate_by_region[region].tasks if task.resource == "gpu"]
         between = [group for group in kernels if group.title.name.startswith(region.replace(".", "_"))]
         assert len(charged) == sum(group.fusible for group in between), region
 
@@ -134,26 +134,26 @@ def test_requests_have_positions_of_their_own(parts):
     network = frontend.load(model, context=CONTEXT, states=pairs)
     small_system = small("newton-gddr6")
     schedule = SCHEDULES["newton-gddr6"] + (f"; {parts} parts" if parts > 1 else "")
-    searched = planned(extract_regions(network.module), small_system, schedule)
-    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
+    search_result = plan_attention_on_pim(extract_regions(network.module), small_system, schedule)
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     places = np.array([17, 5], np.int32)
     inputs = {name: arrays[name] for name in network.inputs} | {"seqlens_k": places}
     expected = network.reference(inputs)
     for past, present in zip(pairs, expected[1:], strict=True):
         for request, place in enumerate(places):  # ONNX Runtime clears what is behind
             present[request, :, place + 1 :] = inputs[past][request, :, place + 1 :]
-    found = verify(network, made, small_system, inputs, expected)
-    found.require()
-    cached = next(iter(searched.attention().values()))
-    assert cached.programs.keys() == {check.region for check in found.regions}
+    verification = verify(network, network_build, small_system, inputs, expected)
+    verification.require()
+    cached = next(iter(search_result.attention().values()))
+    assert cached.programs.keys() == {check.region for check in verification.regions}
 
 
 @pytest.mark.parametrize("position", [-1, CONTEXT])
 def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
-    network, _, made, _ = built
+    network, _, network_build, _ = built
     inputs = network.example_inputs() | {"position": np.array([position])}
     with pytest.raises(ArtifactError, match=rf"no place {position} in a cache of {CONTEXT}; compile with"):
-        made.infer(inputs)
+        network_build.infer(inputs)
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,9 @@ def directory(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled") / "out"
     model = DecoderModel(past=CONTEXT - 1, **FORMS["shared heads"]).model()
     graph = extract_regions(frontend.load(model, context=CONTEXT).module)
-    plan = planned(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
-    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
-    assert len(made.search_result.attention()) == 2
+    plan = plan_attention_on_pim(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
+    compiled = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
+    assert len(compiled.search_result.attention()) == 2
     return folder
 
 
@@ -172,21 +172,23 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
     """Given whole and given back whole, step after step, as the network has them."""
     interface = Interface.load(directory)
     assert sorted(interface.states) == sorted(name for name in interface.inputs if "past" in name)
-    assert all(each["layout"] for each in interface.states.values())
+    assert all(state["layout"] for state in interface.states.values())
     caches = {name: np.zeros(interface.inputs[name][0], np.float32) for name in interface.states}
-    outputs = {each["output"]: name for name, each in interface.states.items()}
+    outputs = {state["output"]: name for name, state in interface.states.items()}
     session = pimflow.Session(directory)
     for position in range(3):
-        given = {"input_ids": np.array([[position]]), "position": np.array([position])}
-        found = pimflow.run(directory, given | caches)
-        np.testing.assert_array_equal(session.run(given)["logits"], found[0])  # its caches stay in place
+        step_inputs = {"input_ids": np.array([[position]]), "position": np.array([position])}
+        results = pimflow.run(directory, step_inputs | caches)
+        np.testing.assert_array_equal(
+            session.run(step_inputs)["logits"], results[0]
+        )  # its caches stay in place
         for number, name in outputs.items():
-            was, caches[name] = caches[name], found[number]
-            changed = (was != caches[name]).any(axis=(0, 1, 3))
+            previous, caches[name] = caches[name], results[number]
+            changed = (previous != caches[name]).any(axis=(0, 1, 3))
             assert list(np.flatnonzero(changed)) == [position]
             np.testing.assert_array_equal(session.cache(name), caches[name])
     session.set(caches)
-    np.testing.assert_array_equal(session.run()["logits"], found[0])
+    np.testing.assert_array_equal(session.run()["logits"], results[0])
     assert session.caches == tuple(caches)
     with pytest.raises(UnknownNameError, match="unknown cache"):
         session.cache("input_ids")
@@ -217,13 +219,13 @@ def test_traces_of_its_programs(directory, tmp_path):
     says = "it has no command that writes into banks; formats that do: pimprog, perfetto"
     with pytest.raises(UsageError, match=re.escape(says)):
         pimflow.trace(directory, tmp_path / "out", "pim")
-    found = pimflow.trace(directory, tmp_path / "out", "pimprog")
-    assert sum(layer.commands.get("WRITE", 0) > 0 for layer in found.layers) == 4
+    summary = pimflow.trace(directory, tmp_path / "out", "pimprog")
+    assert sum(layer.commands.get("WRITE", 0) > 0 for layer in summary.layers) == 4
     for path in (tmp_path / "out").glob("*.pimprog"):
         assert path.read_text() == (directory / "programs" / path.name).read_text()
 
 
-def without_last(program: PimProgram) -> PimProgram:
+def drop_last_commands(program: PimProgram) -> PimProgram:
     """Without the last commands of the channel that has most: of the last bank, where they are of keys."""
     longest = max((len(nodes), channel) for channel, nodes in enumerate(program.channels))[1]
     channels = list(program.channels)
@@ -233,8 +235,8 @@ def without_last(program: PimProgram) -> PimProgram:
 
 def other_heads(growing: DynamicProduct) -> DynamicProduct:
     """With the vectors of another query head."""
-    taken = tuple(np.roll(each, 1, axis=0) for each in growing.full_product.operand_indices)
-    return replace(growing, full_product=replace(growing.full_product, operand_indices=taken))
+    vectors = tuple(np.roll(head_vectors, 1, axis=0) for head_vectors in growing.full_product.operand_indices)
+    return replace(growing, full_product=replace(growing.full_product, operand_indices=vectors))
 
 
 FAULTS = ("a token is not written", "another head", "a program lacks a command")
@@ -244,21 +246,23 @@ FAULTS = ("a token is not written", "another head", "a program lacks a command")
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(DecoderModel(past=7, heads=2, kv_heads=2).model(), context=8)
     small_system = small("newton-gddr6")
-    searched = planned(extract_regions(network.module), small_system, SCHEDULES["newton-gddr6"])
+    search_result = plan_attention_on_pim(
+        extract_regions(network.module), small_system, SCHEDULES["newton-gddr6"]
+    )
     if fault == "a token is not written":
         monkeypatch.setattr(
-            codegen, "all_places_program", lambda layout: without_last(all_places_program(layout))
+            codegen, "all_places_program", lambda layout: drop_last_commands(all_places_program(layout))
         )
     elif fault == "another head":
         right = CachedGroup.dynamic_product
         monkeypatch.setattr(CachedGroup, "dynamic_product", lambda self, *of: other_heads(right(self, *of)))
-    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     if fault == "a program lacks a command":
         programs = {
-            symbol: without_last(program) if "new_values" in symbol else program
-            for symbol, program in made.programs.items()
+            symbol: drop_last_commands(program) if "new_values" in symbol else program
+            for symbol, program in network_build.programs.items()
         }
-        made = replace(made, programs=programs)
+        network_build = replace(network_build, programs=programs)
     inputs = network.example_inputs()
     with pytest.raises(VerificationError, match=r"layer0\.values__"):
-        verify(network, made, small_system, inputs, network.reference(inputs)).require()
+        verify(network, network_build, small_system, inputs, network.reference(inputs)).require()

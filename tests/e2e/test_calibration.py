@@ -17,7 +17,7 @@ from pimflow.errors import CalibrationError
 SAMPLES = 30
 
 
-def drawn(network: frontend.Network, samples: int = SAMPLES) -> dict[str, np.ndarray]:
+def random_inputs(network: frontend.Network, samples: int = SAMPLES) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
     return {
         name: draw.standard_normal((samples, *dims[1:])).astype(dtype)
@@ -38,28 +38,28 @@ def toy():
 
 @pytest.mark.long
 def test_classes_against_counting_by_hand(toy):
-    inputs = drawn(toy.original)
+    inputs = random_inputs(toy.original)
     original, decomposed = (outputs(network, inputs) for network in (toy.original, toy.network))
     labels = np.random.default_rng(1).integers(0, original.shape[1], SAMPLES)
     labels[:4] = original[:4].argmax(1)
-    found = agreement(Calibration.read({**inputs, "labels": labels}, toy.original), toy)
+    metrics = agreement(Calibration.read({**inputs, "labels": labels}, toy.original), toy)
 
-    def hits(scores, wanted, top):
-        better = [sum(row > row[k]) for row, k in zip(scores, wanted, strict=True)]
+    def hits(scores, expected, top):
+        better = [sum(row > row[k]) for row, k in zip(scores, expected, strict=True)]
         return sum(rank < top for rank in better) / SAMPLES
 
     first = original.argmax(1)
-    apart = np.abs(decomposed - original).max() / np.abs(original).max()
-    assert vars(found) == {
-        "max_relative_difference": pytest.approx(apart, rel=1e-4),
+    max_difference = np.abs(decomposed - original).max() / np.abs(original).max()
+    assert vars(metrics) == {
+        "max_relative_difference": pytest.approx(max_difference, rel=1e-4),
         "samples": SAMPLES,
         **{f"top{top}_agreement": hits(decomposed, first, top) for top in (1, 5)},
         **{f"top{top}_accuracy": hits(decomposed, labels, top) for top in (1, 5)},
         **{f"top{top}_accuracy_original": hits(original, labels, top) for top in (1, 5)},
     }
-    assert 0 < found.top1_agreement < 1, "nothing would be compared"
-    alone = agreement(Calibration.read(inputs, toy.original), toy)
-    assert alone.top5_agreement == found.top5_agreement and alone.top1_accuracy is None
+    assert 0 < metrics.top1_agreement < 1, "nothing would be compared"
+    without_labels = agreement(Calibration.read(inputs, toy.original), toy)
+    assert without_labels.top5_agreement == metrics.top5_agreement and without_labels.top1_accuracy is None
 
 
 def single_map() -> onnx.ModelProto:
@@ -76,36 +76,36 @@ def single_map() -> onnx.ModelProto:
 @pytest.mark.parametrize("model", [hourglass, single_map])
 def test_maps_against_sets_of_pixels(model):
     change = decompose(frontend.load(model()), DecompositionRequest.parse("tucker:0.5"))
-    inputs = drawn(change.original, 3)
+    inputs = random_inputs(change.original, 3)
     original, decomposed = (outputs(network, inputs) for network in (change.original, change.network))
     single = original.shape[1] == 1
     maps = [(y[:, 0] > 0).astype(int) if single else y.argmax(1) for y in (original, decomposed)]
     labels = np.roll(maps[0], 3, axis=2)
-    found = agreement(Calibration.read({**inputs, "labels": labels}, change.original), change)
+    metrics = agreement(Calibration.read({**inputs, "labels": labels}, change.original), change)
 
     def dice(a, b):
         shares = []
         for number in (1,) if single else range(original.shape[1]):
-            one, other = (set(zip(*np.nonzero(x == number), strict=True)) for x in (a, b))
-            if one or other:
-                shares.append(2 * len(one & other) / (len(one) + len(other)))
+            pixels_a, pixels_b = (set(zip(*np.nonzero(x == number), strict=True)) for x in (a, b))
+            if pixels_a or pixels_b:
+                shares.append(2 * len(pixels_a & pixels_b) / (len(pixels_a) + len(pixels_b)))
         return sum(shares) / len(shares)
 
-    apart = np.abs(decomposed - original).max() / np.abs(original).max()
-    assert vars(found) == {
-        "max_relative_difference": pytest.approx(apart, rel=1e-4),
+    max_difference = np.abs(decomposed - original).max() / np.abs(original).max()
+    assert vars(metrics) == {
+        "max_relative_difference": pytest.approx(max_difference, rel=1e-4),
         "samples": 3,
         "dice": pytest.approx(dice(maps[1], maps[0])),
         "dice_to_labels": pytest.approx(dice(maps[1], labels)),
         "dice_to_labels_original": pytest.approx(dice(maps[0], labels)),
     }
-    assert 0.1 < found.dice < 1
+    assert 0.1 < metrics.dice < 1
 
 
 @pytest.mark.long
 def test_the_report_has_it(tmp_path):
     network = frontend.load("toy")
-    np.savez(tmp_path / "data.npz", **drawn(network, 3))
+    np.savez(tmp_path / "data.npz", **random_inputs(network, 3))
     path = tmp_path / "data.npz"
     compiled = pimflow.compile("toy", decompose="tucker:1", calibration=path, modes="gpu", conventions="none")
     part = compiled.report.decomposition.calibration
@@ -138,7 +138,7 @@ def test_the_report_has_it(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused(change, said, tmp_path, capsys):
-    arrays = drawn(frontend.load("toy"), 2)
+    arrays = random_inputs(frontend.load("toy"), 2)
     change(arrays)
     path = tmp_path / "data.npz"
     np.savez(path, **arrays)

@@ -27,10 +27,10 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cli") / "toy"
     arguments = ["compile", "toy", "-o", str(directory), "--emit-traces", "--quiet", "--json"]
-    done = subprocess.run([sys.executable, "-m", "pimflow", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return directory, json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-m", "pimflow", *arguments], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    return directory, json.loads(process.stdout)
 
 
 def test_compile_json_is_the_report(compiled):
@@ -60,15 +60,15 @@ def test_what_a_compiled_directory_says_itself_is_refused(compiled, capsys):
 
 def test_a_plan_keeps_to_the_bounds_or_is_refused(compiled, capsys):
     plan = str(compiled[0] / "plan.json")
-    for option, least in (("--max-latency", "1ns"), ("--max-energy", "1nJ")):
-        code, out, err = run(capsys, "compile", "toy", "--plan", plan, option, least, "--quiet")
+    for option, bound in (("--max-latency", "1ns"), ("--max-energy", "1nJ")):
+        code, out, err = run(capsys, "compile", "toy", "--plan", plan, option, bound, "--quiet")
         assert (code, out) == (4, "") and "of the plan for 'toy'" in err and err.count("\n") == 1
 
 
 def test_an_input_is_given_once(compiled, capsys, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1, 3, 16, 16), np.float32))
-    twice = ["--input", f"input={tmp_path / 'x.npy'}"] * 2
-    code, _, err = run(capsys, "run", str(compiled[0]), *twice)
+    repeated_option = ["--input", f"input={tmp_path / 'x.npy'}"] * 2
+    code, _, err = run(capsys, "run", str(compiled[0]), *repeated_option)
     assert code == 2 and "given twice" in err
 
 
@@ -162,7 +162,7 @@ def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
     assert code == 0 and out.startswith(f"output {name}: float32 [1, 10], ")
     assert "ran       llvm+pim: the CPU stands in for the GPU" in out
     _, out, _ = run(capsys, "run", str(compiled[0]), "--json")
-    assert [each["name"] for each in json.loads(out)["outputs"]] == [name]
+    assert [output["name"] for output in json.loads(out)["outputs"]] == [name]
 
 
 def test_modes_restrict_the_candidates(capsys):
@@ -223,8 +223,8 @@ def test_models_lists_parameters(capsys):
     ],
 )
 def test_bad_input_is_one_line_and_the_right_code(capsys, argv, code, says):
-    got, out, err = run(capsys, *argv, "--quiet")
-    assert (got, out) == (code, "")
+    exit_code, out, err = run(capsys, *argv, "--quiet")
+    assert (exit_code, out) == (code, "")
     assert says in err and err.count("\n") == 1 and "Traceback" not in err
 
 
@@ -252,9 +252,9 @@ def test_usage_errors_end_with_2(capsys):
 def test_help_in_a_narrow_terminal(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     for argv in (["--help"], ["compile", "--help"]):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main(argv)
-        assert left.value.code == 0 and "--help" in capsys.readouterr().out
+        assert exit_info.value.code == 0 and "--help" in capsys.readouterr().out
 
 
 def test_names_of_a_stranger_take_no_line_of_their_own(tmp_path, capsys):

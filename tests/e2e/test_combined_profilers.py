@@ -96,9 +96,11 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     assert report["timing"] == "ramulator:ramulator"
     assert report["gpu_known"]["simulated"] == 13 and report["gpu_known"]["scaled"] > 0
     assert "13 kernels simulated, " in text and " kernels scaled)" in text
-    whole = [count for (_, channels), count in cycles.items() if channels == 32]
-    assert report["latency_gpu_only_ns"] == pytest.approx(sum(whole) / GPU.clock_mhz * 1e3, rel=1e-4)
-    energies_pj, gpu_ns = report["energies_gpu_only_pj"], sum(whole) / GPU.clock_mhz * 1e3
+    all_channel_cycles = [count for (_, channels), count in cycles.items() if channels == 32]
+    assert report["latency_gpu_only_ns"] == pytest.approx(
+        sum(all_channel_cycles) / GPU.clock_mhz * 1e3, rel=1e-4
+    )
+    energies_pj, gpu_ns = report["energies_gpu_only_pj"], sum(all_channel_cycles) / GPU.clock_mhz * 1e3
     for part, watts in (("gpu_leakage", 4), ("gpu_arithmetic", 6), ("gpu_dram", 0), ("gpu_l2", 0)):
         assert energies_pj[part] == pytest.approx(watts * gpu_ns * 1e3)
     assert report["verified"]
@@ -133,11 +135,11 @@ def test_profiling_with_both_keeps_what_they_said(stored, tmp_path, capsys):
     command = ["profile", "toy", "--cache", str(tmp_path / "cache"), "--json", "--quiet", "--jobs", "1"]
     command += ["--profiler", f"gpu=accel-sim-logs:{folder / 'logs'}"]
     command += ["--profiler", f"pim=ramulator:{folder / 'ramulator'}"]
-    found = []
+    reports = []
     for _ in range(2):
         assert main(command) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    first, second = found
+        reports.append(json.loads(capsys.readouterr().out))
+    first, second = reports
     assert first["known"] == second["known"] and first["known"]["simulated"] == 13
-    for what in ("layers", "kernels"):
-        assert second[what] == {"kept": first[what]["computed"], "computed": 0}
+    for section in ("layers", "kernels"):
+        assert second[section] == {"kept": first[section]["computed"], "computed": 0}

@@ -23,9 +23,9 @@ NAMES = [parser.command_name(command) for command in parser.COMMANDS]
 
 def help_of(name: str, capsys, monkeypatch, columns: int = 80) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main([name, "--help"] if name else ["--help"])
-    assert left.value.code == 0
+    assert exit_info.value.code == 0
     return capsys.readouterr().out
 
 
@@ -57,8 +57,8 @@ def test_a_command_has_a_summary_arguments_and_run(name):
 def test_every_command_has_the_same_groups_in_the_same_order(name, columns, capsys, monkeypatch):
     text = help_of(name, capsys, monkeypatch, columns)
     order = ["positional arguments", command_parser.COMMON_OPTIONS, *command_parser.GROUPS]
-    found = headings(text)
-    assert set(found) <= set(order) and found == sorted(found, key=order.index)
+    titles = headings(text)
+    assert set(titles) <= set(order) and titles == sorted(titles, key=order.index)
     assert "--help" in section(text, "output")
     assert max(map(len, text.splitlines())) < columns
 
@@ -73,11 +73,11 @@ def test_compile_opens_with_ten_options(capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_options_that_open_a_help_are_options_of_the_command(name):
-    sub = parser.parse([name, *needed(name)]).parser
+    sub = parser.parse([name, *shortest_arguments(name)]).parser
     assert set(sub.common_flags) <= set(sub.flags)
 
 
-def needed(name: str) -> list[str]:
+def shortest_arguments(name: str) -> list[str]:
     """The shortest command line that can be read."""
     return {
         "decompose": ["toy", "-o", "x", "--decompose", "tucker:0.5"],
@@ -99,9 +99,9 @@ def test_the_help_lists_every_command_once_with_its_summary(capsys, monkeypatch)
 def test_the_version_is_that_of_the_package(capsys):
     from importlib.metadata import version
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
-    assert left.value.code == 0
+    assert exit_info.value.code == 0
     assert capsys.readouterr().out == f"pimflow {version('pimflow')}\n"
 
 
@@ -135,5 +135,5 @@ def test_what_a_command_does_not_need_is_not_loaded(argv, heavy):
         f"import sys; sys.argv[1:] = {argv.split()}; from pimflow.cli.main import main\n"
         f"try: main()\nexcept SystemExit: pass\nfinally: print({heavy!r} in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "False\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stderr == "False\n"

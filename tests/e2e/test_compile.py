@@ -100,16 +100,16 @@ def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
     }
     assert {region.mode for region in report.regions} >= {"GPU", "PIM"}
     for region in report.regions:
-        known = {part: how for part, how in region.known.items() if part != "channels"}
-        assert known == of_mode[region.mode]
+        methods = {part: method for part, method in region.known.items() if part != "channels"}
+        assert methods == of_mode[region.mode]
     lines = report_table(report, None).splitlines()
-    known = "crossbar analytic; gpu analytic; pim simulated"
-    assert any(line.startswith("known  ") and line.endswith(known) for line in lines)
+    methods = "crossbar analytic; gpu analytic; pim simulated"
+    assert any(line.startswith("known  ") and line.endswith(methods) for line in lines)
     first, *others = report.regions
     mixed = replace(report, regions=(replace(first, known={"gpu": "measured"}), *others))
     rest = sum("gpu" in region.known for region in others)
-    told = f"gpu measured (1 of the regions), analytic ({rest} of the regions); pim simulated"
-    assert told in report_table(mixed, None)
+    methods_text = f"gpu measured (1 of the regions), analytic ({rest} of the regions); pim simulated"
+    assert methods_text in report_table(mixed, None)
 
 
 def test_a_summary_fits_a_screen_and_counts_every_region(toy):
@@ -123,23 +123,23 @@ def test_a_summary_fits_a_screen_and_counts_every_region(toy):
     many[0] = replace(many[0], covers=(many[0].name, many[1].name), mode="PIPELINE", latency_ns=1e6)
     many[1] = replace(many[1], covers=many[0].covers, mode="PIPELINE", latency_ns=0.0)
     large = replace(report, regions=tuple(many))
-    for each, shown in ((report, 8), (large, 10)):
-        lines = summary(each, "out").splitlines()
+    for shown_report, shown in ((report, 8), (large, 10)):
+        lines = summary(shown_report, "out").splitlines()
         assert len(lines) <= MAX_LINES
         heads = next(place for place, line in enumerate(lines) if line.startswith("layer "))
         last = next(place for place, line in enumerate(lines) if line.startswith("latency "))
         assert last - heads - 1 == shown
         counts = [int(line.split()[1]) for line in lines[3:heads]]
-        assert sum(counts) == len(each.regions)
-        assert set(report_table(each, "out").splitlines()) >= {*lines[:2], *lines[last:]}
+        assert sum(counts) == len(shown_report.regions)
+        assert set(report_table(shown_report, "out").splitlines()) >= {*lines[:2], *lines[last:]}
     assert lines[heads].endswith(f"10 of {len(many) - 1}; --layers shows all")
     assert lines[heads + 1].startswith(f"{many[0].name} and 1 more  PIPELINE")  # what changes most
 
 
 def test_notebooks_and_shells_show_a_few_lines(toy):
     directory, compiled = toy
-    for each in (compiled, compiled.report, compiled.search_result, pimflow.trace_plan(directory)):
-        assert len(repr(each)) < 250 and "toy" in repr(each)
+    for result in (compiled, compiled.report, compiled.search_result, pimflow.trace_plan(directory)):
+        assert len(repr(result)) < 250 and "toy" in repr(result)
     assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
 
 
@@ -152,21 +152,21 @@ def test_results_are_tables_where_pandas_is(toy, monkeypatch, tmp_path):
         compiled.report.to_pandas()
     monkeypatch.undo()
     pytest.importorskip("pandas")
-    assert list(compiled.report.to_pandas()["latency_ns"]) == [each["latency_ns"] for each in regions]
+    assert list(compiled.report.to_pandas()["latency_ns"]) == [item["latency_ns"] for item in regions]
     tasks = pimflow.trace_plan(directory)
     assert list(tasks.to_pandas().columns) == list(tasks.to_json()["tasks"][0])
     rows = pimflow.sweep(["toy"], ["pim_channels=0,16"])
     assert rows.to_pandas().to_dict("records") == rows.to_json()
-    searched, ran, fused = compiled.search_result, pimflow.infer(directory), pimflow.fuse("toy")
+    search_result, ran, fused = compiled.search_result, pimflow.infer(directory), pimflow.fuse("toy")
     traces = pimflow.trace(directory, tmp_path / "traces", "pimprog")
-    choices = searched.to_json()["plan"]["choices"]
-    assert list(searched.to_pandas()["region"]) == [row["region"] for row in choices]
+    choices = search_result.to_json()["plan"]["choices"]
+    assert list(search_result.to_pandas()["region"]) == [row["region"] for row in choices]
     assert list(ran.to_pandas()["name"]) == list(ran.names)
-    assert list(fused.to_pandas()["dram_bytes"]) == [each["dram_bytes"] for each in fused.to_json()["groups"]]
+    assert list(fused.to_pandas()["dram_bytes"]) == [item["dram_bytes"] for item in fused.to_json()["groups"]]
     assert sum(fused.to_pandas()["dram_bytes"]) == fused.to_json()["dram_bytes"]
-    assert list(traces.to_pandas()["cycles"]) == [each["cycles"] for each in traces.to_json()["layers"]]
-    for each in (searched, ran, fused, traces):
-        json.dumps(each.to_json(), allow_nan=False)
+    assert list(traces.to_pandas()["cycles"]) == [item["cycles"] for item in traces.to_json()["layers"]]
+    for item in (search_result, ran, fused, traces):
+        json.dumps(item.to_json(), allow_nan=False)
     simulated = pimflow.simulate(program)
     assert simulated.to_json()["cycles"] == simulated.cycles == max(simulated.to_pandas()["cycles"])
 
@@ -179,11 +179,11 @@ def test_what_stayed_on_the_gpu_says_why(toy):
 def test_filters_that_pim_computes_with_are_stored_once(toy):
     """As the banks hold them: TVM's loader of constants would hold them again, in fp32."""
     (built,) = toy[1].builds
-    wanted, kinds = [built.executable.mod], []
-    while wanted:
-        module = wanted.pop()
+    queue, kinds = [built.executable.mod], []
+    while queue:
+        module = queue.pop()
         kinds.append(module.kind)
-        wanted = [*wanted, *module.imports]
+        queue = [*queue, *module.imports]
     assert "pim" in kinds and "const_loader" not in kinds
 
 
@@ -218,9 +218,9 @@ def test_what_was_compiled_anew_is_what_runs(tmp_path):
 
 def test_the_timeline_is_in_the_directory(toy):
     directory, compiled = toy
-    found = pimflow.trace_plan(directory)
-    assert found == timeline.PlanTrace.from_search(compiled.search_result)
-    row = found.report()
+    plan_trace = pimflow.trace_plan(directory)
+    assert plan_trace == timeline.PlanTrace.from_search(compiled.search_result)
+    row = plan_trace.report()
     assert row.latency_ns == compiled.report.latency_ns
     assert row.tasks["gpu"] >= compiled.report.gpu_part.kernels
     assert row.busy_ns["gpu"] == pytest.approx(compiled.report.gpu_part.modelled_ns)
@@ -248,12 +248,12 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     plan = Plan.load(directory / "plan.json")
     assert plan == compiled.plan
     assert plan.choice("block.project.conv").joins  # its residual, which a part would not have
-    left = {"finishes": (), "joins": False}
-    edited = _with(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **left)
+    no_epilogue = {"finishes": (), "joins": False}
+    edited = with_choice(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **no_epilogue)
     (tmp_path / "plan.json").write_text(edited.to_json())
-    again = pimflow.compile("toy", plan=tmp_path / "plan.json")
-    assert again.plan.choice("block.project.conv").mode == "SPLIT"
-    assert again.verification.is_verified
+    recompiled = pimflow.compile("toy", plan=tmp_path / "plan.json")
+    assert recompiled.plan.choice("block.project.conv").mode == "SPLIT"
+    assert recompiled.verification.is_verified
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
 )
 def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
     region = changes["region"]
-    plan = _with(toy[1].plan, region, **{k: v for k, v in changes.items() if k != "region"})
+    plan = with_choice(toy[1].plan, region, **{k: v for k, v in changes.items() if k != "region"})
     with pytest.raises(PlanError, match=says) as caught:
         pimflow.compile("toy", plan=plan)
     assert region in str(caught.value)
@@ -295,53 +295,53 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
     network = frontend.load(model)
     target = system(padding=padding, copies=copies)
     graph = prepare.regions(network, target)
-    searched = search(graph, target)
+    search_result = search(graph, target)
     inputs = network.example_inputs()
     staged: dict[str, list[Candidate]] = {}
-    for run in pipelines.runs(searched.generator):
+    for run in pipelines.runs(search_result.generator):
         staged.setdefault(run.pipeline.regions[0], []).append(
-            pipelines.make(searched.generator, run.pipeline)
+            pipelines.make(search_result.generator, run.pipeline)
         )
     draw = random.Random(0)
-    drawn: set[str] = set()
+    seen_modes: set[str] = set()
     for index in range(6):
-        plan = random_plan(searched, staged, draw)
-        drawn.update(choice.mode for choice in plan.choices)
-        found = apply(graph, target, plan, searched.generator.costs)
-        splits, programs = found.splits(), found.programs()
-        applied = phases.apply_plan(network.module, splits, programs, found.pipelines(), target)
-        events = found.evaluation.timeline.events
+        plan = random_plan(search_result, staged, draw)
+        seen_modes.update(choice.mode for choice in plan.choices)
+        plan_result = apply(graph, target, plan, search_result.generator.costs)
+        splits, programs = plan_result.splits(), plan_result.programs()
+        applied = phases.apply_plan(network.module, splits, programs, plan_result.pipelines(), target)
+        events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches
         if index >= built_plans or not target.uses_views:
             continue
-        built = build.build(network, found, targets.target_by_name("llvm+pim"))
+        built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
         if target.has_symmetric_padding:
-            plain = replace(found, system=replace(target, padding="asymmetric"))
+            plain = replace(plan_result, system=replace(target, padding="asymmetric"))
             twin = build.build(network, plain, targets.target_by_name("llvm+pim"))
             for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
                 assert np.array_equal(y, expected)
-    assert drawn >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
+    assert seen_modes >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
     assert staged or model != "toy" or not target.uses_views
 
 
-def random_plan(searched: SearchResult, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
+def random_plan(search_result: SearchResult, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
     """Any legal choice of modes and pipelines; every other layer that can be split is."""
     choices: list[Choice] = []
-    done: set[str] = set()
-    for region in searched.graph.regions:
-        if region.name in done:
+    covered: set[str] = set()
+    for region in search_result.graph.regions:
+        if region.name in covered:
             continue
-        found = searched.table.candidates[region.name]
-        split = [candidate for candidate in found if candidate.rewrite.mode == "SPLIT"]
+        candidates = search_result.table.candidates[region.name]
+        split = [candidate for candidate in candidates if candidate.rewrite.mode == "SPLIT"]
         runs = staged.get(region.name, []) if draw.random() < 0.4 else []
-        alone = [c for c in found if len(c.covers) == 1]
-        whole = [candidate for candidate in alone if candidate.rewrite.mode != "SPLIT"]
-        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else whole))
+        single_region = [c for c in candidates if len(c.covers) == 1]
+        unsplit = [candidate for candidate in single_region if candidate.rewrite.mode != "SPLIT"]
+        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else unsplit))
         choices.append(_choice(candidate))
-        done.update(candidate.covers)
-    return replace(searched.plan, choices=tuple(choices))
+        covered.update(candidate.covers)
+    return replace(search_result.plan, choices=tuple(choices))
 
 
 def _choice(candidate: Candidate) -> Choice:
@@ -363,22 +363,22 @@ def _choice(candidate: Candidate) -> Choice:
 def test_rows_of_zeros_are_charged_and_lie_in_place():
     """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""
     network = frontend.load(network_with_padding())
-    found = {}
+    by_padding = {}
     for padding in PADDINGS:
         target = system(padding=padding)
-        searched = search(prepare.regions(network, target), target)
-        whole = replace(
-            searched.plan,
+        search_result = search(prepare.regions(network, target), target)
+        whole_plan = replace(
+            search_result.plan,
             choices=tuple(
                 Choice(region=region.name, mode="GPU", gpu_share=1.0, schedule="")
-                for region in searched.graph.regions
+                for region in search_result.graph.regions
             ),
         )
-        split = _with(whole, "h.conv", mode="SPLIT", gpu_share=0.5)
-        applied = apply(searched.graph, target, split, searched.generator.costs)
+        split = with_choice(whole_plan, "h.conv", mode="SPLIT", gpu_share=0.5)
+        applied = apply(search_result.graph, target, split, search_result.generator.costs)
         built = build.build(network, applied, targets.target_by_name("llvm+pim"))
-        found[padding] = applied.evaluation.timeline.events, built
-    (before, plain), (after, padded) = found.values()
+        by_padding[padding] = applied.evaluation.timeline.events, built
+    (before, plain), (after, padded) = by_padding.values()
     fills = {event.label for event in after} - {event.label for event in before}
     assert fills == {"h.conv (rows of zeros)"}
     assert padded.copies == plain.copies
@@ -409,12 +409,12 @@ def test_fp32_mode_matches_to_rounding():
 
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     def corrupt(function):
-        def wrapped(program, weights):
+        def wrapper(program, weights):
             image = function(program, weights)
             image.table[0, 0] = -1
             return image
 
-        return wrapped
+        return wrapper
 
     monkeypatch.setattr("pimflow.pim_backend.runtime.codegen.memory_image", corrupt(api_memory_image()))
     with pytest.raises(VerificationError, match="region '"):
@@ -436,10 +436,10 @@ def test_monotonicity_over_pim_channels_and_against_the_gpu():
         # The GPU's channels are held fixed: the card grows by the PIM channels.
         channels = base.gpu_channels + pim_channels
         gpu = replace(base.gpu, memory_channels=channels)
-        found = search(graph, replace(base, gpu=gpu, pim_channels=pim_channels))
-        assert found.evaluation.latency_ns <= found.gpu_only.latency_ns + 1e-6
-        assert found.evaluation.latency_ns <= before * (1 + 1e-9)
-        before = found.evaluation.latency_ns
+        search_result = search(graph, replace(base, gpu=gpu, pim_channels=pim_channels))
+        assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns + 1e-6
+        assert search_result.evaluation.latency_ns <= before * (1 + 1e-9)
+        before = search_result.evaluation.latency_ns
 
 
 def test_no_pim_channels_means_all_on_the_gpu():
@@ -452,10 +452,10 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     base = system()
     small = replace(base, pim=replace(base.pim, rows_per_bank=base.pim.row_base + 2))
     graph = extract_regions(frontend.load("toy").module, "toy")
-    found = search(graph, small)
-    assert sum(candidate.placed_rows for candidate in found.candidates) <= 2
-    assert found.evaluation.latency_ns > toy[1].report.latency_ns
-    plan = replace(toy[1].plan, system=found.plan.system, model=found.plan.model)
+    search_result = search(graph, small)
+    assert sum(candidate.placed_rows for candidate in search_result.candidates) <= 2
+    assert search_result.evaluation.latency_ns > toy[1].report.latency_ns
+    plan = replace(toy[1].plan, system=search_result.plan.system, model=search_result.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
         apply(graph, small, plan)
 
@@ -487,10 +487,10 @@ def test_wrong_inputs_are_refused(toy, inputs):
         inference.run(toy[0], inputs)
 
 
-def _with(plan: Plan, region: str, **changes) -> Plan:
+def with_choice(plan: Plan, region: str, **changes) -> Plan:
     """With all tensors where everything can read them."""
-    apart = (replace(c, channels="") for c in plan.choices)
-    return replace(plan, choices=tuple(replace(c, **changes) if c.region == region else c for c in apart))
+    choices = (replace(c, channels="") for c in plan.choices)
+    return replace(plan, choices=tuple(replace(c, **changes) if c.region == region else c for c in choices))
 
 
 def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
@@ -549,7 +549,7 @@ def test_inputs_by_name_may_come_in_any_order(tmp_path):
 
 def test_values_beyond_fp16_say_so(toy):
     inputs = {name: x * 1e5 for name, x in zoo.example_inputs(zoo.load("toy")).items()}
-    plan = _with(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")
+    plan = with_choice(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")
     with pytest.raises(VerificationError, match="fp32"):
         pimflow.compile("toy", plan=plan, inputs=inputs)
 
@@ -580,11 +580,11 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
-    searched = toy[1].search_result
+    search_result = toy[1].search_result
     network = frontend.load("toy")
-    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
+    built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     times = kernel_times(built, network.example_inputs(), number=1, repeat=1)
-    launches = sum(e.launched for e in searched.evaluation.timeline.events if e.resource == "gpu")
+    launches = sum(e.launched for e in search_result.evaluation.timeline.events if e.resource == "gpu")
     assert sum(time.calls for time in times) == launches == toy[1].report.gpu_part.kernels
     assert all(time.call_ns > 0 for time in times)
     assert toy[1].report.gpu_part.measured_ns is None
@@ -604,18 +604,18 @@ def test_a_quantised_network_is_compiled():
     """QuantizeLinear and DequantizeLinear around a convolution of int8 weights."""
     draw = np.random.default_rng(0)
 
-    def quantised(name: str, scale: str) -> list:
+    def quantize_nodes(name: str, scale: str) -> list:
         return [
             helper.make_node("QuantizeLinear", [name, scale, "zero"], [f"{name}_q"], f"{name}/q"),
             helper.make_node("DequantizeLinear", [f"{name}_q", scale, "zero"], [f"{name}_d"], f"{name}/d"),
         ]
 
     nodes = [
-        *quantised("x", "sx"),
+        *quantize_nodes("x", "sx"),
         helper.make_node("DequantizeLinear", ["w", "sw", "zero"], ["wd"], "w/d"),
         helper.make_node("Conv", ["x_d", "wd"], ["a"], "conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["a"], ["b"], "relu"),
-        *quantised("b", "sb"),
+        *quantize_nodes("b", "sb"),
         helper.make_node("GlobalAveragePool", ["b_d"], ["y"], "pool"),
     ]
     weights = {

@@ -66,78 +66,86 @@ def test_at_full_rank_the_network_is_the_original():
 
 @pytest.mark.long
 def test_only_layers_that_pay_are_decomposed(tmp_path):
-    own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+    target_system = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     modes = "gpu,pim"
     request = "tucker:0.5,where=pays"
-    compiled = pimflow.compile("toy", target_system=own, decompose=request, modes=modes, conventions="none")
+    compiled = pimflow.compile(
+        "toy", target_system=target_system, decompose=request, modes=modes, conventions="none"
+    )
     part = compiled.report.decomposition
-    taken = [layer.name for layer in part.layers]
-    assert taken and part.kept and sorted([*taken, *part.kept]) == sorted(LAYERS)
+    decomposed_names = [layer.name for layer in part.layers]
+    assert decomposed_names and part.kept and sorted([*decomposed_names, *part.kept]) == sorted(LAYERS)
     assert part.max_relative_difference > 0 and set(part.alone_ns) == set(LAYERS)
     assert compiled.verification.is_verified
     names = {region.name for region in compiled.report.regions}
-    assert names.issuperset([*part.kept, *(f"{name}.lconv" for name in taken)])
-    for other in (None, "tucker:0.5"):
-        plan = pimflow.search("toy", own, decompose=other, modes=modes).plan
+    assert names.issuperset([*part.kept, *(f"{name}.lconv" for name in decomposed_names)])
+    for other_request in (None, "tucker:0.5"):
+        plan = pimflow.search("toy", target_system, decompose=other_request, modes=modes).plan
         assert compiled.plan.latency_ns < plan.latency_ns
     path = tmp_path / "plan.json"
     path.write_text(compiled.plan.to_json())
     for decided in ({"modes": modes}, {"objective": "energy"}, {"solver": "exhaustive"}):
         with pytest.raises(UsageError, match="has no effect with --plan"):
-            pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays", **decided)
-    again = pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays")
-    plans = (again.plan, compiled.plan)
-    decided, kept = ([replace(choice, reason="") for choice in plan.choices] for plan in plans)
-    assert decided == kept
+            pimflow.search("toy", target_system, plan=path, decompose="tucker:0.5,where=pays", **decided)
+    replanned = pimflow.search("toy", target_system, plan=path, decompose="tucker:0.5,where=pays")
+    plans = (replanned.plan, compiled.plan)
+    decided, compiled_choices = ([replace(choice, reason="") for choice in plan.choices] for plan in plans)
+    assert decided == compiled_choices
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("where", "fuse"), [("all", False), ("pays", True)])
 def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""
-    own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+    short_launches = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
-    found = pimflow.compile("toy", target_system=own, decompose=request, modes=modes, fuse=fuse).report
-    assert found.decomposition.layers
+    report = pimflow.compile(
+        "toy", target_system=short_launches, decompose=request, modes=modes, fuse=fuse
+    ).report
+    assert report.decomposition.layers
 
-    def given(on):
-        return pimflow.search("toy", on, modes=modes, fuse=fuse).gpu_only
+    def gpu_baseline(target_system):
+        return pimflow.search("toy", target_system, modes=modes, fuse=fuse).gpu_only
 
-    alone = given(own)
-    assert found.baseline == "the network as it was given, on the GPU with all memory channels"
-    assert found.latency_gpu_only_ns == alone.latency_ns
-    assert found.energy_gpu_only_pj == pytest.approx(alone.energy_pj)
-    assert found.energies_gpu_only_pj == pytest.approx(alone.energies_pj)
-    assert found.savings_pj["total"] == pytest.approx(alone.energy_pj - found.energy_pj)
-    assert found.speedup == pytest.approx(alone.latency_ns / found.latency_ns)
-    assert sum(region.latency_gpu_only_ns for region in found.regions) == pytest.approx(alone.latency_ns)
-    changed = pimflow.search("toy", own, decompose=request, modes=modes, fuse=fuse)
-    assert changed.baseline == alone != changed.gpu_only
-    assert found.mixture_gpu_only.latency_ns == changed.mixture.latency_ns
-    assert found.mixture_gpu_only.energy_pj == changed.mixture.energy_pj
+    baseline = gpu_baseline(short_launches)
+    assert report.baseline == "the network as it was given, on the GPU with all memory channels"
+    assert report.latency_gpu_only_ns == baseline.latency_ns
+    assert report.energy_gpu_only_pj == pytest.approx(baseline.energy_pj)
+    assert report.energies_gpu_only_pj == pytest.approx(baseline.energies_pj)
+    assert report.savings_pj["total"] == pytest.approx(baseline.energy_pj - report.energy_pj)
+    assert report.speedup == pytest.approx(baseline.latency_ns / report.latency_ns)
+    assert sum(region.latency_gpu_only_ns for region in report.regions) == pytest.approx(baseline.latency_ns)
+    changed = pimflow.search("toy", short_launches, decompose=request, modes=modes, fuse=fuse)
+    assert changed.baseline == baseline != changed.gpu_only
+    assert report.mixture_gpu_only.latency_ns == changed.mixture.latency_ns
+    assert report.mixture_gpu_only.energy_pj == changed.mixture.energy_pj
     if where == "all":
         assert changed.mixture == changed.gpu_only
     else:
-        assert changed.mixture.latency_ns <= min(alone.latency_ns, changed.gpu_only.latency_ns) * (1 + 1e-9)
-    assert "baseline  the network as it was given" in report_text.table(found, None)
+        assert changed.mixture.latency_ns <= min(baseline.latency_ns, changed.gpu_only.latency_ns) * (
+            1 + 1e-9
+        )
+    assert "baseline  the network as it was given" in report_text.table(report, None)
 
-    none = own.with_launches(gpu_ns=0.0, pim_ns=0.0)
+    none = short_launches.with_launches(gpu_ns=0.0, pim_ns=0.0)
     plan = search_graph(changed.graph, none, goal=Goal(modes=modes))
-    ratio = given(none).latency_ns / plan.evaluation.latency_ns
-    ratios = {convention.name: convention.speedup for convention in found.conventions}
+    ratio = gpu_baseline(none).latency_ns / plan.evaluation.latency_ns
+    ratios = {convention.name: convention.speedup for convention in report.conventions}
     assert ratios["no-launches"] == pytest.approx(ratio)
     if where == "all":
-        other = replace(own, copies="made")
-        plan = pimflow.search("toy", other, decompose=request, modes=modes, fuse=fuse).evaluation
-        assert ratios["copies=made"] == pytest.approx(given(other).latency_ns / plan.latency_ns)
+        copying_system = replace(short_launches, copies="made")
+        plan = pimflow.search("toy", copying_system, decompose=request, modes=modes, fuse=fuse).evaluation
+        assert ratios["copies=made"] == pytest.approx(
+            gpu_baseline(copying_system).latency_ns / plan.latency_ns
+        )
 
 
 @pytest.mark.parametrize("options", [{"optimize_skips": "pool"}, {"fuse_activations": True}])
 def test_what_works_on_chains_changes_no_baseline(options):
-    found = pimflow.search("toy", decompose="tucker:0.5", modes="gpu", **options)
-    assert found.baseline == pimflow.search("toy", modes="gpu").gpu_only
-    assert found.gpu_only != found.baseline
-    reasons = {choice.reason for choice in found.plan.choices}
+    search_result = pimflow.search("toy", decompose="tucker:0.5", modes="gpu", **options)
+    assert search_result.baseline == pimflow.search("toy", modes="gpu").gpu_only
+    assert search_result.gpu_only != search_result.baseline
+    reasons = {choice.reason for choice in search_result.plan.choices}
     assert any("no mixed plan of the changed network beats" in reason for reason in reasons)
 
 
@@ -161,8 +169,8 @@ def test_without_the_option_nothing_is_said_or_changed(capsys):
 def test_a_layer_of_a_chain_can_be_explained(capsys):
     options = ["--decompose", "tucker:0.5", "--cache", "none", "--quiet", "--json"]
     assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["region"] == "down.conv.core" and found["candidates"]
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["region"] == "down.conv.core" and explanation["candidates"]
 
 
 def test_memory_of_a_decomposed_network(capsys, tmp_path):

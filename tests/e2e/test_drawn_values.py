@@ -5,9 +5,9 @@ import random
 import numpy as np
 import onnxruntime
 import pytest
-from drawn_networks import drawn_network
+from drawn_networks import random_network
 from length import long_but
-from test_launch_counts import on_pim
+from test_launch_counts import pim_plan
 
 from pimflow import frontend, zoo
 from pimflow.compiler.build import build
@@ -23,14 +23,14 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 def test_what_onnx_runtime_computes(seed, dtype):
     """In fp16 as far as `OUTPUT_BOUND` allows, which these networks keep to."""
     draw = random.Random(seed)
-    model = drawn_network(draw, others=True)
+    model = random_network(draw, others=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     inputs = zoo.example_arrays(zoo.input_types(model), seed=7)
     network, target = frontend.load(model), system(dtype=dtype)
-    found = search(extract_regions(network.module, "drawn", views=target.uses_views), target)
-    planned = on_pim(found) if draw.random() < 0.5 else found
+    search_result = search(extract_regions(network.module, "drawn", views=target.uses_views), target)
+    planned = pim_plan(search_result) if draw.random() < 0.5 else search_result
     results = build(network, planned, targets.target_by_name("llvm+pim")).infer(inputs)
     for result, expected in zip(results, session.run(None, inputs), strict=True):
         assert (result.shape, result.dtype) == (expected.shape, expected.dtype)

@@ -58,40 +58,40 @@ def test_an_error_is_that_of_the_outputs_with_one_layer_decomposed(changes, samp
     """As TVM's own pipeline computes them, where ONNX Runtime measured."""
     original = outputs(changes[0].original, samples)
     for layer, rule in (("conv4", 2),):
-        alone = combine_alternatives(changes, {layer: rule})
+        one_layer = combine_alternatives(changes, {layer: rule})
         assert errors[layer][rule] == pytest.approx(
-            relative_error(outputs(alone.network, samples), original), rel=1e-3
+            relative_error(outputs(one_layer.network, samples), original), rel=1e-3
         )
-    other = replace(changes[0].original, reference=replace(changes[0].original.reference, model=None))
-    few = tuple(replace(change, original=other, layers=change.layers[3:4]) for change in changes[:1])
+    without_model = replace(changes[0].original, reference=replace(changes[0].original.reference, model=None))
+    few = tuple(replace(change, original=without_model, layers=change.layers[3:4]) for change in changes[:1])
     assert layer_errors(few, samples)["conv4"] == pytest.approx(errors["conv4"][:1], rel=1e-3)
 
 
 def test_without_data_an_error_is_that_of_the_filters(changes):
-    found = layer_errors(changes, None)
+    filter_errors = layer_errors(changes, None)
     for rule, change in enumerate(changes):
         for layer in change.layers:
-            assert found[layer.layer][rule] == layer.relative_error
+            assert filter_errors[layer.layer][rule] == layer.relative_error
 
 
 @pytest.mark.long
 def test_errors_of_layers_add_up_to_no_less_than_documented(changes, samples, errors):
     draw, network, pushed = np.random.default_rng(0), changes[0].original, {}
     model = zoo.load_model("glyphs")
-    given = {layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))}
+    layers_by_name = {layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))}
     original, ratios = outputs(network, samples), []
     for _ in range(24):
         chosen = {layer: int(draw.integers(3)) for layer in errors if draw.random() < 0.6} or {"conv4": 0}
         layers = [
-            each
+            change_layer
             for rule, change in enumerate(changes)
-            for each in change.layers
-            if chosen.get(each.layer) == rule
+            for change_layer in change.layers
+            if chosen.get(change_layer.layer) == rule
         ]
-        written = with_chains(model, layers, given, pushed)
+        written = with_chains(model, layers, layers_by_name, pushed)
         run = onnx_runtime.reference(written).prepared()
-        made = np.concatenate([run(inputs)[0] for inputs, _ in samples.batches()])
-        total = relative_error(made, original)
+        results = np.concatenate([run(inputs)[0] for inputs, _ in samples.batches()])
+        total = relative_error(results, original)
         ratios.append(total / sum(errors[layer][rule] for layer, rule in chosen.items()))
     assert max(ratios) <= FARTHEST
 
@@ -110,20 +110,20 @@ def test_the_report_has_ranks_and_both_errors(data, tmp_path):
         out=tmp_path / "build",
         conventions="none",
     )
-    found = compiled.report.decomposition
-    assert found.errors_measured and 0 < found.error_sum <= BOUND
-    assert found.error_sum == pytest.approx(sum(layer.error for layer in found.layers))
-    assert found.calibration.max_relative_difference <= FARTHEST * found.error_sum
+    decomposition = compiled.report.decomposition
+    assert decomposition.errors_measured and 0 < decomposition.error_sum <= BOUND
+    assert decomposition.error_sum == pytest.approx(sum(layer.error for layer in decomposition.layers))
+    assert decomposition.calibration.max_relative_difference <= FARTHEST * decomposition.error_sum
     plan = json.loads((tmp_path / "build" / "plan.json").read_text())
     rules = {layer.name: layer.rule for layer in compiled.report.decomposition.layers}
     assert plan["ranks"] == rules and set(rules.values()) <= {"0.25", "0.5", "0.75"}
-    again = pimflow.search("glyphs", SMALL, decompose=RANKS, plan=tmp_path / "build" / "plan.json")
-    assert again.plan.ranks == rules
-    assert again.evaluation.latency_ns == pytest.approx(compiled.report.latency_ns)
+    replanned = pimflow.search("glyphs", SMALL, decompose=RANKS, plan=tmp_path / "build" / "plan.json")
+    assert replanned.plan.ranks == rules
+    assert replanned.evaluation.latency_ns == pytest.approx(compiled.report.latency_ns)
     with pytest.raises(InfeasibleError, match="error of 'glyphs': needs"):
-        pimflow.search("glyphs", SMALL, decompose=RANKS, plan=again.plan, max_error=1e-3)
+        pimflow.search("glyphs", SMALL, decompose=RANKS, plan=replanned.plan, max_error=1e-3)
     with pytest.raises(PlanError, match="give the request that it was made for"):
-        pimflow.search("glyphs", SMALL, decompose="tucker:0.3:0.4,where=pays", plan=again.plan)
+        pimflow.search("glyphs", SMALL, decompose="tucker:0.3:0.4,where=pays", plan=replanned.plan)
 
 
 def test_a_bound_holds_where_all_layers_are_decomposed(tmp_path):
@@ -141,7 +141,7 @@ def test_ranks_of_a_plan_file_are_texts(tmp_path):
     assert "ranks" not in json.loads(plan.to_json())
     named = replace(plan, ranks={"down.conv": "0.5"})
     assert Plan.from_json(named.to_json()) == named
-    for wrong in ('["down.conv"]', '{"down.conv": 0.5}'):
-        text = named.to_json().replace(json.dumps(named.ranks, indent=1).replace("\n", "\n "), wrong)
+    for wrong_ranks in ('["down.conv"]', '{"down.conv": 0.5}'):
+        text = named.to_json().replace(json.dumps(named.ranks, indent=1).replace("\n", "\n "), wrong_ranks)
         with pytest.raises(PlanError, match="field 'ranks' is no table of texts"):
             Plan.from_json(text)

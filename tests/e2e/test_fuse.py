@@ -64,41 +64,43 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     reference = network.reference(inputs)
     tiled = 0
     for _ in range(3):
-        choices, left = [], list(names)
-        while left:
-            fitting = [run for run in runs if run[0] == left[0] and draw.random() < 0.5]
+        choices, remaining = [], list(names)
+        while remaining:
+            fitting = [run for run in runs if run[0] == remaining[0] and draw.random() < 0.5]
             if fitting:
                 covers, tiling = draw.choice(fitting), GroupTiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
                 if tilings.problem(covers, tiling):  # too large a tile
                     tiling = GroupTiling(h=8, w=8)
                 choices.append(
-                    Choice(region=left[0], mode="GPU", gpu_share=1.0, covers=covers, schedule=str(tiling))
+                    Choice(
+                        region=remaining[0], mode="GPU", gpu_share=1.0, covers=covers, schedule=str(tiling)
+                    )
                 )
             else:
-                candidates = [c for c in searched.table.candidates[left[0]] if len(c.covers) == 1]
+                candidates = [c for c in searched.table.candidates[remaining[0]] if len(c.covers) == 1]
                 chosen = draw.choice([c for c in candidates if c.rewrite.mode != "GPU"] or candidates)
                 share = {"gpu_share": chosen.gpu_share, "axis": chosen.rewrite.axis}
-                choices.append(Choice(region=left[0], mode=chosen.rewrite.mode, **share))
-            del left[: len(choices[-1].regions)]
-        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        tiled += len(found.group_tilings())
+                choices.append(Choice(region=remaining[0], mode=chosen.rewrite.mode, **share))
+            del remaining[: len(choices[-1].regions)]
+        plan_result = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+        tiled += len(plan_result.group_tilings())
         applied = phases.apply_plan(
-            network.module, found.splits(), found.programs(), tilings=found.group_tilings()
+            network.module, plan_result.splits(), plan_result.programs(), tilings=plan_result.group_tilings()
         )
-        events = found.evaluation.timeline.events
+        events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(g.fusible for g in kernel_groups(applied)) + len(found.group_tilings()) == launches
-        built = build.build(network, found, targets.target_by_name("llvm+pim"))
+        assert sum(g.fusible for g in kernel_groups(applied)) + len(plan_result.group_tilings()) == launches
+        built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert tiled > 2
 
 
 def test_tensors_inside_take_no_memory():
-    alone, network = system(pim_channels=0), frontend.load("toy")
+    gpu_only, network = system(pim_channels=0), frontend.load("toy")
     pools = []
     for fuse in (False, True):
-        _, found = search.search_network(network, alone, fuse=fuse)
-        built = build.build(network, found, targets.target_by_name("llvm+pim"))
+        _, search_result = search.search_network(network, gpu_only, fuse=fuse)
+        built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
         pools.append(built.memory.pool_bytes)
     assert pools[1] < pools[0]
 
@@ -106,18 +108,22 @@ def test_tensors_inside_take_no_memory():
 @pytest.mark.long
 def test_the_memory_of_groups(capsys):
     """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
-    alone = system(pim_channels=0)
+    gpu_only = system(pim_channels=0)
     plans = []
-    searched = pimflow.search("toy", alone, fuse=True)
-    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, searched.group_tilings())
-    phases.build(applied, "llvm+pim", alone, plans.append)
+    search_result = pimflow.search("toy", gpu_only, fuse=True)
+    applied = phases.apply_plan(
+        frontend.load("toy").module, {}, {}, (), gpu_only, search_result.group_tilings()
+    )
+    phases.build(applied, "llvm+pim", gpu_only, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0
-    apart = json.loads(capsys.readouterr().out)
+    unfused = json.loads(capsys.readouterr().out)
     assert main([*command, "--fuse"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fused"] == [list(covers) for covers in searched.group_tilings()] != apart["fused"] == []
-    assert told["pool_bytes"] == plans[0].pool_bytes < apart["pool_bytes"]
+    fused = json.loads(capsys.readouterr().out)
+    assert (
+        fused["fused"] == [list(covers) for covers in search_result.group_tilings()] != unfused["fused"] == []
+    )
+    assert fused["pool_bytes"] == plans[0].pool_bytes < unfused["pool_bytes"]
     assert main(["memory", "buffers.csv", "--fuse", "--quiet"]) == 2
     assert "--fuse: buffers.csv is a table of buffers, not a network" in capsys.readouterr().err
 

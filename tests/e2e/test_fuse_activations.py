@@ -27,11 +27,11 @@ RUN = ("widen.conv.lconv", "down.conv.fconv")
 @pytest.fixture(scope="module")
 def searched():
     """A plan with PIM, and the run, faster or not, on the GPU; every reader can read every tensor."""
-    found = pimflow.search("toy", **OPTIONS).plan
-    choices = [replace(choice, channels="") for choice in found.choices if choice.region != RUN[1]]
-    at = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
-    choices[at] = Choice(region=RUN[0], mode="GPU", gpu_share=1.0, covers=RUN)
-    return pimflow.search("toy", plan=replace(found, choices=tuple(choices)), **OPTIONS)
+    plan = pimflow.search("toy", **OPTIONS).plan
+    choices = [replace(choice, channels="") for choice in plan.choices if choice.region != RUN[1]]
+    position = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
+    choices[position] = Choice(region=RUN[0], mode="GPU", gpu_share=1.0, covers=RUN)
+    return pimflow.search("toy", plan=replace(plan, choices=tuple(choices)), **OPTIONS)
 
 
 @pytest.mark.long
@@ -49,56 +49,56 @@ def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
 def test_the_plan_file_keeps_runs(searched, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(searched.plan.to_json())
-    again = pimflow.search("toy", plan=path, **OPTIONS)
-    assert again.evaluation == searched.evaluation
-    assert again.plan.choices == searched.plan.choices
+    replanned = pimflow.search("toy", plan=path, **OPTIONS)
+    assert replanned.evaluation == searched.evaluation
+    assert replanned.plan.choices == searched.plan.choices
 
 
 def test_a_run_moves_what_is_outside_of_it(searched):
-    maker = CandidateGenerator(searched.graph, searched.system)
+    generator = CandidateGenerator(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
     tiling = searched.group_tilings()[RUN]
-    found = maker.tilings.kernel(RUN, tiling)
-    assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
-    assert found.output_bytes == 2 * np.prod(last.output_shape)
-    assert found.macs == first.geometry.macs + last.geometry.macs
+    kernel = generator.tilings.kernel(RUN, tiling)
+    assert kernel.input_bytes == 2 * np.prod(first.input_shapes[0])
+    assert kernel.output_bytes == 2 * np.prod(last.output_shape)
+    assert kernel.macs == first.geometry.macs + last.geometry.macs
     weights = 2 * (first.weight_elements + last.weight_elements)
-    assert found.again_bytes == weights * (found.blocks - 1), "each of its tiles, which have no halo"
-    alone = sum(maker.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
-    assert fused_groups.make(maker, RUN, None, tiling).tasks[0].moved_bytes < alone
+    assert kernel.again_bytes == weights * (kernel.blocks - 1), "each of its tiles, which have no halo"
+    separate_bytes = sum(generator.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
+    assert fused_groups.make(generator, RUN, None, tiling).tasks[0].moved_bytes < separate_bytes
 
 
 def test_without_pim_runs_are_fused_too():
     """The network that a plan is compared with fuses as the plan does."""
-    alone = system(pim_channels=0)
-    together = pimflow.search("toy", alone, **OPTIONS)
-    apart = pimflow.search("toy", alone, decompose="tucker:0.5")
-    assert tuple(together.group_tilings()) == (RUN,)
-    assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
+    gpu_only = system(pim_channels=0)
+    fused = pimflow.search("toy", gpu_only, **OPTIONS)
+    unfused = pimflow.search("toy", gpu_only, decompose="tucker:0.5")
+    assert tuple(fused.group_tilings()) == (RUN,)
+    assert fused.evaluation.latency_ns == fused.gpu_only.latency_ns < unfused.gpu_only.latency_ns
 
 
 @pytest.mark.long
 def test_same_values_and_less_memory(capsys):
     network = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.5")).network
     plans, results = [], []
-    for each in (network, replace(network, module=fuse_runs(network.module))):
+    for variant in (network, replace(network, module=fuse_runs(network.module))):
         machine = relax.VirtualMachine(
-            phases.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
+            phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu()
         )
         arguments = [tvm.runtime.tensor(value) for value in network.example_inputs().values()]
-        found = machine["main"](*arguments)
-        results.append((found if hasattr(found, "numpy") else found[0]).numpy())
+        vm_result = machine["main"](*arguments)
+        results.append((vm_result if hasattr(vm_result, "numpy") else vm_result[0]).numpy())
     (expected,) = network.reference(network.example_inputs())
     for result in results:
         assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
     command = ["memory", "toy", "--json", "--quiet", "--decompose", "tucker:0.5"]
     assert main(command) == 0
-    apart = json.loads(capsys.readouterr().out)
+    unfused = json.loads(capsys.readouterr().out)
     assert main([*command, "--fuse-activations"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["eager_bytes"] < apart["eager_bytes"] and apart["fused"] == []
-    assert told["pool_bytes"] == plans[1].pool_bytes <= plans[0].pool_bytes
-    assert [run[0] for run in told["fused"]] == [RUN[0]]
+    fused = json.loads(capsys.readouterr().out)
+    assert fused["eager_bytes"] < unfused["eager_bytes"] and unfused["fused"] == []
+    assert fused["pool_bytes"] == plans[1].pool_bytes <= plans[0].pool_bytes
+    assert [run[0] for run in fused["fused"]] == [RUN[0]]
 
 
 @pytest.mark.parametrize(

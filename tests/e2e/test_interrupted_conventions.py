@@ -45,25 +45,25 @@ def stopped(monkeypatch):
     """Conventions that were searched; the third is interrupted as long as the list says so."""
     names, gain = [], ConventionSearch.gain
 
-    def interrupted(self, name):
+    def gain_or_interrupt(self, name):
         names.append(name)
         if names == list(NAMES[:3]):
             raise KeyboardInterrupt
         return gain(self, name)
 
-    monkeypatch.setattr(ConventionSearch, "gain", interrupted)
+    monkeypatch.setattr(ConventionSearch, "gain", gain_or_interrupt)
     return names
 
 
 def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypatch):
     out, states, gain = tmp_path / "toy", [], ConventionSearch.gain
 
-    def looking(self, name):
+    def inspect_then_gain(self, name):
         states.append(report_of(out))
         assert pimflow.run(out) and (out / "report.html").stat().st_size > 1000
         return gain(self, name)
 
-    monkeypatch.setattr(ConventionSearch, "gain", looking)
+    monkeypatch.setattr(ConventionSearch, "gain", inspect_then_gain)
     compiled = pimflow.compile("toy", out, conventions="no-launches")
     (before,) = states
     assert before["conventions"] == [] and before["accounting_terms"] == []
@@ -75,9 +75,9 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
     page = (out / "report.html").read_text()
     assert "launches set to zero" in page and f"Not searched: {', '.join(NAMES[:-1])}." in page
 
-    whole = compiled.with_conventions()
+    complete = compiled.with_conventions()
     assert len(states) == len(NAMES)  # what it had was not searched again
-    assert tuple(names_of(report_of(out))) == NAMES and whole.report.conventions_missing == ()
+    assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions_missing == ()
     assert "Not searched" not in (out / "report.html").read_text()
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 

@@ -23,25 +23,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def as_on_the_command_line():
-    before = {each: signal.signal(each, signal.default_int_handler) for each in SIGNALS}
+    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in SIGNALS}
     yield
-    assert [signal.getsignal(each) for each in SIGNALS] == [signal.default_int_handler] * 2
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    assert [signal.getsignal(signum) for signum in SIGNALS] == [signal.default_int_handler] * 2
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="module")
 def run():
     """Verifies a compiled network."""
-    network, on = frontend.load("toy"), system()
-    _, searched = pimflow.search_network(network, on, None)
-    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
+    network, target_system = frontend.load("toy"), system()
+    _, search_result = pimflow.search_network(network, target_system, None)
+    built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     inputs = network.example_inputs()
     expected = network.reference(inputs)
-    return lambda: verify(network, built, on, inputs, expected)
+    return lambda: verify(network, built, target_system, inputs, expected)
 
 
-def interrupted(call, delay_seconds: float, stop: signal.Signals) -> bool:
+def is_interrupted(call, delay_seconds: float, stop: signal.Signals) -> bool:
     """Whether `call` was ended by `stop`, sent after a while."""
     timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), stop))
     ended = False
@@ -64,7 +64,7 @@ def test_verification_ends_at_any_instant_and_is_right_afterwards(run):
     seconds = time.perf_counter() - begin
     draw = random.Random(0)
     for _ in range(60):
-        assert interrupted(run, draw.uniform(0, seconds), draw.choice(SIGNALS))
+        assert is_interrupted(run, draw.uniform(0, seconds), draw.choice(SIGNALS))
     run().require()
 
 
@@ -122,19 +122,19 @@ def test_another_thread_takes_no_signals():
 
 def test_a_pass_that_is_interrupted_says_so():
     @tvm.transform.module_pass(opt_level=0, name="interrupted")
-    def interrupted_pass(mod, _context):
+    def signal_pass(mod, _context):
         signal.raise_signal(signal.SIGINT)
         return mod
 
     with pytest.raises(KeyboardInterrupt):
-        tvm.transform.Sequential([interrupted_pass])(tvm.IRModule())
+        tvm.transform.Sequential([signal_pass])(tvm.IRModule())
 
 
 def test_what_is_done_is_not_interrupted():
     try:
         interrupts.ignore_signals()
-        for each in SIGNALS:
-            signal.raise_signal(each)
+        for signum in SIGNALS:
+            signal.raise_signal(signum)
     finally:
-        for each in SIGNALS:
-            signal.signal(each, signal.default_int_handler)
+        for signum in SIGNALS:
+            signal.signal(signum, signal.default_int_handler)

@@ -46,10 +46,10 @@ def directory(tmp_path, searched):
         for mode, share in [modes.get(c.region, ("GPU", 1.0))]
     ]
     plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
-    return stored(path, plan, PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
+    return write_directory(path, plan, PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
 
 
-def stored(path, plan: Plan, placed: PlacedRegions):
+def write_directory(path, plan: Plan, placed: PlacedRegions):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     digests = {name: file_sha256(path / name) for name in ("plan.json", "regions.json")}
@@ -59,7 +59,7 @@ def stored(path, plan: Plan, placed: PlacedRegions):
     return path
 
 
-def written(out) -> set[str]:
+def trace_folders(out) -> set[str]:
     return {p.name for p in out.iterdir() if p.is_dir()}
 
 
@@ -67,7 +67,7 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
     out = tmp_path / "out"
     code, said, _ = run(capsys, LAYER, "-o", out, "--pim-channels", 8, "--json")
     name = kernel_name(convolution_kernel(parse_layer(LAYER), "fp16"), "fp16")
-    assert code == 0 and written(out) == {f"{name}.24", f"{name}.32"}
+    assert code == 0 and trace_folders(out) == {f"{name}.24", f"{name}.32"}
     summary = json.loads(said)
     stored = json.loads((out / "trace.json").read_text())
     digests = {path.relative_to(out).as_posix(): file_sha256(path) for path in out.glob("*/*")}
@@ -83,28 +83,30 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
         lanes = [sum(i.lanes for b in blocks for w in b.warps for i in w) for _, blocks in traces]
         assert lanes == row["instructions"]
     assert run(capsys, LAYER, "-o", out, "--gpu", "t4", "--pim-channels", 0)[0] == 0
-    assert json.loads((out / "trace.json").read_text())["gpu"] == "t4" and len(written(out)) == 1
+    assert json.loads((out / "trace.json").read_text())["gpu"] == "t4" and len(trace_folders(out)) == 1
 
 
 def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
     assert run(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
     names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in searched.graph.regions}
-    assert written(tmp_path / "out") == {f"{name}.{channels}" for name in names for channels in (16, 32)}
+    assert trace_folders(tmp_path / "out") == {
+        f"{name}.{channels}" for name in names for channels in (16, 32)
+    }
 
 
 def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
     """All channels for the network on the GPU alone; those of the plan for what it leaves to the GPU."""
     code, said, _ = run(capsys, directory, "-o", tmp_path / "out", "--json")
     assert code == 0
-    wanted = set()
+    expected = set()
     for region in searched.graph.regions:
-        whole = kernel_name(gpu_kernel(region, "fp16"), "fp16")
-        wanted.add(f"{whole}.32")
+        whole_kernel = kernel_name(gpu_kernel(region, "fp16"), "fp16")
+        expected.add(f"{whole_kernel}.32")
         if region.name not in ("down.conv", "widen.conv"):
-            wanted.add(f"{whole}.20")
+            expected.add(f"{whole_kernel}.20")
     rows = convolution_kernel(searched.graph.region("down.conv").geometry.first_rows(2), "fp16")
-    wanted.add(f"{kernel_name(rows, 'fp16')}.20")
-    assert written(tmp_path / "out") == wanted
+    expected.add(f"{kernel_name(rows, 'fp16')}.20")
+    assert trace_folders(tmp_path / "out") == expected
     (row,) = [row for row in json.loads(said)["kernels"] if row["kernel"] == kernel_name(rows, "fp16")]
     assert row["layers"] == ["down.conv"]
 
@@ -112,14 +114,14 @@ def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
 def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched, directory):
     """Two rows of a 3x3 with padding: the GPU's part has a row of zeros before its input, and none after."""
     placed = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
-    stored(directory, Plan.load(directory / "plan.json"), placed)
+    write_directory(directory, Plan.load(directory / "plan.json"), placed)
     assert run(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
     part = searched.graph.region("down.conv").geometry.first_rows(2)
-    top, left, bottom, right = part.padding
-    assert (top, bottom) == (1, 0)
-    padded = convolution_kernel(replace(part, h=part.h + 1, padding=(0, left, 0, right)), "fp16")
+    pad_top, pad_left, pad_bottom, pad_right = part.padding
+    assert (pad_top, pad_bottom) == (1, 0)
+    padded = convolution_kernel(replace(part, h=part.h + 1, padding=(0, pad_left, 0, pad_right)), "fp16")
     names = {kernel_name(kernel, "fp16") for kernel in (padded, convolution_kernel(part, "fp16"))}
-    assert {f"{name}.20" for name in names} & written(tmp_path / "out") == {
+    assert {f"{name}.20" for name in names} & trace_folders(tmp_path / "out") == {
         f"{kernel_name(padded, 'fp16')}.20"
     }
 
@@ -127,18 +129,20 @@ def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched,
 def test_they_are_the_kernels_that_the_search_asks_for(searched):
     """The rows of a split, as candidates are charged for them."""
     region = searched.graph.region("down.conv")
-    maker = CandidateGenerator(searched.graph, SYSTEM)
-    (task,) = [t for t in maker.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label]
-    cost = maker.costs.kernel_cost(
+    generator = CandidateGenerator(searched.graph, SYSTEM)
+    (task,) = [
+        t for t in generator.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label
+    ]
+    cost = generator.costs.kernel_cost(
         convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels
     )
     assert task.execution_ns == cost.execution_ns > 0
 
 
 def test_regions_come_back_from_a_file(searched, tmp_path):
-    wanted = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
-    placed = PlacedRegions.load(stored(tmp_path, searched.plan, wanted))
-    assert placed == wanted
+    expected = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
+    placed = PlacedRegions.load(write_directory(tmp_path, searched.plan, expected))
+    assert placed == expected
     assert placed.graph.digest == searched.plan.model
 
 
@@ -154,8 +158,8 @@ def test_regions_come_back_from_a_file(searched, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):
-    got, out, err = run(capsys, *argv, "-o", tmp_path / "out", "--quiet")
-    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+    exit_code, out, err = run(capsys, *argv, "-o", tmp_path / "out", "--quiet")
+    assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
     assert list(tmp_path.iterdir()) == []
 
 

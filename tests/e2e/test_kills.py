@@ -91,7 +91,7 @@ def members(session: int) -> list[str]:
     return subprocess.run(listed, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-def gone(session: int, seconds: float = 20.0) -> bool:
+def ends_in_time(session: int, seconds: float = 20.0) -> bool:
     """Whether a session ends within a while."""
     until = time.monotonic() + seconds
     while members(session):
@@ -116,33 +116,33 @@ def test_workers_end_with_their_parent(tmp_path, stop, after):
     assert process.stdout.readline() == "begins\n"
     if after != "start":
         until = time.monotonic() + 60
-        least = 2 if after == "import" else 3  # the parent, a worker, the one that forks from it
-        while len(members(process.pid)) < least and time.monotonic() < until:
+        min_members = 2 if after == "import" else 3  # the parent, a worker, the one that forks from it
+        while len(members(process.pid)) < min_members and time.monotonic() < until:
             time.sleep(0.05)
     os.killpg(process.pid, stop) if stop == signal.SIGINT else process.send_signal(stop)
     _, err = process.communicate(timeout=60)  # a worker that lived on would hold the pipe
     assert process.returncode == -stop
     # Without the command's handler, Python says what interrupted the parent; nobody else says anything.
     assert err.count("Traceback") == (stop == signal.SIGINT) and err.count("KeyboardInterrupt") <= 1, err
-    assert gone(process.pid)
+    assert ends_in_time(process.pid)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("work", LOST.values(), ids=LOST)
 def test_an_interrupt_is_130_and_one_line_whatever_a_library_makes_of_it(tmp_path, work):
     command = [sys.executable, "-c", COMMAND.format(work=work)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (130, "pimflow: interrupted\n")
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (process.returncode, process.stderr) == (130, "pimflow: interrupted\n")
 
 
 @pytest.mark.parametrize("stop", SIGNALS)
 def test_signals_are_remembered_and_handlers_come_back(stop):
-    before = [signal.getsignal(each) for each in SIGNALS]
+    before = [signal.getsignal(signum) for signum in SIGNALS]
     with interrupts.command_interrupts() as running:
         with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts():
             signal.raise_signal(stop)
         assert running.interrupted
-    assert [signal.getsignal(each) for each in SIGNALS] == before
+    assert [signal.getsignal(signum) for signum in SIGNALS] == before
 
 
 def test_what_is_ignored_stays_ignored(monkeypatch):
@@ -157,10 +157,10 @@ def test_what_is_ignored_stays_ignored(monkeypatch):
 
 
 def test_errors_of_commands_that_nobody_interrupts_stay(monkeypatch, capsys):
-    def refuses(_argv):
+    def raise_usage_error(_argv):
         raise UsageError("not this")
 
-    monkeypatch.setattr("pimflow.cli.parser.parse", refuses)
+    monkeypatch.setattr("pimflow.cli.parser.parse", raise_usage_error)
     assert main([]) == 2 and capsys.readouterr().err == "pimflow: error: not this\n"
 
 
@@ -175,19 +175,19 @@ def test_the_reference_tells_nobody(tmp_path):
 def test_the_next_run_removes_what_a_killed_one_left(tmp_path, monkeypatch):
     """But not what another run is writing, nor what it has just made."""
     monkeypatch.setattr(directories, "_MIN_STALE_SECONDS", 0.0)
-    left = tmp_path / ".out.new.0123456789ab"
-    (left / "programs").mkdir(parents=True)
+    leftover = tmp_path / ".out.new.0123456789ab"
+    (leftover / "programs").mkdir(parents=True)
     beside = tmp_path / ".other.new.0123456789ab"
     beside.mkdir()
     with directories.new_directory(tmp_path / "out", MARKED) as first:
-        assert not left.exists() and beside.exists()
+        assert not leftover.exists() and beside.exists()
         with directories.new_directory(tmp_path / "out", MARKED) as second:
             assert first.exists()
             (second / "mark").touch()
         monkeypatch.setattr(directories, "_MIN_STALE_SECONDS", 60.0)
-        left.mkdir()
+        leftover.mkdir()
         (first / "mark").touch()
     with directories.new_directory(tmp_path / "out", MARKED) as third:
-        assert left.exists()
+        assert leftover.exists()
         (third / "mark").touch()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, beside.name, "out"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([leftover.name, beside.name, "out"])

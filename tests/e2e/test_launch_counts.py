@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import tvm
-from drawn_networks import Graph, drawn_network
+from drawn_networks import Graph, random_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -24,12 +24,12 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 SYSTEMS = ({}, {"dtype": "fp32"}, {"pim": "aim-gddr6"}, {"padding": "symmetric"}, {"copies": "made"})
 
 
-def called(network, planned) -> list[str]:
+def executable_kernels(network, plan_result) -> list[str]:
     """Kernels that the executable for a CPU calls, which stands in for the GPU; PIM's regions are none."""
     target = targets.target_by_name("llvm+pim")
     with target:
-        lowered = tvm.transform.Sequential(phases.scheduling_phases(target, planned.system))(
-            build.apply_search_result(network.module, planned)
+        lowered = tvm.transform.Sequential(phases.scheduling_phases(target, plan_result.system))(
+            build.apply_search_result(network.module, plan_result)
         )
     names = []
     for binding in main_bindings(lowered):
@@ -45,46 +45,55 @@ def called(network, planned) -> list[str]:
     return names
 
 
-def charged(planned) -> list[str]:
-    events = planned.evaluation.timeline.events
+def launch_labels(plan_result) -> list[str]:
+    events = plan_result.evaluation.timeline.events
     assert all(event.begun_ps <= event.end_ps for event in events)
     return [event.label for event in events if event.launched and event.resource == "gpu"]
 
 
-def alone(found):
+def gpu_only_plan(search_result):
     """The network on the GPU with all channels."""
-    channels = found.system.gpu.memory_channels
+    channels = search_result.system.gpu.memory_channels
     return with_candidates(
-        found, tuple(found.generator.on_gpu(region, channels)[0] for region in found.graph.regions)
+        search_result,
+        tuple(search_result.generator.on_gpu(region, channels)[0] for region in search_result.graph.regions),
     )
 
 
-def on_pim(found):
+def pim_plan(search_result):
     """The network on PIM, as far as PIM can compute it."""
-    every = (found.table.candidates[region.name] for region in found.graph.regions)
-    modes = ({c.rewrite.mode: c for c in reversed(of) if len(c.covers) == 1} for of in every)
-    return with_candidates(found, tuple(each.get("PIM", each["GPU"]) for each in modes))
+    candidate_lists = (search_result.table.candidates[region.name] for region in search_result.graph.regions)
+    modes = (
+        {c.rewrite.mode: c for c in reversed(candidates) if len(c.covers) == 1}
+        for candidates in candidate_lists
+    )
+    return with_candidates(search_result, tuple(by_mode.get("PIM", by_mode["GPU"]) for by_mode in modes))
 
 
-def any_plan(found, draw: random.Random):
+def any_plan(search_result, draw: random.Random):
     """A plan of any candidates, PIM's as often as all others."""
-    chosen, done = [], set()
-    for region in found.graph.regions:
-        if region.name in done:
+    chosen, covered = [], set()
+    for region in search_result.graph.regions:
+        if region.name in covered:
             continue
-        every = found.table.candidates[region.name]
-        on_pim = [c for c in every if c.rewrite.mode != "GPU"]
-        chosen.append(draw.choice(on_pim if on_pim and draw.random() < 0.5 else every))
-        done.update(chosen[-1].covers)
-    return with_candidates(found, tuple(chosen))
+        candidates = search_result.table.candidates[region.name]
+        pim_candidates = [c for c in candidates if c.rewrite.mode != "GPU"]
+        chosen.append(draw.choice(pim_candidates if pim_candidates and draw.random() < 0.5 else candidates))
+        covered.update(chosen[-1].covers)
+    return with_candidates(search_result, tuple(chosen))
 
 
-def same_launches(model, draw: random.Random, plans: int = 2, **changes) -> None:
+def check_same_launches(model, draw: random.Random, plans: int = 2, **changes) -> None:
     network, target = frontend.load(model), system(**changes)
     graph = extract_regions(network.module, "drawn", views=target.uses_views)
-    found = search(graph, target)
-    for planned in (alone(found), found, on_pim(found), *(any_plan(found, draw) for _ in range(plans))):
-        names, labels = called(network, planned), charged(planned)
+    search_result = search(graph, target)
+    for plan_result in (
+        gpu_only_plan(search_result),
+        search_result,
+        pim_plan(search_result),
+        *(any_plan(search_result, draw) for _ in range(plans)),
+    ):
+        names, labels = executable_kernels(network, plan_result), launch_labels(plan_result)
         assert len(names) == len(labels), (labels, names)
 
 
@@ -152,7 +161,7 @@ def squares() -> Graph:
     return graph
 
 
-def returned() -> Graph:
+def output_with_reader() -> Graph:
     """What the network returns is finished by the layer that reads it."""
     graph = Graph((1, 8, 32))
     x = graph.product("x0", 16, bias=True)
@@ -183,24 +192,24 @@ def read_in_between() -> Graph:
 
 CAUSES = (
     *(reshapes, second_operands, read_twice, read_through, several_in_front, broadcast),
-    *(squares, returned, read_in_other_orders, read_in_between),
+    *(squares, output_with_reader, read_in_other_orders, read_in_between),
 )
 
 
 @pytest.mark.parametrize("made", CAUSES)
 @pytest.mark.parametrize("pim", long_but(["newton-gddr6"], ["newton-gddr6", "aim-gddr6"]))
 def test_launches_of_what_differed_once(made, pim):
-    same_launches(made().model(), random.Random(0), 3, pim=pim)
+    check_same_launches(made().model(), random.Random(0), 3, pim=pim)
 
 
 @settings(max_examples=examples(25))
 @given(st.randoms(use_true_random=False), st.sampled_from(SYSTEMS))
 def test_launches_of_any_network(draw, changes):
-    same_launches(drawn_network(draw, most_layers=6), draw, 1, **changes)
+    check_same_launches(random_network(draw, most_layers=6), draw, 1, **changes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_launches_of_larger_networks(seed):
     draw = random.Random(seed)
-    same_launches(drawn_network(draw, most_layers=14), draw, 3, **SYSTEMS[seed % len(SYSTEMS)])
+    check_same_launches(random_network(draw, most_layers=14), draw, 3, **SYSTEMS[seed % len(SYSTEMS)])

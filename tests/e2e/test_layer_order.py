@@ -65,16 +65,16 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
 @pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
-    again = pimflow.compile(
+    recompiled = pimflow.compile(
         directory / "wide.onnx",
         plan=directory / "out" / "plan.json",
         reorder=True,
         target_system=SYSTEM,
         conventions="none",
     )
-    assert again.plan.choices == compiled.plan.choices and again.verification.is_verified
+    assert recompiled.plan.choices == compiled.plan.choices and recompiled.verification.is_verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
-    assert [getattr(again.report.order, key) for key in keys] == [
+    assert [getattr(recompiled.report.order, key) for key in keys] == [
         getattr(compiled.report.order, key) for key in keys
     ]
     with pytest.raises(PlanError, match="--reorder"):
@@ -82,8 +82,10 @@ def test_a_plan_says_its_order(wide):
     backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])
     with pytest.raises(UsageError, match="would come before"):
         pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True, target_system=SYSTEM)
-    given = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True, target_system=SYSTEM)
-    assert given.graph == plain.search_result.graph
+    search_result = pimflow.search(
+        directory / "wide.onnx", plan=plain.plan, reorder=True, target_system=SYSTEM
+    )
+    assert search_result.graph == plain.search_result.graph
 
 
 @pytest.mark.long
@@ -108,8 +110,8 @@ def test_the_relax_pipeline_reorders_too(wide):
     def pool_bytes(**options) -> list[int]:
         with targets.target_by_name("llvm+pim"):
             lowered = pimflow.relax_pipeline(target_system=SYSTEM, **options)(network.module)
-        found = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
-        return [int(size) for size in found]
+        sizes = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
+        return [int(size) for size in sizes]
 
     order = compiled.report.order
     assert pool_bytes() == [order.pool_given_bytes] and pool_bytes(reorder=True) == [order.pool_bytes]
@@ -119,24 +121,24 @@ def test_the_relax_pipeline_reorders_too(wide):
 
 
 def test_a_chain_keeps_its_order():
-    searched, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
-    assert reordered.graph == searched.graph
+    search_result, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
+    assert reordered.graph == search_result.graph
 
 
 @pytest.mark.long
 def test_memory_command(wide, capsys):
     directory, compiled, plain = wide
-    given = (SPECS / "system/pimflow.toml").read_text(encoding="utf-8")
-    (directory / "own.toml").write_text(f'channel_sharing = "{SYSTEM.channel_sharing}"\n{given}')
-    own = ("--system", str(directory / "own.toml"))
-    command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder", *own]
+    system_text = (SPECS / "system/pimflow.toml").read_text(encoding="utf-8")
+    (directory / "own.toml").write_text(f'channel_sharing = "{SYSTEM.channel_sharing}"\n{system_text}')
+    system_options = ("--system", str(directory / "own.toml"))
+    command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder", *system_options]
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    told = compiled.report.order
-    assert {k: v for k, v in found["order"].items() if k != "seconds"} == {
-        k: getattr(told, k) for k in found["order"] if k != "seconds"
+    report = json.loads(capsys.readouterr().out)
+    compiled_order = compiled.report.order
+    assert {k: v for k, v in report["order"].items() if k != "seconds"} == {
+        k: getattr(compiled_order, k) for k in report["order"] if k != "seconds"
     }
-    assert found["pool_bytes"] == found["order"]["pool_bytes"] < plain.report.memory.pool_bytes
+    assert report["pool_bytes"] == report["order"]["pool_bytes"] < plain.report.memory.pool_bytes
     assert main(command) == 0
     assert "proved the fewest" in capsys.readouterr().out
     assert main(["memory", "toy", "--quiet", "--reorder"]) == 0
@@ -152,21 +154,21 @@ def test_a_table_has_no_order(tmp_path, capsys):
 def test_what_a_fused_run_never_makes_is_not_live():
     """With runs fused the pool holds no wide map, and the search for an order counts none."""
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True, reorder=True)
-    found = plan_memory(wide_branches(), SYSTEM, options=options)
-    assert len(found.fused) >= 4
-    order = found.order.summary()
+    memory_plan = plan_memory(wide_branches(), SYSTEM, options=options)
+    assert len(memory_plan.fused) >= 4
+    order = memory_plan.order.summary()
     assert order.live_given_bytes < 128 * MAP_BYTES
     # The CPU stores fp32, and some results take over a dead operand.
     assert order.pool_given_bytes <= 2 * order.live_given_bytes
-    assert order.pool_bytes == found.plan.pool_bytes <= 2 * order.live_bytes
+    assert order.pool_bytes == memory_plan.plan.pool_bytes <= 2 * order.live_bytes
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
 
 
 @pytest.mark.long
 def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
-    searched = pimflow.search(wide_branches(), target_system=SYSTEM, **options)
-    run = searched.graph.runs[0]
-    assert run in [choice.covers for choice in searched.plan.choices]
-    again = pimflow.search(wide_branches(), plan=searched.plan, target_system=SYSTEM, **options)
-    assert again.graph == searched.graph and run in again.group_tilings()
+    search_result = pimflow.search(wide_branches(), target_system=SYSTEM, **options)
+    run = search_result.graph.runs[0]
+    assert run in [choice.covers for choice in search_result.plan.choices]
+    replanned = pimflow.search(wide_branches(), plan=search_result.plan, target_system=SYSTEM, **options)
+    assert replanned.graph == search_result.graph and run in replanned.group_tilings()

@@ -25,17 +25,17 @@ PROFILING = Profiling()
 REQUEST = "tucker:0.25"
 
 
-def drawn(seed: int) -> onnx.ModelProto:
+def random_network(seed: int) -> onnx.ModelProto:
     """Convolutions of drawn widths one behind the other, some with a residual, some with a pooling behind."""
     draw, weights = random.Random(seed), dict[str, np.ndarray]()
     nodes, source, channels = convolution("l0", "x", (8, 32), 3, weights), "l0", 32
     for index in range(1, draw.choice((3, 4, 5))):
-        wide = draw.choice((16, 32, 64))
-        nodes += convolution(f"l{index}", source, (channels, wide), draw.choice((1, 3)), weights)
-        source, channels, before = f"l{index}", wide, (source, channels)
+        width = draw.choice((16, 32, 64))
+        nodes += convolution(f"l{index}", source, (channels, width), draw.choice((1, 3)), weights)
+        source, channels, previous = f"l{index}", width, (source, channels)
         kind = draw.choice(("plain", "sum", "pool"))
-        if kind == "sum" and before[1] == channels:
-            nodes.append(onnx.helper.make_node("Add", [source, before[0]], [f"s{index}"], f"s{index}"))
+        if kind == "sum" and previous[1] == channels:
+            nodes.append(onnx.helper.make_node("Add", [source, previous[0]], [f"s{index}"], f"s{index}"))
             source = f"s{index}"
         elif kind == "pool":
             shape = {"kernel_shape": [2, 2], "strides": [2, 2]}
@@ -45,37 +45,42 @@ def drawn(seed: int) -> onnx.ModelProto:
     return model(nodes, weights, 8)
 
 
-def promised(of, **options) -> int:
+def min_pool_bytes(network, **options) -> int:
     """The least that ``pimflow memory`` plans, with any of its options that keep the outputs."""
     skips, runs = {"optimize_skips": "pool"}, {"fuse_activations": True}
-    ways = [skips, runs, skips | runs | {"reorder": True}]
-    return min(plan_memory(of, SYSTEM, **options, **way).plan.pool_bytes for way in ways)
+    option_sets = [skips, runs, skips | runs | {"reorder": True}]
+    return min(
+        plan_memory(network, SYSTEM, **options, **extra_options).plan.pool_bytes
+        for extra_options in option_sets
+    )
 
 
-def kept(of, **keywords):
-    asked_for = SearchRequest.from_arguments(SYSTEM, profiling=PROFILING, **keywords)
-    return asked_for.place_network(asked_for.prepare_network(prepare.load(of, asked_for.options)))
+def place_network(network, **keywords):
+    question = SearchRequest.from_arguments(SYSTEM, profiling=PROFILING, **keywords)
+    return question.place_network(question.prepare_network(prepare.load(network, question.options)))
 
 
 @pytest.mark.long
 def test_no_pool_is_larger_than_what_memory_promises():
     """Nor is that of `compiled`, which is of another network."""
-    found, choice = kept(drawn(2), decompose=REQUEST, objective="memory")
-    assert choice.pool_bytes <= promised(drawn(2), decompose=REQUEST)
+    search_result, choice = place_network(random_network(2), decompose=REQUEST, objective="memory")
+    assert choice.pool_bytes <= min_pool_bytes(random_network(2), decompose=REQUEST)
     assert choice.pool_bytes <= min(choice.searched_bytes, choice.frugal_bytes)
-    assert found.goal.objective == "memory"
+    assert search_result.goal.objective == "memory"
 
 
 @pytest.mark.long
 def test_every_budget_from_the_least_on_is_kept():
-    least = kept(drawn(0), decompose=REQUEST, objective="memory")[1].pool_bytes
+    min_bytes = place_network(random_network(0), decompose=REQUEST, objective="memory")[1].pool_bytes
     for share in (1.0, 1.1, 1.5):
-        choice = kept(drawn(0), decompose=REQUEST, max_memory_bytes=share * least)[1]
-        assert choice.pool_bytes <= share * least
+        choice = place_network(random_network(0), decompose=REQUEST, max_memory_bytes=share * min_bytes)[1]
+        assert choice.pool_bytes <= share * min_bytes
     with pytest.raises(InfeasibleError) as error:
-        kept(drawn(0), decompose=REQUEST, max_memory_bytes=least // 3)
+        place_network(random_network(0), decompose=REQUEST, max_memory_bytes=min_bytes // 3)
     needed = int(error.value.demand)
-    assert kept(drawn(0), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
+    assert (
+        place_network(random_network(0), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
+    )
 
 
 @pytest.mark.long
@@ -88,9 +93,9 @@ def test_a_run_ends_before_what_no_group_has_a_formula_for():
     nodes.append(onnx.helper.make_node("Flatten", ["pool"], ["flat"], "flat"))
     nodes.append(onnx.helper.make_node("MatMul", ["flat", "fc"], ["y"], "product"))
     network = model(nodes, weights, 8)
-    found, choice = kept(network, decompose=REQUEST, objective="memory")
-    assert found.graph.runs and all("pool" not in run for run in found.graph.runs)
-    assert choice.pool_bytes <= promised(network, decompose=REQUEST)
+    search_result, choice = place_network(network, decompose=REQUEST, objective="memory")
+    assert search_result.graph.runs and all("pool" not in run for run in search_result.graph.runs)
+    assert choice.pool_bytes <= min_pool_bytes(network, decompose=REQUEST)
 
 
 @pytest.mark.long
@@ -98,27 +103,29 @@ def test_every_run_of_whole_regions_is_a_candidate():
     """Also on large maps behind a pooling, whose fastest tilings cannot be placed."""
     options = NetworkOptions(batch=4, decompose="tucker:0.1", fuse_activations=True)
     graph = prepare.prepare(prepare.load("vgg-16", options), options, SYSTEM).regions
-    found = fused_groups.group_candidates(
+    candidates = fused_groups.group_candidates(
         CandidateGenerator(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels
     )
-    assert len(graph.runs) == 13 and {each.covers for each in found} == set(graph.runs)
+    assert len(graph.runs) == 13 and {candidate.covers for candidate in candidates} == set(graph.runs)
 
 
 @pytest.mark.long
 def test_the_least_pool_that_a_bound_on_latency_leaves():
     fastest = pimflow.search("toy", SYSTEM).evaluation.latency_ns
-    least, choice = kept("toy", objective="memory")
+    min_search, choice = place_network("toy", objective="memory")
     for share in (1.0, 1.1, 1.5):
-        found, within = kept("toy", objective="memory", max_latency_ns=share * fastest)
-        assert found.evaluation.latency_ns <= share * fastest * (1 + 1e-6)
-        assert within.pool_bytes >= choice.pool_bytes
-    assert least.evaluation.latency_ns >= fastest
+        search_result, bounded_choice = place_network(
+            "toy", objective="memory", max_latency_ns=share * fastest
+        )
+        assert search_result.evaluation.latency_ns <= share * fastest * (1 + 1e-6)
+        assert bounded_choice.pool_bytes >= choice.pool_bytes
+    assert min_search.evaluation.latency_ns >= fastest
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("least")
-    onnx.save(drawn(1), directory / "net.onnx")
+    onnx.save(random_network(1), directory / "net.onnx")
     options = {"decompose": REQUEST, "objective": "memory", "target_system": SYSTEM}
     return directory, pimflow.compile(
         directory / "net.onnx", directory / "out", **options, conventions="none"
@@ -126,30 +133,30 @@ def compiled(tmp_path_factory):
 
 
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
-    _, built = compiled
-    memory = built.report.memory
-    assert built.verification.is_verified
-    assert memory.pool_bytes == memory.choice.pool_bytes == built.builds[0].memory.pool_bytes
+    _, compilation = compiled
+    memory = compilation.report.memory
+    assert compilation.verification.is_verified
+    assert memory.pool_bytes == memory.choice.pool_bytes == compilation.builds[0].memory.pool_bytes
     assert memory.pool_bytes <= min(memory.choice.searched_bytes, memory.choice.frugal_bytes)
-    assert memory.pool_bytes <= promised(drawn(1), decompose=REQUEST)
-    assert memory.switched_on == built.plan.options != ()
-    assert memory.weight_bytes == built.builds[0].weight_bytes
+    assert memory.pool_bytes <= min_pool_bytes(random_network(1), decompose=REQUEST)
+    assert memory.switched_on == compilation.plan.options != ()
+    assert memory.weight_bytes == compilation.builds[0].weight_bytes
 
 
 @pytest.mark.long
 def test_its_plan_is_applied_without_the_objective(compiled):
     """The plan says which options its network was prepared with."""
-    directory, built = compiled
+    directory, compilation = compiled
     plan = directory / "out" / "plan.json"
-    assert json.loads(plan.read_text())["options"] == list(built.plan.options)
-    again = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST, conventions="none")
-    assert again.plan.choices == built.plan.choices
-    assert again.report.memory.pool_bytes == built.report.memory.pool_bytes
+    assert json.loads(plan.read_text())["options"] == list(compilation.plan.options)
+    recompiled = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST, conventions="none")
+    assert recompiled.plan.choices == compilation.plan.choices
+    assert recompiled.report.memory.pool_bytes == compilation.report.memory.pool_bytes
 
 
 def test_a_plan_with_other_options_is_refused(compiled, tmp_path, capsys):
-    directory, built = compiled
-    text = json.loads(built.plan.to_json())
+    directory, compilation = compiled
+    text = json.loads(compilation.plan.to_json())
     (tmp_path / "plan.json").write_text(json.dumps({**text, "options": ["faster"]}))
     assert main(["compile", str(directory / "net.onnx"), "--plan", str(tmp_path / "plan.json")]) == 3
     assert "options" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def weight(name, *dims, value=None):
     return numpy_helper.from_array(values.astype(np.float32), name)
 
 
-def saved(folder, nodes, weights, dims=(1, 4, 8, 8), kind=TensorProto.FLOAT) -> Path:
+def save_network(folder, nodes, weights, dims=(1, 4, 8, 8), kind=TensorProto.FLOAT) -> Path:
     """A network from ``x`` to ``y``."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)
     y = helper.make_tensor_value_info("y", kind, None)
@@ -50,17 +50,17 @@ ODD_RESULTS = {
 
 @pytest.mark.parametrize("what", long_but(["nothing"], list(ODD_RESULTS)))
 def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
-    last, kind, says = ODD_RESULTS[what]
+    last, kind, expected_text = ODD_RESULTS[what]
     none = numpy_helper.from_array(np.zeros(1, np.int64), "none")
-    path = saved(
+    path = save_network(
         tmp_path, [CONV, last], [weight("w", 8, 4, 3, 3), weight("zero", 1, value=0), none], kind=kind
     )
     assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
-    given = np.full((1, 4, 8, 8), np.nan if what == "infinity" else 1, np.float32)
-    np.save(tmp_path / "x.npy", given)
+    values = np.full((1, 4, 8, 8), np.nan if what == "infinity" else 1, np.float32)
+    np.save(tmp_path / "x.npy", values)
     argv = ["run", tmp_path / "out", "--input", tmp_path / "x.npy"]
     code, out, _ = run(capsys, *argv)
-    assert code == 0 and says in out
+    assert code == 0 and expected_text in out
     code, out, _ = run(capsys, *argv, "--json")
     (row,) = json.loads(out, parse_constant=pytest.fail)["outputs"]
     assert code == 0 and (what == "truths") == (row["min"] is not None)
@@ -69,7 +69,7 @@ def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers(capsys, tmp_path, value):
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv")
-    path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3, value=value)])
+    path = save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3, value=value)])
     code, out, err = run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)
     assert (code, out) == (5, "") and "NaN or infinity" in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -78,14 +78,16 @@ def test_weights_that_are_no_numbers(capsys, tmp_path, value):
 @pytest.mark.parametrize("dims", [(1, 4, 1 << 40, 8), (1 << 30, 4, 8, 8)])
 def test_tensors_that_nobody_can_hold(capsys, tmp_path, dims):
     node = helper.make_node("Relu", ["x"], ["y"], "relu")
-    code, _, err = run(capsys, "compile", saved(tmp_path, [node], [], dims), "--quiet", *ALONE)
+    code, _, err = run(capsys, "compile", save_network(tmp_path, [node], [], dims), "--quiet", *ALONE)
     assert code == 3 and "'x'" in err and err.count("\n") == 1
 
 
 def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
     """C++ says nothing beside it: TVM warns of builders that were left in the middle."""
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", group=3)
-    code, out, err = run(capfd, "compile", saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet")
+    code, out, err = run(
+        capfd, "compile", save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet"
+    )
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
 
 
@@ -109,7 +111,7 @@ def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says
             helper.make_node("MatMul", ["a", "w"], ["y"], "last"),
         ]
         weights.append(numpy_helper.from_array(np.zeros(1, np.int64), "none"))
-    path = saved(tmp_path, nodes, weights, dims)
+    path = save_network(tmp_path, nodes, weights, dims)
     for command in ("compile", "memory"):
         code, out, err = run(capsys, command, path, "--quiet")
         assert (code, out) == (3, "")
@@ -123,7 +125,7 @@ def test_every_region_has_files_of_its_own(capsys, tmp_path):
         helper.make_node("Conv", ["a", "v"], ["y"], "a_b"),
     ]
     weights = [weight("w", 256, 256, 1, 1), weight("v", 256, 256, 1, 1)]
-    path = saved(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
+    path = save_network(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
     assert (
         run(capsys, "compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet", *ALONE)[0]
         == 0
@@ -148,7 +150,7 @@ def test_names_of_files():
 
 def test_names_that_do_not_print(capsys, tmp_path):
     node = helper.make_node("Conv", ["x", "w"], ["y"], "a\nb\x1b[31m")
-    path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
+    path = save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
     code, out, _ = run(capsys, "compile", path, "--quiet", *ALONE)
     assert code == 0 and "\na\\nb\\x1b[31m " in out and "\x1b" not in out
 
@@ -156,9 +158,9 @@ def test_names_that_do_not_print(capsys, tmp_path):
 def test_a_network_that_pim_computes_alone(capsys, tmp_path):
     """There is no machine code to make once: the network has no kernels."""
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
-    path = saved(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
+    path = save_network(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
     assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
-    assert [each["mode"] for each in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
+    assert [choice["mode"] for choice in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
         "PIM"
     ]
     assert run(capsys, "run", tmp_path / "out")[0] == 0
@@ -176,7 +178,7 @@ VIEWS = {
 def test_networks_that_only_look_at_their_inputs_compute_nothing(capsys, tmp_path, what):
     """They take no time: speed-ups of such networks were divisions by zero."""
     last, constants = VIEWS[what]
-    path = saved(
+    path = save_network(
         tmp_path, [last], [numpy_helper.from_array(value, name) for name, value in constants.items()]
     )
     model = onnx.load(path)
@@ -192,7 +194,7 @@ def test_parts_without_a_name_are_refused(capsys, tmp_path):
         helper.make_node("Split", ["x", "sizes"], ["", "part", ""], "cut", axis=1),
         helper.make_node("Relu", ["part"], ["y"], "relu"),
     ]
-    path = saved(tmp_path, nodes, [numpy_helper.from_array(np.int64([1, 2, 1]), "sizes")])
+    path = save_network(tmp_path, nodes, [numpy_helper.from_array(np.int64([1, 2, 1]), "sizes")])
     code, out, err = run(capsys, "compile", path, "--quiet", *ALONE)
     assert (code, out) == (3, "") and "Split 'cut' has a result without a name" in err
     assert err.count("\n") == 1

@@ -22,7 +22,7 @@ from pimflow.hardware import system
 from pimflow.relay_passes.flat import roles
 
 
-class Drawn:
+class OnnxModelBuilder:
     """An ONNX network of one input, [N, 8, 12, 12], node by node."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Drawn:
         self.nodes.append(helper.make_node(kind, inputs, [f"{name}.y"], name=name, **attrs))
         return f"{name}.y"
 
-    def normed(self, x: str, channels: int) -> str:
+    def batch_norm(self, x: str, channels: int) -> str:
         """A batch norm; means and variances as they come."""
         y = self.add("BatchNormalization", x, *[(channels,)] * 3)
         variances = np.abs(self.draw.standard_normal(channels)).astype(np.float32) + 0.1
@@ -60,14 +60,14 @@ class Drawn:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-def of_all_kinds(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
+def all_kinds_model(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
     """Strides, dilations, groups, uneven padding, batch norms, biases pushed on, transposed, products.
 
     If `odd`, with padding that the file leaves to find out, and scaled products: importing those takes
     operators of their own, in front of the first link.
     """
-    net = Drawn()
-    x = net.normed(net.add("Conv", "x", (12, 8, 3, 3), strides=[2, 1], pads=[1, 0, 1, 2]), 12)
+    net = OnnxModelBuilder()
+    x = net.batch_norm(net.add("Conv", "x", (12, 8, 3, 3), strides=[2, 1], pads=[1, 0, 1, 2]), 12)
     x = net.add("Conv", x, (16, 12, 1, 1), (16,))  # linear: the bias of the batch norm is pushed through
     x = net.add("Relu", x)
     x = net.add("Conv", x, (16, 8, 3, 3), (16,), group=2, dilations=[2, 1], pads=[2, 1, 2, 1])
@@ -85,7 +85,7 @@ def of_all_kinds(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
 
 def small() -> onnx.ModelProto:
     """A convolution and a product."""
-    net = Drawn()
+    net = OnnxModelBuilder()
     x = net.add("Relu", net.add("Conv", "x", (12, 8, 3, 3), (12,), pads=[1, 1, 1, 1]))
     x = net.add("Flatten", net.add("GlobalAveragePool", x))
     return net.model(net.add("Gemm", x, (12, 10), (10,)))
@@ -94,8 +94,8 @@ def small() -> onnx.ModelProto:
 MODELS = {
     "small": small,
     "hourglass": hourglass,
-    "all kinds": of_all_kinds,
-    "odd": lambda: of_all_kinds(odd=True),
+    "all kinds": all_kinds_model,
+    "odd": lambda: all_kinds_model(odd=True),
 }
 
 
@@ -112,7 +112,7 @@ MODELS = {
 def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, name, request_text):
     """Values by ONNX Runtime against TVM's pipeline, on inputs that the export was not checked on."""
     model, path = MODELS[name](), tmp_path / "out.onnx"
-    found = pimflow.export_decomposed(model, request_text, path)
+    summary = pimflow.export_decomposed(model, request_text, path)
     network = frontend.load(model)
     change = decompose(network, DecompositionRequest.parse(request_text))
     draw = np.random.default_rng(1)
@@ -120,31 +120,33 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
     back = frontend.load(path)
     for y, x in zip(back.reference(inputs), change.network.reference(inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=0, atol=2e-6 * np.abs(x).max())
-    assert found.export_error < 1e-5 < found.max_relative_difference
-    mine, again = prepare.regions(change.network), prepare.regions(back)
+    assert summary.export_error < 1e-5 < summary.max_relative_difference
+    regions, reread_regions = prepare.regions(change.network), prepare.regions(back)
     if name != "odd" and request_text[:2] != "cp":  # whose two transposed cores crop one by one
-        assert (again.regions, again.outputs) == (mine.regions, mine.outputs)
+        assert (reread_regions.regions, reread_regions.outputs) == (regions.regions, regions.outputs)
     assert roles(back.module) == roles(change.network.module)
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    given = onnx.load(path).graph
-    named = {tensor.name for tensor in given.initializer}
-    assert named <= {operand for node in given.node for operand in node.input}, "a weight that nothing reads"
+    written_graph = onnx.load(path).graph
+    named = {tensor.name for tensor in written_graph.initializer}
+    assert named <= {operand for node in written_graph.node for operand in node.input}, (
+        "a weight that nothing reads"
+    )
 
 
 def test_biases_are_pushed_through_layers_of_the_drawn_network():
     """Else nothing of what makes up for them is tested."""
     pushed: dict[str, np.ndarray] = {}
-    onnx_graph.from_onnx(of_all_kinds(), pushed)
+    onnx_graph.from_onnx(all_kinds_model(), pushed)
     assert {name.rstrip("0123456789") for name in pushed} == {"conv", "matmul"}
 
 
 @pytest.mark.long
 def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
-    model, path = of_all_kinds(), tmp_path / "out.onnx"
+    model, path = all_kinds_model(), tmp_path / "out.onnx"
     pimflow.export_decomposed(model, "tucker:1,fc=decompose", path)
-    given, written = frontend.load(model), frontend.load(path)
-    inputs = given.example_inputs()
-    (x,), (y,) = given.reference(inputs), written.reference(inputs)
+    original, written = frontend.load(model), frontend.load(path)
+    inputs = original.example_inputs()
+    (x,), (y,) = original.reference(inputs), written.reference(inputs)
     np.testing.assert_allclose(y, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
@@ -153,16 +155,16 @@ def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
     path = tmp_path / "out.onnx"
     pimflow.export_decomposed(hourglass(), "tucker:0.3", path)
     options = {"optimize_skips": "pool", "fuse_activations": True, "policy": "best"}
-    again = pimflow.plan_memory(path, system(), **options)
-    once = pimflow.plan_memory(hourglass(), system(), decompose="tucker:0.3", **options)
-    assert again.plan.pool_bytes == once.plan.pool_bytes and again.fused == once.fused
-    assert again.skips.changed == once.skips.changed
+    reread = pimflow.plan_memory(path, system(), **options)
+    direct = pimflow.plan_memory(hourglass(), system(), decompose="tucker:0.3", **options)
+    assert reread.plan.pool_bytes == direct.plan.pool_bytes and reread.fused == direct.fused
+    assert reread.skips.changed == direct.skips.changed
 
 
 @pytest.mark.long
 def test_open_dimensions_stay_open(tmp_path):
     path = tmp_path / "out.onnx"
-    pimflow.export_decomposed(of_all_kinds("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
+    pimflow.export_decomposed(all_kinds_model("N"), "tucker:0.5", path, shapes={"x": (1, 8, 12, 12)})
     graph = onnx.load(path).graph
     assert graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     assert not any(dim.HasField("dim_value") for dim in graph.output[0].type.tensor_type.shape.dim)
@@ -174,17 +176,19 @@ def test_a_model_that_is_not_the_network_is_not_written(tmp_path, monkeypatch):
     """A bias lost on the way, as one that the last link does not make up for."""
     true = onnx_export.with_chains
     monkeypatch.setattr(
-        onnx_export, "with_chains", lambda model, layers, given, _: true(model, layers, given, {})
+        onnx_export,
+        "with_chains",
+        lambda model, layers, layers_by_name, _: true(model, layers, layers_by_name, {}),
     )
     path = tmp_path / "out.onnx"
     with pytest.raises(VerificationError, match="differ from the decomposed network's"):
-        pimflow.export_decomposed(of_all_kinds(), "tucker:0.3,fc=decompose", path)
+        pimflow.export_decomposed(all_kinds_model(), "tucker:0.3,fc=decompose", path)
     assert not path.exists()
 
 
 def test_filters_that_another_node_changes_are_refused(tmp_path):
     """One product for what are two nodes of the file."""
-    net = Drawn()
+    net = OnnxModelBuilder()
     y = net.add("Conv", "x", (12, 8, 3, 3))
     model = net.model(y)
     model.graph.initializer[0].name = "stored"
@@ -200,13 +204,13 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     np.savez(data, **{name: np.random.default_rng(0).standard_normal((4, *dims[1:])).astype(dtype)})
     options = ["--decompose", "tucker:0.4", "-o", str(path), "--calibration", str(data)]
     assert main(["decompose", "toy", *options, "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["bytes"] == path.stat().st_size and found["calibration"]["samples"] == 4
-    assert found["weight_bytes"] < found["weight_bytes_original"]
-    own = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
-    assert main(["decompose", "vgg-11", *own[:1], "tucker:0.5,where=here", *own[2:]]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes"] == path.stat().st_size and report["calibration"]["samples"] == 4
+    assert report["weight_bytes"] < report["weight_bytes_original"]
+    arguments = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
+    assert main(["decompose", "vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]]) == 2
     assert "give where once" in capsys.readouterr().err
-    assert main(["decompose", "toy", *own]) == 2, "on ordinary launches nothing pays"
+    assert main(["decompose", "toy", *arguments]) == 2, "on ordinary launches nothing pays"
     assert "leaves all layers of 'toy' as they are" in capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ REFUSED = {
 TOGETHER = 12
 
 
-def prefixed(model: onnx.ModelProto, prefix: str) -> onnx.GraphProto:
+def with_prefix(model: onnx.ModelProto, prefix: str) -> onnx.GraphProto:
     """Its graph with other names of tensors and nodes."""
     graph = onnx.GraphProto()
     graph.CopyFrom(model.graph)
@@ -54,16 +54,18 @@ def prefixed(model: onnx.ModelProto, prefix: str) -> onnx.GraphProto:
     return graph
 
 
-def joined(names: list[str]) -> tuple[onnx.ModelProto, list[str]]:
+def join_networks(names: list[str]) -> tuple[onnx.ModelProto, list[str]]:
     """Networks of one opset as one, and which of them each output is of."""
-    whole, owners = onnx.GraphProto(name="kinds"), []
+    joined_graph, owners = onnx.GraphProto(name="kinds"), []
     for index, name in enumerate(names):
-        graph = prefixed(KINDS[name], f"k{index}.")
+        graph = with_prefix(KINDS[name], f"k{index}.")
         for field in ("node", "input", "output", "initializer"):
-            getattr(whole, field).extend(getattr(graph, field))
+            getattr(joined_graph, field).extend(getattr(graph, field))
         owners += [name] * len(graph.output)
     first = KINDS[names[0]]
-    return helper.make_model(whole, opset_imports=first.opset_import, ir_version=first.ir_version), owners
+    return helper.make_model(
+        joined_graph, opset_imports=first.opset_import, ir_version=first.ir_version
+    ), owners
 
 
 def groups() -> list[list[str]]:
@@ -86,22 +88,22 @@ def groups() -> list[list[str]]:
     ],
 )
 def test_what_onnx_runtime_computes(names):
-    model, owners = joined(names)
+    model, owners = join_networks(names)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     inputs = zoo.example_arrays(zoo.input_types(model), seed=7)
-    wanted = session.run(None, inputs)
+    expected_outputs = session.run(None, inputs)
     for dtype in ("fp32", "fp16"):
         # How channels are shared changes no value; searches of networks side by side take long if they are.
         system = hardware.system(dtype=dtype, channel_sharing="partitioned")
         compiled = pimflow.compile(model, target_system=system, conventions="none")
-        built, searched = compiled.builds[-1], compiled.search_result
+        built, search_result = compiled.builds[-1], compiled.search_result
         results = infer(built.module, inputs, built.device)
-        for name, result, expected in zip(owners, results, wanted, strict=True):
+        for name, result, expected in zip(owners, results, expected_outputs, strict=True):
             assert (name, result.shape, result.dtype) == (name, expected.shape, expected.dtype)
             assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype], name
-        if all(map(searched.generator.unsupported_reason, searched.graph.regions)):
+        if all(map(search_result.generator.unsupported_reason, search_result.graph.regions)):
             break
 
 
@@ -197,9 +199,11 @@ def test_casts_that_round(kind, cast, dtype):
     """
     rng, nodes = np.random.default_rng(0), []
 
-    def rounded(x: str, *moves: str) -> str:
-        how = {"to": kind} if cast == "Cast" else {}
-        nodes.append(helper.make_node(cast, [x] if how else [x, "like"], [f"{x}_narrow"], **how))
+    def add_rounding(x: str, *moves: str) -> str:
+        attributes = {"to": kind} if cast == "Cast" else {}
+        nodes.append(
+            helper.make_node(cast, [x] if attributes else [x, "like"], [f"{x}_narrow"], **attributes)
+        )
         nodes.extend(helper.make_node(op, [f"{x}_narrow"], [f"{x}_moved"]) for op in moves)
         last = f"{x}_moved" if moves else f"{x}_narrow"
         nodes.append(helper.make_node("Cast", [last], [f"{x}_rounded"], to=TensorProto.FLOAT))
@@ -208,23 +212,23 @@ def test_casts_that_round(kind, cast, dtype):
     arrays = {"v": (32, 32), "w": (32, 32), "c": (32,)}
     arrays = {name: rng.uniform(-0.3, 0.3, dims).astype(np.float32) for name, dims in arrays.items()}
     arrays["large"] = np.float32(3e3)
-    nodes.append(helper.make_node("MatMul", [rounded("x"), "v"], ["p"], "first"))
-    nodes.append(helper.make_node("MatMul", [rounded("p"), "w"], ["q"], "second"))
-    nodes.append(helper.make_node("Mul", [rounded("q", "Transpose"), rounded("c")], ["y"], "scale"))
+    nodes.append(helper.make_node("MatMul", [add_rounding("x"), "v"], ["p"], "first"))
+    nodes.append(helper.make_node("MatMul", [add_rounding("p"), "w"], ["q"], "second"))
+    nodes.append(helper.make_node("Mul", [add_rounding("q", "Transpose"), add_rounding("c")], ["y"], "scale"))
     nodes.append(helper.make_node("Mul", ["x", "large"], ["angle"], "angles"))
-    nodes.append(helper.make_node("Cos", [rounded("angle")], ["z"], "cosines"))
+    nodes.append(helper.make_node("Cos", [add_rounding("angle")], ["z"], "cosines"))
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (32, 32)) for n in "xyz"]
     weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     weights += [helper.make_tensor("like", kind, [1], np.ones(1))] * (cast == "CastLike")
     graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}
-    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    expected_outputs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
     compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
     built = compiled.builds[-1]
     # A sum that is another by its order may be rounded to the neighbour.
     bounds = (2.0 ** (-6 if kind == TensorProto.BFLOAT16 else -9), OUTPUT_BOUND["fp16"])
-    for result, expected, bound in zip(infer(built.module, inputs, built.device), wanted, bounds):
+    for result, expected, bound in zip(infer(built.module, inputs, built.device), expected_outputs, bounds):
         assert relative_error(result, expected.astype(np.float64)) <= bound
     assert compiled.verification.is_verified
 
@@ -258,7 +262,10 @@ OF_NAN = {
 
 def test_what_is_not_a_number_stays_so():
     """One network of operators that have NaN and infinity as input, as ONNX Runtime has them."""
-    nodes = [helper.make_node(kind, ["x", *more], [kind], name=kind) for kind, more in OF_NAN.items()]
+    nodes = [
+        helper.make_node(kind, ["x", *extra_inputs], [kind], name=kind)
+        for kind, extra_inputs in OF_NAN.items()
+    ]
     float_, shape = TensorProto.FLOAT, NOT_FINITE.shape
     constants = {"zero": np.float32(0), "six": np.float32(6), "halves": np.full(shape, 0.5, np.float32)}
     graph = helper.make_graph(
@@ -270,8 +277,8 @@ def test_what_is_not_a_number_stays_so():
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
     network = frontend.load(model)
-    _, searched = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
-    built = build.build(network, searched, targets.target_by_name("llvm+pim"))
-    got = infer(built.module, {"x": NOT_FINITE}, built.device)
-    for kind, expected, found in zip(OF_NAN, network.reference({"x": NOT_FINITE}), got):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=kind)
+    _, search_result = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
+    built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
+    results = infer(built.module, {"x": NOT_FINITE}, built.device)
+    for kind, expected, result in zip(OF_NAN, network.reference({"x": NOT_FINITE}), results):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, err_msg=kind)

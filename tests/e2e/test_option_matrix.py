@@ -61,15 +61,15 @@ def option(*values):
     return Option(values or ("",))
 
 
-def beside(needs, *values):
+def option_with(needs, *values):
     return Option(values or ("",), tuple(needs.items()))
 
 
 OPTIONS = {
     "--shape": option("input=1,3,24,24"),
     "--batch": option("2"),
-    "--context": beside(CACHES, "8"),
-    "--state": beside(SWAPPED, "keys=keys_after"),
+    "--context": option_with(CACHES, "8"),
+    "--state": option_with(SWAPPED, "keys=keys_after"),
     "--target": option("cuda+pim"),
     "--target c": option("c"),
     "--system": option("SYSTEM"),
@@ -91,28 +91,28 @@ OPTIONS = {
     "--max-latency": option("1s"),
     "--max-energy": option("1J"),
     "--memory-budget": option("1GiB"),
-    "--max-error": beside(CHAINS, "1e9"),
+    "--max-error": option_with(CHAINS, "1e9"),
     "--profiler": option("pim=ramulator:SIMULATOR"),
     "--plan": option("PLAN"),
     "--fuse": option(),
     "--reorder": option(),
     "--decompose": option("tucker:0.25"),
-    "--optimize-skips": beside(CHAINS),
-    "--skip-criterion": beside(CHAINS | {"--optimize-skips": ""}, "paper"),
-    "--fuse-activations": beside(CHAINS),
-    "--calibration": beside(CHAINS, "SAMPLES"),
+    "--optimize-skips": option_with(CHAINS),
+    "--skip-criterion": option_with(CHAINS | {"--optimize-skips": ""}, "paper"),
+    "--fuse-activations": option_with(CHAINS),
+    "--calibration": option_with(CHAINS, "SAMPLES"),
     "--pareto": option("2"),
-    "--plot": beside(FRONT, "PICTURE"),
+    "--plot": option_with(FRONT, "PICTURE"),
     "--select": option("predicted"),
-    "--select on a GPU": beside({k: v for k, v in ON_GPU.items() if k != "--select"}),
-    "--minimize": beside(FOR_CPU, "memory"),
-    "--time-budget": beside(FOR_CPU, "1s"),
-    "--memory-model": beside(FOR_CPU, "sum"),
-    "--device": beside(FOR_CPU | {"--target": "c"}, "rpc:host:9190"),
-    "--measure": beside(FOR_CPU, "3"),
+    "--select on a GPU": option_with({k: v for k, v in ON_GPU.items() if k != "--select"}),
+    "--minimize": option_with(FOR_CPU, "memory"),
+    "--time-budget": option_with(FOR_CPU, "1s"),
+    "--memory-model": option_with(FOR_CPU, "sum"),
+    "--device": option_with(FOR_CPU | {"--target": "c"}, "rpc:host:9190"),
+    "--measure": option_with(FOR_CPU, "3"),
     "--explain": option("down.conv"),
     "--output": option("DIRECTORY"),
-    "--emit-traces": beside({"--output": "DIRECTORY"}),
+    "--emit-traces": option_with({"--output": "DIRECTORY"}),
     "--tolerance": option("0.01"),
 }
 # A stand-in for the Ramulator fork: what it counts, and a clock of 3 cycles a line.
@@ -171,7 +171,11 @@ def flag(name):
 
 
 def test_every_option_is_in_the_table():
-    flags = {each for each in parser.parse(["compile", "toy"]).parser.flags if each.startswith("--")}
+    flags = {
+        option_flag
+        for option_flag in parser.parse(["compile", "toy"]).parser.flags
+        if option_flag.startswith("--")
+    }
     assert flags == {flag(name) for name in OPTIONS} | OTHERS
 
 
@@ -191,7 +195,7 @@ def files(tmp_path_factory):
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "samples.npz", **{name: np.ones((2, *shape[1:]), np.float32)})
     onnx.save(DecoderModel(kv_heads=2).model(), folder / "decoder.onnx")
-    onnx.save(_swapped(DecoderModel(kv_heads=2).model()), folder / "swapped.onnx")
+    onnx.save(_swap_caches(DecoderModel(kv_heads=2).model()), folder / "swapped.onnx")
     preset = SPECS / "system" / "pimflow.toml"
     (folder / "system.toml").write_text(preset.read_text().replace("value = 16", "value = 12"))
     (folder / "simulator").write_text(SIMULATOR)
@@ -209,13 +213,13 @@ def files(tmp_path_factory):
     }
 
 
-def _swapped(model):
+def _swap_caches(model):
     """`model` with other names of its caches, which come out in another order than they go in."""
     names = {"past_key_values.0.key": "keys", "present.0.key": "keys_after"}
     names |= {"past_key_values.0.value": "values", "present.0.value": "values_after"}
     for node in model.graph.node:
-        for each in (node.input, node.output):
-            each[:] = [names.get(name, name) for name in each]
+        for tensor_names in (node.input, node.output):
+            tensor_names[:] = [names.get(name, name) for name in tensor_names]
     for value in (*model.graph.input, *model.graph.output):
         value.name = names.get(value.name, value.name)
     logits, keys, values = map(copy.deepcopy, model.graph.output)
@@ -229,29 +233,32 @@ def model_of(options, files):
     return files[options.get("model", "OPEN")] if {"model", "--shape"} & options.keys() else "toy"
 
 
-def kept(function, key):
+def memoize(function, key):
     """`function`, which computes what has the same `key` once."""
 
-    def known(*args, **keywords):
-        found = (function.__qualname__, key(*args, **keywords))
-        if found not in _KEPT:
-            _KEPT[found] = function(*args, **keywords), args  # so that no other object gets their identity
-        return _KEPT[found][0]
+    def wrapper(*args, **keywords):
+        cache_key = (function.__qualname__, key(*args, **keywords))
+        if cache_key not in _MEMO:
+            _MEMO[cache_key] = (
+                function(*args, **keywords),
+                args,
+            )  # so that no other object gets their identity
+        return _MEMO[cache_key][0]
 
-    return known
+    return wrapper
 
 
 def bytes_of(arrays):
     return tuple(array.tobytes() for array in arrays.values())
 
 
-def of_system(system):
+def system_key(system):
     """What kernels and pools depend on."""
     return system.views, system.dtype, system.padding
 
 
 # What takes long and depends on its arguments alone.
-KEPT = [
+MEMOIZED_FUNCTIONS = [
     (
         prepare,
         "load",
@@ -266,7 +273,7 @@ KEPT = [
         choice,
         "layer_errors",
         lambda changes, samples, _: (
-            *(id(each.network) for each in changes),
+            *(id(network_change.network) for network_change in changes),
             samples and bytes_of(samples.inputs),
         ),
     ),
@@ -276,7 +283,7 @@ KEPT = [
         lambda network, system, *criterion, fuse_activations: (
             tvm_ffi.structural_hash(network.module),
             network.name,
-            of_system(system),
+            system_key(system),
             fuse_activations,
             str(criterion),
         ),
@@ -288,24 +295,24 @@ KEPT = [
         lambda self, module, target, system: (
             tvm_ffi.structural_hash(module),
             str(target),
-            of_system(system),
+            system_key(system),
             self,
         ),
     ),
 ]
-_KEPT = {}
+_MEMO = {}
 
 
 @pytest.fixture
 def told(monkeypatch):
     """What the last steps are told; they do nothing."""
-    found = {}
+    records = {}
 
-    def built(job, network, searched, selection, reference):
+    def record_build(job, network, searched, selection, reference):
         targets = list(dict.fromkeys([job.target, "llvm+pim"]))
-        found["searched"] = searched
-        found["built"] = [targets, job.in_c, hash(network.module.script())]
-        found["built"] += [searched.plan.to_json(), selection and selection.choices]
+        records["searched"] = searched
+        records["built"] = [targets, job.in_c, hash(network.module.script())]
+        records["built"] += [searched.plan.to_json(), selection and selection.choices]
         fake = {
             "memory": memory.plan(()),
             "copies": (),
@@ -317,26 +324,26 @@ def told(monkeypatch):
         builds = tuple(SimpleNamespace(target=name, weight_bytes=0, **fake) for name in targets)
         return BuildSet(builds=builds, c_part=None)
 
-    def verified(job, *_):
+    def skip_verification(job, *_):
         check = OutputCheck(relative_error=0.0, bound=job.tolerance or 1e-3)
         return Verification(regions=(), outputs=(check,), violations_by_rule={})
 
-    def written(out, *, traced, others, **_):
-        found["written"] = [out, sorted(traced), sorted(others)]
+    def record_write(out, *, traced, others, **_):
+        records["written"] = [out, sorted(traced), sorted(others)]
 
-    def selected(_, options, cache=None):
+    def skip_selection(_, options, cache=None):
         return SimpleNamespace(choices=repr(options), layouts={})
 
-    for owner, name, key in KEPT:
-        monkeypatch.setattr(owner, name, kept(getattr(owner, name), key))
-    monkeypatch.setattr(compile_steps, "built", built)
-    monkeypatch.setattr(compile_steps, "verified", verified)
+    for owner, name, key in MEMOIZED_FUNCTIONS:
+        monkeypatch.setattr(owner, name, memoize(getattr(owner, name), key))
+    monkeypatch.setattr(compile_steps, "built", record_build)
+    monkeypatch.setattr(compile_steps, "verified", skip_verification)
     gain = ConventionGain(speedup=1.0, gap=0.0, terms=())
     monkeypatch.setattr(ConventionSearch, "gain", lambda *_: gain)
-    monkeypatch.setattr(artifact, "write", written)
-    monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
+    monkeypatch.setattr(artifact, "write", record_write)
+    monkeypatch.setattr(compile_steps.primitive_selection, "select_for", skip_selection)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)
-    return found
+    return records
 
 
 _KNOWN = {}
@@ -381,23 +388,23 @@ def _write_plan(options, files, told, capsys):
     capsys.readouterr()
     if code:
         return
-    searched = told["searched"]
+    search_result = told["searched"]
     choices = tuple(
-        Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in searched.graph.regions
+        Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in search_result.graph.regions
     )
-    plan = replace(searched.plan, choices=choices)
+    plan = replace(search_result.plan, choices=choices)
     with open(files["PLAN"], "w") as file:
         file.write(plan.to_json())
 
 
-def merged(*parts):
+def merge_options(*parts):
     """Options with their needs; None if two want different values."""
-    found = {}
+    options = {}
     for part in parts:
         for name, value in part.items():
-            if found.setdefault(name, value) != value:
+            if options.setdefault(name, value) != value:
                 return None
-    return found
+    return options
 
 
 def needs(name):
@@ -406,32 +413,43 @@ def needs(name):
 
 def judge(first, second, files, told, capsys):
     """Assert that each of two options has an effect beside the other, or that both are refused."""
-    for name, other in ((first, second), (second, first)):
-        if (name, other) in IDLE:
+    for name, partner in ((first, second), (second, first)):
+        if (name, partner) in IDLE:
             continue
-        values = itertools.product(OPTIONS[other].values, OPTIONS[name].values)
+        values = itertools.product(OPTIONS[partner].values, OPTIONS[name].values)
         has_effect = any(
-            effect({flag(name): value}, {flag(other): beside}, needs(name), needs(other), files, told, capsys)
-            for beside, value in values
+            effect(
+                {flag(name): value},
+                {flag(partner): partner_value},
+                needs(name),
+                needs(partner),
+                files,
+                told,
+                capsys,
+            )
+            for partner_value, value in values
         )
-        assert has_effect, f"{name} has no effect beside {other} (PIMFLOW_PAIRS_SEED={SEED})"
+        assert has_effect, f"{name} has no effect beside {partner} (PIMFLOW_PAIRS_SEED={SEED})"
 
 
-def effect(own, other, own_needs, other_needs, files, told, capsys):
+def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
     """Whether an option changes what comes out beside another, or both are refused."""
-    both, without = merged(own_needs, other_needs, own, other), merged(own_needs, other_needs, other)
-    if both is None or both == without:
+    combined, without = (
+        merge_options(tested_needs, partner_needs, tested, partner),
+        merge_options(tested_needs, partner_needs, partner),
+    )
+    if combined is None or combined == without:
         return True
-    code, came = outcome(both, files, told, capsys)
+    code, result = outcome(combined, files, told, capsys)
     if code in (2, 3):
         # 3: the samples of --calibration do not have the shape of --shape, no decoder has such shapes, and
         # the simulator times another device.
-        other_shape = "--calibration" in both and {"--shape", "model"} & both.keys()
-        unfit = any(pair <= both.keys() for pair in ({"--shape", "model"}, {"--pim", "--profiler"}))
-        assert code == 2 or other_shape or unfit, f"{both}: {came}"
+        other_shape = "--calibration" in combined and {"--shape", "model"} & combined.keys()
+        unfit = any(pair <= combined.keys() for pair in ({"--shape", "model"}, {"--pim", "--profiler"}))
+        assert code == 2 or other_shape or unfit, f"{combined}: {result}"
         return True
-    assert code == 0, f"{both}: {came}"
-    return outcome(without, files, told, capsys) != (code, came)
+    assert code == 0, f"{combined}: {result}"
+    return outcome(without, files, told, capsys) != (code, result)
 
 
 @pytest.mark.parametrize("pair", QUICK, ids=" ".join)
@@ -443,8 +461,8 @@ def test_an_option_has_an_effect_or_is_refused(pair, files, told, capsys):
 @pytest.mark.parametrize("first", OPTIONS)
 def test_each_option_has_an_effect_beside_each_other(first, files, told, capsys):
     """Alone it is not refused. ``PIMFLOW_ALL_PAIRS=1`` judges every pair."""
-    alone = merged(needs(first), {flag(first): OPTIONS[first].values[0]})
-    assert outcome(alone, files, told, capsys)[0] == 0
+    single_option = merge_options(needs(first), {flag(first): OPTIONS[first].values[0]})
+    assert outcome(single_option, files, told, capsys)[0] == 0
     for pair in DRAWN:
         if pair[0] == first:
             judge(*pair, files, told, capsys)

@@ -34,7 +34,7 @@ def plan(tmp_path_factory):
     return path
 
 
-def refused(capsys, arguments):
+def usage_error_line(capsys, arguments):
     """What the command says when it is told so."""
     assert main([*arguments, "--quiet"]) == 2
     out, err = capsys.readouterr()
@@ -48,23 +48,23 @@ def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
     with pytest.raises(UsageError, match=says):
         pimflow.compile(NOTHING, target="c", decompose="tucker:0.5", **options)
     command = ["compile", NOTHING, "--target", "c", "--decompose", "tucker:0.5", *arguments]
-    assert says in refused(capsys, command)
+    assert says in usage_error_line(capsys, command)
 
 
 @pytest.mark.parametrize(("options", "arguments", "names"), WITH_A_PLAN)
 @pytest.mark.parametrize("name", ["compile", "timeline"])
 def test_what_a_plan_has_decided_is_refused(options, arguments, names, name, plan, capsys):
     says = f"{names} has no effect with --plan: "
-    asked = pimflow.compile if name == "compile" else pimflow.search
+    command = pimflow.compile if name == "compile" else pimflow.search
     with pytest.raises(UsageError, match=says):
-        asked(NOTHING, plan=plan, **options)
-    assert says in refused(capsys, [name, NOTHING, "--plan", str(plan), *arguments])
+        command(NOTHING, plan=plan, **options)
+    assert says in usage_error_line(capsys, [name, NOTHING, "--plan", str(plan), *arguments])
 
 
 def test_what_has_an_effect_is_not_refused(plan):
     """Bounds beside a plan, and the GPU alone beside C, which has nothing else."""
-    own = pimflow.system(dtype="fp32")
-    assert pimflow.search("toy", own, plan=plan, max_latency_ns=1e9, max_energy_pj=1e12)
+    target_system = pimflow.system(dtype="fp32")
+    assert pimflow.search("toy", target_system, plan=plan, max_latency_ns=1e9, max_energy_pj=1e12)
     with pytest.raises(pimflow.errors.PimflowError, match=NOTHING):
         pimflow.compile(NOTHING, target="c", modes="gpu")
 
@@ -94,10 +94,10 @@ def test_a_memory_budget_bounds_a_plan_at_the_command(plan, capsys):
 @pytest.mark.long
 def test_fusion_and_the_choice_of_forms_are_one_search():
     """Each alone finds less than both together; and both at once no less than one after the other."""
-    own, modes = pimflow.system(), "gpu,pim"
+    target_system, modes = pimflow.system(), "gpu,pim"
     pays = "tucker:0.25,where=pays"
-    together = pimflow.search("toy", own, decompose=pays, fuse=True, modes=modes)
-    assert together.group_tilings() and any(region.role for region in together.graph.regions)
-    for alone in ({"decompose": pays}, {"fuse": True}, {"decompose": "tucker:0.25", "fuse": True}):
-        found = pimflow.search("toy", own, modes=modes, **alone)
-        assert together.evaluation.latency_ns < found.evaluation.latency_ns
+    joint_search = pimflow.search("toy", target_system, decompose=pays, fuse=True, modes=modes)
+    assert joint_search.group_tilings() and any(region.role for region in joint_search.graph.regions)
+    for single_options in ({"decompose": pays}, {"fuse": True}, {"decompose": "tucker:0.25", "fuse": True}):
+        search_result = pimflow.search("toy", target_system, modes=modes, **single_options)
+        assert joint_search.evaluation.latency_ns < search_result.evaluation.latency_ns

@@ -28,18 +28,18 @@ KILLED = 9
 
 def files(directory: Path) -> dict[str, str]:
     """What is no folder, by its path: what it holds, or where a link leads."""
-    found = {}
+    contents = {}
     for folder, folders, names in os.walk(directory):
         for name in (*folders, *names):
             path = Path(folder, name)
             if path.is_symlink():
-                found[str(path.relative_to(directory))] = f"-> {os.readlink(path)}"
+                contents[str(path.relative_to(directory))] = f"-> {os.readlink(path)}"
             elif path.is_file():
-                found[str(path.relative_to(directory))] = path.read_bytes().decode()
-    return found
+                contents[str(path.relative_to(directory))] = path.read_bytes().decode()
+    return contents
 
 
-def shown(directory: Path) -> dict[str, str]:
+def visible_files(directory: Path) -> dict[str, str]:
     """The same without what a killed run left, which is hidden."""
     return {name: text for name, text in files(directory).items() if not name.startswith(".interface.json.")}
 
@@ -55,17 +55,17 @@ def write(target: Path, names: list[str], text: str, *, force: bool = False) -> 
         (scratch / artifact.INTERFACE).write_text(interface.to_json())
 
 
-def killed(moves: int, act) -> bool:
+def run_until_move(moves: int, act) -> bool:
     """Do something in a process that dies at the move of that number; whether it came so far."""
     child = os.fork()
     if child == 0:
         code = 0
         try:
-            left, move = [moves], directories._move
+            countdown, move = [moves], directories._move
 
             def dies(source, place, name):
-                left[0] -= 1
-                if left[0] < 0:
+                countdown[0] -= 1
+                if countdown[0] < 0:
                     os._exit(KILLED)
                 move(source, place, name)
 
@@ -125,13 +125,13 @@ class Folder:
         """Nothing says any more that pimflow wrote what is there."""
         self.theirs |= {f"{self.place.name}/{name}": text for name, text in files(self.place).items()}
 
-    def step(self, kind: str, what, *more) -> None:
+    def step(self, kind: str, subject, *extra) -> None:
         """Bring it into another state; nothing where that is none."""
         if kind in ("ours", "half"):
-            self.write(what, force=False, dies_at=more[0] if more else None)
+            self.write(subject, force=False, dies_at=extra[0] if extra else None)
             return
         self.place.mkdir(exist_ok=True)
-        path = self.place / (artifact.INTERFACE if kind in ("version", "mark") else what)
+        path = self.place / (artifact.INTERFACE if kind in ("version", "mark") else subject)
         key = str(path.relative_to(self.root))
         inside = os.path.realpath(path.parent).startswith(os.path.realpath(self.place))
         if kind.startswith(("foreign", "link")) and inside and not os.path.lexists(path):
@@ -140,7 +140,7 @@ class Folder:
             except OSError:  # a file lies there
                 return
             if kind == "foreign":
-                self.keep(path, f"theirs {what}")
+                self.keep(path, f"theirs {subject}")
             else:
                 target = self.outside / kind.removeprefix("link to a ")
                 path.symlink_to(target)
@@ -150,19 +150,19 @@ class Folder:
         elif kind == "lose" and path.is_file() and not path.is_symlink() and inside:
             path.unlink()
             self.theirs.pop(key, None)
-            if what == artifact.INTERFACE:
+            if subject == artifact.INTERFACE:
                 self.keep_all()
         elif kind in ("version", "mark") and key not in self.theirs and not path.is_symlink():
             if not path.is_file():
                 return
             try:
-                text = what
+                text = subject
                 if kind == "version":
-                    text = json.dumps(json.loads(path.read_text()) | {"version": what})
+                    text = json.dumps(json.loads(path.read_text()) | {"version": subject})
             except (ValueError, RecursionError, TypeError):
                 return
             path.write_text(text)
-            if not str(what).startswith("pimflow-artifact/"):
+            if not str(subject).startswith("pimflow-artifact/"):
                 self.keep_all()
 
     def write(self, names: list[str], *, force: bool, dies_at: int | None) -> None:
@@ -172,22 +172,22 @@ class Folder:
             there = contents(self.place, KIND) if self.place.exists() else directories.Contents()
         except ArtifactError:
             there = None
-        before = shown(self.place)
-        died, refused = False, False
+        before = visible_files(self.place)
+        died, is_refused = False, False
         if dies_at is not None:
-            died = killed(dies_at, lambda: write(self.place, names, "new", force=force))
+            died = run_until_move(dies_at, lambda: write(self.place, names, "new", force=force))
         else:
             try:
                 write(self.place, names, "new", force=force)
             except ArtifactError:
-                refused = True
+                is_refused = True
         if there is not None and force:  # which changed files may be replaced
             for name in there.changed:
-                if not refused:
+                if not is_refused:
                     self.theirs.pop(f"out/{name}", None)
         self.require_theirs()
-        after = shown(self.place)
-        if refused:
+        after = visible_files(self.place)
+        if is_refused:
             assert after == before
         elif dies_at is None:
             now = contents(self.place, KIND)
@@ -198,7 +198,7 @@ class Folder:
             self.require_theirs()
             assert not [name for name in os.listdir(self.place) if ".old." in name] or not self.place.exists()
             new = {name: f"new {name}" for name in (*names, *REPORTS)}
-            after = shown(self.place)
+            after = visible_files(self.place)
             assert after == before or new.items() <= after.items()
 
     def require_theirs(self) -> None:

@@ -38,14 +38,14 @@ def no_work(monkeypatch):
     from pimflow import frontend, zoo
     from pimflow.compiler.artifact import Interface
 
-    def begun(*_args, **_options):
+    def fail(*_args, **_options):
         raise AssertionError("it began before it looked where to write")
 
     for owner, name in ((zoo, "load_model"), (frontend, "load"), (Interface, "load")):
-        monkeypatch.setattr(owner, name, begun)
+        monkeypatch.setattr(owner, name, fail)
 
 
-def refused(capsys, *argv) -> str:
+def error_line(capsys, *argv) -> str:
     code = main([str(a) for a in argv])
     out, err = capsys.readouterr()
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1, err
@@ -63,7 +63,7 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     places += [tmp_path / name for name in ("folder.png", "loop.png", "file.png")]
     places += [] if directory else [tmp_path / "no/where/x.png"]
     for place in places:
-        said = refused(capsys, *argv, place)
+        said = error_line(capsys, *argv, place)
         assert str(place) in said and "File exists" not in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file.png", "folder.png", "loop.png"]
     assert (tmp_path / "file.png").read_text() == "mine"
@@ -75,9 +75,15 @@ def test_every_command_that_writes_is_here():
     from pimflow.cli.parser import build_parser, command_name
 
     flags = {command_name(command): set(build_parser(command).flags) for command in KNOWN}
-    writing = {(name, flag) for name, own in flags.items() for flag in own & {"-o", "--plot", "--perfetto"}}
+    writing = {
+        (name, flag)
+        for name, command_flags in flags.items()
+        for flag in command_flags & {"-o", "--plot", "--perfetto"}
+    }
     assert {(argv[0], argv[-1]) for argv, _ in COMMANDS.values()} == writing
-    assert {name for name, _ in writing} == {name for name, own in flags.items() if "--force" in own}
+    assert {name for name, _ in writing} == {
+        name for name, command_flags in flags.items() if "--force" in command_flags
+    }
 
 
 TWICE = {  # arguments before the place, and the place
@@ -113,14 +119,14 @@ def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, com
     place = tmp_path / name
     for _ in range(2):
         assert main([*argv, str(place), "--quiet"]) == 0, capsys.readouterr().err
-    theirs = place / "notes" if place.is_dir() else place
-    theirs.write_text("mine")
+    user_file = place / "notes" if place.is_dir() else place
+    user_file.write_text("mine")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert str(theirs.name) in refused(capsys, *argv, place)
+    assert str(user_file.name) in error_line(capsys, *argv, place)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
     assert main([*argv, str(place), "--quiet", "--force"]) == 0
-    assert not place.is_dir() or theirs.read_text() == "mine"
+    assert not place.is_dir() or user_file.read_text() == "mine"
     capsys.readouterr()
 
 
@@ -141,7 +147,7 @@ def test_an_input_is_no_output(capsys, tmp_path, no_work):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
     (tmp_path / "link.npy").symlink_to("x.npy")
     argv = ["run", "toy", "--input", f"input={tmp_path / 'x.npy'}", "-o", tmp_path / "link.npy"]
-    assert "is an input too" in refused(capsys, *argv)
+    assert "is an input too" in error_line(capsys, *argv)
 
 
 @pytest.mark.parametrize("content", ["{}", "[" * 200_000, '{"version": "pimflow-artifact/1", "sha256": 1}'])
@@ -149,13 +155,13 @@ def test_a_file_of_the_name_of_a_mark_says_nothing(capsys, tmp_path, no_work, co
     (tmp_path / "interface.json").write_text(content)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text("")
-    assert "holds .git and 1 more" in refused(capsys, "compile", "toy", "-o", tmp_path)
-    assert "interface.json is none" in refused(capsys, "compile", "toy", "-o", tmp_path, "--force")
+    assert "holds .git and 1 more" in error_line(capsys, "compile", "toy", "-o", tmp_path)
+    assert "interface.json is none" in error_line(capsys, "compile", "toy", "-o", tmp_path, "--force")
     assert (tmp_path / ".git" / "HEAD").exists()
 
 
 def test_the_folder_that_holds_everything(capsys, no_work):
-    assert "/ holds " in refused(capsys, "compile", "toy", "-o", "/")
+    assert "/ holds " in error_line(capsys, "compile", "toy", "-o", "/")
 
 
 def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
@@ -169,18 +175,18 @@ def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
     assert main(["generate", "tiny-lm", "--prompt", os.fsdecode(b"a \xff"), "-n", "1"]) == 2
     assert capsys.readouterr().err == "pimflow: error: a \\udcff is not UTF-8; write it in UTF-8\n"
     monkeypatch.chdir(folder)
-    assert "is not UTF-8; rename it" in refused(capsys, "compile", "toy", "-o", "out")
+    assert "is not UTF-8; rename it" in error_line(capsys, "compile", "toy", "-o", "out")
     assert not list(folder.iterdir())
 
 
 def test_an_error_of_who_writes_names_the_directory(tmp_path):
-    what = rf"^{tmp_path}/out/model.so: No space left$"
-    with pytest.raises(ArtifactError, match=what), new_directory(tmp_path / "out", KIND) as scratch:
+    message = rf"^{tmp_path}/out/model.so: No space left$"
+    with pytest.raises(ArtifactError, match=message), new_directory(tmp_path / "out", KIND) as scratch:
         raise ArtifactError(f"{scratch / 'model.so'}: No space left")
 
 
 def test_no_name_at_all(capsys, no_work):
-    assert "''" in refused(capsys, "compile", "toy", "-o", "")
+    assert "''" in error_line(capsys, "compile", "toy", "-o", "")
 
 
 def seals(directory: Path) -> dict[str, str]:
@@ -191,7 +197,7 @@ def seals(directory: Path) -> dict[str, str]:
 KIND = DirectoryKind(name="what this test writes", mark=MARK, seals=seals)
 
 
-def made(target, *names: str) -> None:
+def write_folder(target, *names: str) -> None:
     with new_directory(target, KIND) as scratch:
         for name in names:
             (scratch / name).write_text(name)
@@ -205,34 +211,36 @@ def contents(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("target", [".", "here"])
 def test_the_folder_that_a_shell_works_in(tmp_path, monkeypatch, target):
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    place = "." if target == "." else here
+    working_folder = tmp_path / "here"
+    working_folder.mkdir()
+    monkeypatch.chdir(working_folder)
+    place = "." if target == "." else working_folder
     before = os.stat(".").st_ino
     check_target(place, KIND)
     for names in (["a", "b"], ["b", "c"]):
-        made(place, *names)
-        assert contents(here) == set(names) and (here / "b").read_text() == "b"
-        assert os.stat(".").st_ino == os.stat(here).st_ino == before  # or the shell would see nothing
+        write_folder(place, *names)
+        assert contents(working_folder) == set(names) and (working_folder / "b").read_text() == "b"
+        assert (
+            os.stat(".").st_ino == os.stat(working_folder).st_ino == before
+        )  # or the shell would see nothing
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.parametrize("moves", range(8))
 def test_an_interrupt_while_a_folder_is_filled(tmp_path, monkeypatch, moves):
     monkeypatch.chdir(tmp_path)
-    made(".", "a", "old")
-    rename, left = Path.rename, [moves]
+    write_folder(".", "a", "old")
+    rename, countdown = Path.rename, [moves]
 
-    def interrupted(self, target):
-        left[0] -= 1
-        if left[0] == -1:
+    def rename_or_interrupt(self, target):
+        countdown[0] -= 1
+        if countdown[0] == -1:
             raise KeyboardInterrupt
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(Path, "rename", rename_or_interrupt)
     try:
-        made(".", "a", "new")
+        write_folder(".", "a", "new")
     except KeyboardInterrupt:
         assert contents(tmp_path) == {"a", "old"}
     else:
@@ -249,7 +257,7 @@ def test_a_link_stays_one(tmp_path, there):
     link.symlink_to(target)
     for name in ("a", "b"):
         check_target(link, KIND)
-        made(link, name)
+        write_folder(link, name)
         assert link.is_symlink() and contents(target) == {name}
     assert {p.name for p in tmp_path.iterdir()} == {"disk", "link"}
     assert {p.name for p in target.parent.iterdir()} == {"target"}
@@ -265,7 +273,7 @@ def test_a_link_to_what_is_no_compiled_network(tmp_path):
 
 def test_names_as_long_as_the_file_system_takes(tmp_path):
     for name in ("x" * 255, "層" * 85):
-        made(tmp_path / name, "a")
+        write_folder(tmp_path / name, "a")
         assert contents(tmp_path / name) == {"a"}
 
 

@@ -65,7 +65,7 @@ def all_on_pim():
     return replace(plan, choices=tuple(replace(choice, **chosen) for choice in plan.choices))
 
 
-def on_pim(target_system, out=None):
+def compile_on_pim(target_system, out=None):
     """`two_layers`, compiled with both layers on PIM; verified, or it raises."""
     compiled = pimflow.compile(
         two_layers(), out, target_system=target_system, plan=all_on_pim(), conventions="none"
@@ -78,12 +78,12 @@ def on_pim(target_system, out=None):
 def example(tmp_path_factory):
     """The toy network, compiled for the device of the page, whose file is then gone."""
     folder = tmp_path_factory.mktemp("own")
-    own, net = folder / "mydev.toml", folder / "net"
+    device_file, net = folder / "mydev.toml", folder / "net"
     toml = re.search(r"<!-- example begin.*?```toml\n(.*?)```", PAGE, re.DOTALL)[1]
-    own.write_text(toml, encoding="utf-8")
-    code = main(["compile", "toy", "--pim", str(own), "-o", str(net), "--quiet"])
-    spec = PimSpec.load(own)
-    own.unlink()
+    device_file.write_text(toml, encoding="utf-8")
+    code = main(["compile", "toy", "--pim", str(device_file), "-o", str(net), "--quiet"])
+    spec = PimSpec.load(device_file)
+    device_file.unlink()
     assert code == 0
     return net, spec
 
@@ -103,8 +103,8 @@ def test_its_directory_needs_no_file_of_the_device(example, capsys, tmp_path):
     network = frontend.load("toy")
     inputs = network.example_inputs()
     (expected,) = network.reference(inputs)
-    (found,) = inference.infer(directory, inputs).outputs
-    assert np.abs(found - expected).max() <= 2e-3 * np.abs(expected).max()
+    (output,) = inference.infer(directory, inputs).outputs
+    assert np.abs(output - expected).max() <= 2e-3 * np.abs(expected).max()
     for path in (directory / "programs").iterdir():
         code, out, err = run(capsys, "simulate", path, "--json", "--quiet")
         row = json.loads(out)
@@ -144,21 +144,21 @@ def test_a_damaged_device_is_refused(example, tmp_path):
 )
 def test_a_known_name_does_not_stand_for_another_device(change, tmp_path):
     """What is called as the catalogue's is not taken for it: neither in the code, nor by its files."""
-    mine = replace(NEWTON, **change)
-    compiled = on_pim(system(pim=mine), tmp_path / "net")
+    device = replace(NEWTON, **change)
+    compiled = compile_on_pim(system(pim=device), tmp_path / "net")
     for program in compiled.programs.values():
-        assert (program.pim, program.gangs) == ("newton-gddr6", mine.gangs)
-        assert program.pim_digest == mine.digest != NEWTON.digest
-        assert mine.is_target_of(program) and not NEWTON.is_target_of(program)
+        assert (program.pim, program.gangs) == ("newton-gddr6", device.gangs)
+        assert program.pim_digest == device.digest != NEWTON.digest
+        assert device.is_target_of(program) and not NEWTON.is_target_of(program)
     for path in (tmp_path / "net" / "programs").iterdir():
-        assert simulate(path) == simulate(path, mine)
+        assert simulate(path) == simulate(path, device)
         loose = shutil.copy(path, tmp_path / "loose.pimprog")
         with pytest.raises(UsageError, match="another pim 'newton-gddr6' than the catalogue's"):
             simulate(loose)
 
 
 def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
-    compiled = on_pim(system(pim="aim-gddr6"), tmp_path / "net")
+    compiled = compile_on_pim(system(pim="aim-gddr6"), tmp_path / "net")
     assert all("pim_digest" not in program.to_json() for program in compiled.programs.values())
     for path in (tmp_path / "net" / "programs").iterdir():
         loose = shutil.copy(path, tmp_path / "loose.pimprog")
@@ -169,28 +169,30 @@ def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
 
 def test_tvm_compiles_for_an_own_device():
     """By `relay.build` and by the pipeline; both build what the device needs, not its namesake."""
-    mine = system(pim=replace(NEWTON, gangs=2, banks_per_gang=3))
+    target_system = system(pim=replace(NEWTON, gangs=2, banks_per_gang=3))
     model = two_layers()
     network = frontend.load(model)
     inputs = network.example_inputs()
     (expected,) = network.reference(inputs)
     mod, params = tvm.relay.frontend.from_onnx(model)
     plan = all_on_pim()
-    with tvm.transform.PassContext(opt_level=3, config={"pimflow.system": mine, "pimflow.plan": plan}):
+    with tvm.transform.PassContext(
+        opt_level=3, config={"pimflow.system": target_system, "pimflow.plan": plan}
+    ):
         lib = tvm.relay.build(mod, target="llvm+pim", params=params)
     executor = tvm.contrib.graph_executor.GraphModule(lib["default"](tvm.cpu()))
     executor.set_input("x", inputs["x"])
     executor.run()
     y = executor.get_output(0).numpy()
     assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()
-    exe = tvm.compile(network.module, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(mine, plan))
+    exe = tvm.compile(network.module, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(target_system, plan))
     machine = tvm.relax.VirtualMachine(exe, tvm.cpu())
-    found = machine["main"](tvm.runtime.tensor(inputs["x"]))
-    assert np.abs(_first(found) - expected).max() <= 2e-3 * np.abs(expected).max()
+    result = machine["main"](tvm.runtime.tensor(inputs["x"]))
+    assert np.abs(_first(result) - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
-def _first(found):
-    return (found if isinstance(found, tvm.runtime.Tensor) else found[0]).numpy()
+def _first(outputs):
+    return (outputs if isinstance(outputs, tvm.runtime.Tensor) else outputs[0]).numpy()
 
 
 @st.composite
@@ -223,7 +225,7 @@ def organisations(draw):
 @given(organisations(), st.integers(1, 5))
 def test_any_organisation_compiles_and_is_right(spec, channels):
     """By value: every PIM region against its own rounding bound, the outputs against ONNX Runtime."""
-    compiled = on_pim(system(pim=spec, pim_channels=channels, dtype=spec.dtypes[0]))
+    compiled = compile_on_pim(system(pim=spec, pim_channels=channels, dtype=spec.dtypes[0]))
     for program in compiled.programs.values():
         assert (program.gangs, program.banks, program.buffers) == (
             spec.gangs,
@@ -238,5 +240,5 @@ def test_any_organisation_compiles_and_is_right(spec, channels):
 def test_every_preset_survives_being_stored():
     for path in sorted((SPECS / "pim").glob("*.toml")):
         spec = PimSpec.load(path.stem)
-        again = PimSpec.from_json(spec.to_json())
-        assert again == spec and again.digest == spec.digest and again.custom_digest == ""
+        restored = PimSpec.from_json(spec.to_json())
+        assert restored == spec and restored.digest == spec.digest and restored.custom_digest == ""

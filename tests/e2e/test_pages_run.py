@@ -22,25 +22,27 @@ BLOCK = re.compile(r"^```(\w+) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def shell(text: str, capsys) -> None:
     """Run commands: those of pimflow here, all that stands between them by the shell."""
-    other: list[str] = []
+    shell_lines: list[str] = []
     for line in [*text.splitlines(), "pimflow"]:
         if not line.startswith("pimflow"):
-            other.append(line)
+            shell_lines.append(line)
             continue
-        if other:
-            subprocess.run(["bash", "-e", "-c", "\n".join(other)], check=True, stdout=subprocess.DEVNULL)
-            other = []
+        if shell_lines:
+            subprocess.run(
+                ["bash", "-e", "-c", "\n".join(shell_lines)], check=True, stdout=subprocess.DEVNULL
+            )
+            shell_lines = []
         _, *words = shlex.split(line)
         if not words:
             return
         *words, file = (*words[:-2], words[-1]) if words[-2:-1] == [">"] else (*words, "")
         capsys.readouterr()
         code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep", "generate") else [])])
-        told = capsys.readouterr()
-        assert code == 0, f"{line}: {told.err}"
-        assert told.out.strip(), line
+        output = capsys.readouterr()
+        assert code == 0, f"{line}: {output.err}"
+        assert output.out.strip(), line
         if file:
-            Path(file).write_text(told.out)
+            Path(file).write_text(output.out)
 
 
 @pytest.mark.long
@@ -61,17 +63,17 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     sys.modules.pop("my_profiler", None)
 
 
-def test_the_picture_of_the_first_page_has_every_layer_on_the_device_that_does_it(monkeypatch):
+def test_the_picture_of_the_first_page_shows_the_device_of_every_layer(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     script = importlib.import_module("draw_timeline")
     monkeypatch.setattr(script, "NETWORK", "toy")
     monkeypatch.setattr(script, "LAYERS", 8)
-    found = pimflow.search("toy")
+    search_result = pimflow.search("toy")
     bars = script.chart()["data"]["values"]
     rows = ("GPU", "plan: PIM")
     shown = {row: {bar["layers"] for bar in bars if bar["row"].startswith(row)} for row in rows}
-    regions = enumerate(found.graph.regions, 1)
-    modes = {str(number): found.plan.choice(region.name).mode for number, region in regions}
+    regions = enumerate(search_result.graph.regions, 1)
+    modes = {str(number): search_result.plan.choice(region.name).mode for number, region in regions}
     assert shown["GPU"] - {""} == set(modes)
     on_pim = {number for number, mode in modes.items() if mode != "GPU"}
     assert shown["plan: PIM"] - {""} <= on_pim and on_pim

@@ -48,18 +48,21 @@ def rows(out):
 
 
 def test_no_plan_is_beaten(compiled):
-    found = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
-    assert 2 <= len(found) <= 5
-    for one in found:
-        assert not any(other != one and all(a <= b for a, b in zip(other, one)) for other in found)
-    assert found == sorted(found)
+    figures = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
+    assert 2 <= len(figures) <= 5
+    for point in figures:
+        assert not any(
+            other_point != point and all(a <= b for a, b in zip(other_point, point))
+            for other_point in figures
+        )
+    assert figures == sorted(figures)
 
 
 def test_the_best_in_each_figure_is_on_the_front(compiled):
-    found = rows(compiled[0])
+    front_rows = rows(compiled[0])
     for figure, objective in (("latency_ns", "latency"), ("energy_pj", "energy")):
         best = pimflow.search("toy", fuse=True, objective=objective).evaluation
-        assert min(row[figure] for row in found) == pytest.approx(getattr(best, figure), rel=1e-6)
+        assert min(row[figure] for row in front_rows) == pytest.approx(getattr(best, figure), rel=1e-6)
 
 
 def test_each_plan_applies_and_takes_what_is_said(compiled, capsys):
@@ -77,9 +80,9 @@ def test_each_plan_applies_and_takes_what_is_said(compiled, capsys):
 
 def test_what_is_shown_and_drawn(compiled):
     out, printed, picture = compiled
-    found = rows(out)
-    assert f"front     {len(found)} plans, none as good as another" in printed
-    assert all(row["plan"] in printed for row in found)
+    front_rows = rows(out)
+    assert f"front     {len(front_rows)} plans, none as good as another" in printed
+    assert all(row["plan"] in printed for row in front_rows)
     assert '"title":"energy, mJ"' in picture.read_text()
 
 
@@ -102,8 +105,8 @@ def test_plans_keep_to_the_bounds():
 def test_a_decomposed_network_has_a_front():
     points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
     question = SearchRequest.from_arguments(None, plan=points[-1].plan, decompose="tucker:0.25").validate()
-    _, searched = question.find_plan(pimflow.api.prepare.load("toy", question.options))
-    assert searched.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
+    _, search_result = question.find_plan(pimflow.api.prepare.load("toy", question.options))
+    assert search_result.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
 
 
 @pytest.mark.long
@@ -114,16 +117,18 @@ def test_a_front_has_layers_that_suit_each_figure():
     for number, objective in enumerate(("latency", "energy", "memory")):
         question = SearchRequest.from_arguments(None, decompose=request, objective=objective).validate()
         prepared = question.prepare_network(pimflow.api.prepare.load("toy", question.options))
-        searched, choice = question.place_network(prepared)
-        evaluation = searched.evaluation
+        search_result, choice = question.place_network(prepared)
+        evaluation = search_result.evaluation
         best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
         assert min(point.figures[number] for point in points) <= best * (1 + 1e-9)
-    layers = {frozenset(name for each in p.plan.choices for name in each.regions) for p in points}
+    layers = {
+        frozenset(name for plan_choice in p.plan.choices for name in plan_choice.regions) for p in points
+    }
     assert len(layers) > 1
     for point in points:
         question = SearchRequest.from_arguments(None, plan=point.plan, decompose=request).validate()
-        _, searched = question.find_plan(pimflow.api.prepare.load("toy", question.options))
-        assert searched.evaluation.latency_ns == pytest.approx(point.latency_ns)
+        _, search_result = question.find_plan(pimflow.api.prepare.load("toy", question.options))
+        assert search_result.evaluation.latency_ns == pytest.approx(point.latency_ns)
 
 
 @pytest.mark.parametrize(("points", "says"), [(1, "at least 2 points"), (True, "number of points")])
@@ -153,4 +158,4 @@ def test_the_undominated():
         )
 
     points = [point(2, 2, 2), point(1, 3, 2), point(2, 2, 3), point(1, 3, 2), point(3, 1, 1)]
-    assert [each.figures for each in pareto_front(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]
+    assert [front_point.figures for front_point in pareto_front(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]

@@ -27,13 +27,13 @@ BLOCK = Pipeline(
 )
 
 
-def pool_bytes(network, searched, target):
+def pool_bytes(network, search_result, target):
     """Of what is built, by the planner: it shares nothing with the row."""
-    on = targets.target_by_name(target)
-    applied = build.apply_search_result(network.module, searched)
-    lowered = buffers(phases.allocate(applied, on, searched.system))
+    tvm_target = targets.target_by_name(target)
+    applied = build.apply_search_result(network.module, search_result)
+    lowered = buffers(phases.allocate(applied, tvm_target, search_result.system))
     plan = memory.merge_pools(memory.plan(lowered.liveness().lifetimes))
-    assert searched.channel_sets() or {pool.memory for pool in plan.pools} == {"gpu"}
+    assert search_result.channel_sets() or {pool.memory for pool in plan.pools} == {"gpu"}
     return plan.pool_bytes
 
 
@@ -45,7 +45,11 @@ NETWORKS = {
 }
 # The target, what it stores, and whether regions are fused.
 BUILDS = [("cuda+pim", "fp16", True), ("cuda+pim", "fp32", True), ("llvm+pim", "fp32", False)]
-CASES = [(name, of) for name in NETWORKS for of in BUILDS[: 1 if name == "toy, two at once" else None]]
+CASES = [
+    (name, build_options)
+    for name in NETWORKS
+    for build_options in BUILDS[: 1 if name == "toy, two at once" else None]
+]
 QUICK = [("wide branches", BUILDS[2])]
 
 
@@ -53,23 +57,23 @@ QUICK = [("wide branches", BUILDS[2])]
 def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     """For any plan: the row is above the pool by one tensor at most, which a kernel writes over another."""
     name, (target, dtype, fuse) = case
-    network, on = NETWORKS[name](), system(dtype=dtype)
-    graph = prepare.regions(network, on, fuse=fuse)
-    maker = CandidateGenerator(graph, on)
-    table = profile(graph, maker)
+    network, target_system = NETWORKS[name](), system(dtype=dtype)
+    graph = prepare.regions(network, target_system, fuse=fuse)
+    generator = CandidateGenerator(graph, target_system)
+    table = profile(graph, generator)
     if name == "toy":
-        staged = pipelines.make(maker, BLOCK)
+        staged = pipelines.make(generator, BLOCK)
         table.candidates[BLOCK.regions[0]] += (staged,)
-    plans = PlanSearch(graph, table, on, Goal())
-    alone, draw = gpu_only_plan(maker, Goal()), random.Random(0)
+    plans = PlanSearch(graph, table, target_system, Goal())
+    gpu_only, draw = gpu_only_plan(generator, Goal()), random.Random(0)
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
     for _ in range(4):
-        chosen = random_plan(maker, table, draw)
-        solution = to_solution(chosen, alone.evaluation)
-        searched = to_search_result(maker, table, solution, alone.evaluation, plans, None)
-        row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, searched, target)
-        spread = max(len(set(searched.channel_sets().values())), 1)
+        chosen = random_plan(generator, table, draw)
+        solution = to_solution(chosen, gpu_only.evaluation)
+        search_result = to_search_result(generator, table, solution, gpu_only.evaluation, plans, None)
+        row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
+        spread = max(len(set(search_result.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]
         exact += pool == row
     assert exact

@@ -22,12 +22,12 @@ from pimflow.pim_backend.runtime import targets
 SYSTEM = system()
 
 
-def relaxed(mod, target, **options):
+def build_by_relax(mod, target, **options):
     with targets.target_by_name(target):
         pimflow.relax_pipeline(SYSTEM, **options)(mod)
 
 
-def related(mod, target, **options):
+def build_by_relay(mod, target, **options):
     config = {f"pimflow.{name}": value for name, value in options.items()}
     with tvm.transform.PassContext(config=config):
         relay.build(mod, target=target)
@@ -42,8 +42,8 @@ COMMANDS = {
     "search_network": lambda mod, target, **options: pimflow.search_network(
         frontend.load(mod), target=target, **options
     ),
-    "relax_pipeline": relaxed,
-    "relay.build": related,
+    "relax_pipeline": build_by_relax,
+    "relay.build": build_by_relay,
     "trace_plan": lambda mod, target, **options: pimflow.trace_plan(mod, target=target, **options),
     "plan_memory": lambda mod, target, **options: pimflow.plan_memory(mod, SYSTEM, target=target, **options),
 }
@@ -77,43 +77,43 @@ def mod():
     return frontend.load(hourglass()).module
 
 
-def prepared_by(monkeypatch, command, mod, target, options, known):
+def prepare_by_command(monkeypatch, command, mod, target, options, cache):
     """What a command prepares; `known` has what was made of the same network and arguments before."""
-    real, found = prepare.prepare, []
+    real, preparations = prepare.prepare, []
 
-    def spied(network, asked_for, on, **keywords):
+    def record_preparation(network, requested_options, target_system, **keywords):
         decides = {name: keywords.get(name) for name in ("target", "plan", "goal", "pools", "samples")}
-        key = (tvm_ffi.structural_hash(network.module), repr((asked_for, on, decides)))
-        if key not in known:
-            known[key] = real(network, asked_for, on, **keywords)
-        found.append(known[key])
+        key = (tvm_ffi.structural_hash(network.module), repr((requested_options, target_system, decides)))
+        if key not in cache:
+            cache[key] = real(network, requested_options, target_system, **keywords)
+        preparations.append(cache[key])
         raise Prepared
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "prepare", spied)
+        patch.setattr(prepare, "prepare", record_preparation)
         with contextlib.suppress(Prepared, RuntimeError):  # which TVM makes of it inside a pass
             COMMANDS[command](mod, target, **options)
-    (one,) = found
-    return one
+    (preparation,) = preparations
+    return preparation
 
 
-def judged(prepared):
+def skips_and_order(prepared):
     skips, order = prepared.skips, prepared.order
     return skips and skips.summary(), order and replace(order.summary(), seconds=0.0)
 
 
 @pytest.mark.parametrize(("options", "target"), OPTIONS)
 def test_all_commands_prepare_the_same_network(monkeypatch, mod, options, target):
-    known = {}
+    cache = {}
     first, *others = (
-        prepared_by(monkeypatch, command, mod, target, options, known)
+        prepare_by_command(monkeypatch, command, mod, target, options, cache)
         for command in COMMANDS
         if command != "plan_memory" or "pays" not in options.get("decompose", "")  # which needs a search
     )
-    for other in others:
-        tvm.ir.assert_structural_equal(first.network.module, other.network.module)
-        assert other.options == first.options and judged(other) == judged(first)
-        assert other.regions == first.regions and other.original_regions == first.original_regions
+    for preparation in others:
+        tvm.ir.assert_structural_equal(first.network.module, preparation.network.module)
+        assert preparation.options == first.options and skips_and_order(preparation) == skips_and_order(first)
+        assert preparation.regions == first.regions and preparation.original_regions == first.original_regions
 
 
 @pytest.mark.long
@@ -123,9 +123,9 @@ def test_an_order_is_judged_with_activations_fused():
     for fuse in (False, True):
         options = NetworkOptions(decompose="tucker:0.1", fuse_activations=fuse, reorder=True)
         order = prepare.prepare(prepare.load(mod, options), options, SYSTEM).order
-        planned = pimflow.plan_memory(mod, SYSTEM, options=options)
-        assert planned.plan.pool_bytes == planned.order.pool_bytes == order.pool_bytes
-        assert planned.order.pool_given_bytes == order.pool_given_bytes
+        memory_plan = pimflow.plan_memory(mod, SYSTEM, options=options)
+        assert memory_plan.plan.pool_bytes == memory_plan.order.pool_bytes == order.pool_bytes
+        assert memory_plan.order.pool_given_bytes == order.pool_given_bytes
         orders[fuse] = order
     assert orders[False].changed and not orders[True].changed
     assert orders[True].pool_bytes < orders[False].pool_bytes

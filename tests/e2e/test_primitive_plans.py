@@ -75,15 +75,15 @@ def launches_built(applied: tvm.IRModule) -> int:
     return count
 
 
-def check(network, found):
+def check(network, plan_result):
     """Launches charged and built, but for those of results that a kernel stores besides; and values."""
-    charged = [event for event in found.evaluation.timeline.events if event.resource == "gpu"]
-    readers = found.graph.consumers
-    stored = sum(bool(c.output.pending) and len(readers[c.covers[-1]]) > 1 for c in found.candidates)
-    built = launches_built(build.apply_search_result(network.module, found))
-    assert built == sum(event.launched for event in charged) + stored
+    charged = [event for event in plan_result.evaluation.timeline.events if event.resource == "gpu"]
+    readers = plan_result.graph.consumers
+    stored = sum(bool(c.output.pending) and len(readers[c.covers[-1]]) > 1 for c in plan_result.candidates)
+    launch_count = launches_built(build.apply_search_result(network.module, plan_result))
+    assert launch_count == sum(event.launched for event in charged) + stored
     inputs = network.example_inputs()
-    compiled = build.build(network, found, targets.target_by_name("llvm+pim"))
+    compiled = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
     verify(network, compiled, SYSTEM, inputs, network.reference(inputs), 1e-4).require()
 
 
@@ -101,9 +101,12 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
     choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
-    found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
-    assert found.candidate_by_region["entry"].output.deferred_epilogue and len(graph.consumers["entry"]) == 2
-    check(network, found)
+    plan_result = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    assert (
+        plan_result.candidate_by_region["entry"].output.deferred_epilogue
+        and len(graph.consumers["entry"]) == 2
+    )
+    check(network, plan_result)
 
 
 @pytest.mark.long
@@ -111,11 +114,11 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
 def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     network, draw = frontend.load(block()), random.Random(seed)
     graph = prepare.regions(network, SYSTEM)
-    searched = search(graph, SYSTEM, goal=GOAL)
+    search_result = search(graph, SYSTEM, goal=GOAL)
     choices, several = [], 0
-    for region, choice in zip(graph.regions, searched.plan.choices, strict=True):
+    for region, choice in zip(graph.regions, search_result.plan.choices, strict=True):
         names = [primitive.name for primitive in usable_primitives(region)]
-        on_pim = not searched.generator.unsupported_reason(region) and draw.random() < 0.3
+        on_pim = not search_result.generator.unsupported_reason(region) and draw.random() < 0.3
         mode, share = ("PIM", 0.0) if on_pim else ("GPU", 1.0)
         name = "" if on_pim or not names else draw.choice(names)
         several += "winograd" in name or "im2row" in name
@@ -131,9 +134,9 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
                 covers=(),
             )
         )
-    found = apply(graph, SYSTEM, replace(searched.plan, choices=tuple(choices)))
-    assert several and len(found.primitives()) >= 2
-    check(network, found)
+    plan_result = apply(graph, SYSTEM, replace(search_result.plan, choices=tuple(choices)))
+    assert several and len(plan_result.primitives()) >= 2
+    check(network, plan_result)
 
 
 def test_workspaces_lie_in_the_pool():
@@ -142,20 +145,20 @@ def test_workspaces_lie_in_the_pool():
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     name = "winograd-2d-f4-cuda-hwc-32x32"
     choices = tuple(replace(c, primitive=name if c.region == "first" else "") for c in plain.plan.choices)
-    found = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
-    plans, stages = [], found.primitives()["first"].stages(graph.region("first").geometry)
+    plan_result = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    plans, stages = [], plan_result.primitives()["first"].stages(graph.region("first").geometry)
     with CUDA:
-        phases.lower(build.apply_search_result(network.module, found), CUDA, SYSTEM, plans.append)
+        phases.lower(build.apply_search_result(network.module, plan_result), CUDA, SYSTEM, plans.append)
         phases.lower(build.apply_search_result(network.module, plain), CUDA, SYSTEM, plans.append)
-    own = found.candidate_by_region["first"].workspace_bytes
-    assert own == sum(4 * int(np.prod(shape)) for shape in stages.values())
-    assert plans[0].pool_bytes > own
+    workspace_bytes = plan_result.candidate_by_region["first"].workspace_bytes
+    assert workspace_bytes == sum(4 * int(np.prod(shape)) for shape in stages.values())
+    assert plans[0].pool_bytes > workspace_bytes
     assert len(plans[0].offsets_bytes) == len(plans[1].offsets_bytes) + len(stages)
 
 
 @pytest.mark.long
 def test_the_report_says_what_they_save():
-    made = pimflow.compile(
+    compilation = pimflow.compile(
         block(),
         target_system=SYSTEM,
         target="cuda+pim",
@@ -163,17 +166,17 @@ def test_the_report_says_what_they_save():
         modes="gpu",
         conventions="none",
     )
-    part, rows = made.report.primitives, {row.name: row for row in made.report.regions}
-    assert made.verification.is_verified
-    names = {name: primitive.name for name, primitive in made.search_result.primitives().items()}
-    assert names == {each.layer: each.primitive for each in part.choices} != {}
+    part, rows = compilation.report.primitives, {row.name: row for row in compilation.report.regions}
+    assert compilation.verification.is_verified
+    names = {name: primitive.name for name, primitive in compilation.search_result.primitives().items()}
+    assert names == {choice.layer: choice.primitive for choice in part.choices} != {}
     assert {name: row.primitive for name, row in rows.items() if row.primitive} == names
     assert part.layers == 5 and part.saved_gpu_only_ns >= 0
     without = pimflow.search(block(), SYSTEM, modes="gpu")
     assert part.latency_operators_ns == without.evaluation.latency_ns
-    assert part.saved_ns == without.evaluation.latency_ns - made.report.latency_ns
-    again = pimflow.compile(
-        block(), target_system=SYSTEM, target="cuda+pim", plan=made.plan, conventions="none"
+    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.latency_ns
+    recompiled = pimflow.compile(
+        block(), target_system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
     )
-    assert again.report.speedup == made.report.speedup
-    assert again.report.primitives.choices == part.choices
+    assert recompiled.report.speedup == compilation.report.speedup
+    assert recompiled.report.primitives.choices == part.choices

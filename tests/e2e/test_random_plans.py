@@ -129,15 +129,15 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
     target = system(pim="aim-gddr6") if name.endswith("latches") else system()
     network, draw = load(), random.Random(0)
     graph = extract_regions(network.module, name)
-    searched = search(graph, target)
+    search_result = search(graph, target)
     inputs = network.example_inputs()
     reference = network.reference(inputs)
-    drawn = {region.name: candidates(searched, region, draw) for region in graph.regions}
+    candidates_by_region = {region.name: candidates(search_result, region, draw) for region in graph.regions}
     axes, finished = set(), set()
     for _ in range(plans):
         choices = []
         for region in graph.regions:
-            candidate = draw.choice(drawn[region.name])
+            candidate = draw.choice(candidates_by_region[region.name])
             rewrite = candidate.rewrite
             share = {
                 "gpu_share": candidate.gpu_share,
@@ -148,32 +148,34 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
             finished |= set(rewrite.finishes)
             choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
             axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
-        found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
-        applied = phases.apply_plan(network.module, found.splits(), found.programs())
-        events = found.evaluation.timeline.events
+        plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
+        applied = phases.apply_plan(network.module, plan_result.splits(), plan_result.programs())
+        events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches
-        built = build.build(network, found, targets.target_by_name("llvm+pim"))
+        built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
-    known = {"residuals": {"bias", "add"}, "toy": {"bias", "add", "clip"}}
-    finishes = known.get(name.partition(",")[0], {"bias", "nn.relu"})
+    epilogues_by_network = {"residuals": {"bias", "add"}, "toy": {"bias", "add", "clip"}}
+    finishes = epilogues_by_network.get(name.partition(",")[0], {"bias", "nn.relu"})
     # Without latches and activations a product adds a residual, and nothing else.
     assert finished == (finishes if name.endswith("latches") else finishes & {"add"})
 
 
-def candidates(searched, region, draw):
+def candidates(search_result, region, draw):
     """Those of the search, and a split along every axis that the region has, wherever, some several times."""
-    maker = searched.generator
-    found = [c for c in searched.table.candidates[region.name] if len(c.covers) == 1]
-    splits = [] if maker.unsupported_reason(region) else all_splits(region.geometry, searched.system.pim)
+    generator = search_result.generator
+    region_candidates = [c for c in search_result.table.candidates[region.name] if len(c.covers) == 1]
+    splits = (
+        [] if generator.unsupported_reason(region) else all_splits(region.geometry, search_result.system.pim)
+    )
     for axis in AXES:
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):
-            found.append(maker.make(region, "SPLIT", split.gpu, axis=axis))
+            region_candidates.append(generator.make(region, "SPLIT", split.gpu, axis=axis))
     # As often as all others.
-    found += [c for c in found if c.rewrite.finishes] * (len(found) - 1)
-    return found
+    region_candidates += [c for c in region_candidates if c.rewrite.finishes] * (len(region_candidates) - 1)
+    return region_candidates
 
 
 @pytest.mark.long
@@ -182,17 +184,17 @@ def test_grouped_layers_in_stages_give_the_reference(modes):
     network, target = frontend.load(depthwise()), system()
     graph = extract_regions(network.module, "depthwise")
     regions = tuple(region.name for region in graph.regions[1:4])
-    searched = search(graph, target)
+    search_result = search(graph, target)
     run = Pipeline(regions=regions, modes=modes, cuts=(2, 4))
-    stages = pipelines.make(searched.generator, run)
+    stages = pipelines.make(search_result.generator, run)
     choice = Choice(
         region=regions[0], mode="PIPELINE", covers=regions, gpu_share=None, stages=run.cuts, modes=modes,
         schedules=stages.rewrite.schedules,
     )  # fmt: skip
     choices = [Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in graph.regions]
     choices[1:4] = [choice]
-    found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+    plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
     inputs = network.example_inputs()
-    built = build.build(network, found, targets.target_by_name("llvm+pim"))
+    built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
     assert len(built.programs) == 3 * modes.count("PIM")
     verify(network, built, target, inputs, network.reference(inputs)).require()

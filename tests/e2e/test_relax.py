@@ -48,9 +48,9 @@ def test_wrong_uses_of_the_pipeline(module):
         pimflow.relax_pipeline(context=8)
     with pytest.raises(UsageError, match=r"llvm\+pim"):
         tvm.compile(module, target="llvm", relax_pipeline=pimflow.relax_pipeline())
-    other = pimflow.search(randomly_wired(3, seed=1)).plan
+    other_plan = pimflow.search(randomly_wired(3, seed=1)).plan
     with pytest.raises(PlanError, match="another network"):
-        tvm.compile(module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(plan=other))
+        tvm.compile(module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(plan=other_plan))
     with pytest.raises(UnknownNameError, match="label"):
         pipeline = pimflow.relax_pipeline(solver="labels")
         tvm.compile(module, target="llvm+pim", relax_pipeline=pipeline)
@@ -146,15 +146,15 @@ def step(tmp_path_factory):
             heads = (batch, tokens, -1, 8)
             query, key, value = (f(x).view(heads).transpose(1, 2) for f in (self.query, self.key, self.value))
             key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-            found = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-            return x + self.out(found.transpose(1, 2).reshape(batch, tokens, 32)), key, value
+            attention = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+            return x + self.out(attention.transpose(1, 2).reshape(batch, tokens, 32)), key, value
 
     torch.manual_seed(0)
     module, path = Step().eval(), tmp_path_factory.mktemp("step") / "step.pt2"
-    given = (torch.randn(1, 1, 32), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8))
+    example_inputs = (torch.randn(1, 1, 32), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8))
     past = torch.export.Dim("past", min=1, max=4096)
     open_past = {"x": None, "past_key": {2: past}, "past_value": {2: past}}
-    torch.export.save(torch.export.export(module, given, dynamic_shapes=open_past), path)
+    torch.export.save(torch.export.export(module, example_inputs, dynamic_shapes=open_past), path)
     return module, path
 
 
@@ -167,10 +167,10 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     session = pimflow.Session(tmp_path / "out")
     grown = [torch.zeros(1, 2, 0, 8)] * 2
     for position, token in enumerate(torch.randn(6, 1, 1, 32)):
-        found = session.run({"x": token.numpy(), "position": np.array([position])})
+        outputs = session.run({"x": token.numpy(), "position": np.array([position])})
         with torch.no_grad():
-            wanted, *grown = module(token, *grown)
-        np.testing.assert_allclose(found["add"], wanted, atol=2e-3 * abs(wanted).max())
+            expected, *grown = module(token, *grown)
+        np.testing.assert_allclose(outputs["add"], expected, atol=2e-3 * abs(expected).max())
     assert (
         pimflow.search(path, context=6).graph.regions
         == pimflow.search(path, context=6, states={"past_key": "cat", "past_value": "cat_1"}).graph.regions

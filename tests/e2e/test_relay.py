@@ -25,10 +25,10 @@ from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNam
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     """File, input and reference output."""
-    return on_disk("toy", tmp_path_factory.mktemp("relay"))
+    return save_model("toy", tmp_path_factory.mktemp("relay"))
 
 
-def on_disk(name, folder):
+def save_model(name, folder):
     model = zoo.load(name)
     path = folder / f"{name}.onnx"
     onnx.save(model, path)
@@ -43,7 +43,7 @@ def built(toy):
     return relay.build(mod, target="llvm+pim", params=params)
 
 
-def close(y, reference):
+def check_close(y, reference):
     assert y.shape == reference.shape
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
 
@@ -71,7 +71,7 @@ assert "pimflow.api.compile" not in sys.modules
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     assert start("import pimflow").returncode == 0
-    close(np.load(tmp_path / "y.npy"), reference)
+    check_close(np.load(tmp_path / "y.npy"), reference)
     without = start("")
     assert without.returncode != 0 and "import pimflow" in without.stderr
     assert start("import tvm, pimflow").returncode == 0
@@ -87,7 +87,7 @@ def test_weights_as_parameters(toy):
     assert "PIM" in {choice.mode for choice in lib.plan.choices}
     m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
     m.run(input=x, **params)
-    close(m.get_output(0).numpy(), reference)
+    check_close(m.get_output(0).numpy(), reference)
 
 
 def test_wrong_parameters_are_named(toy):
@@ -111,13 +111,13 @@ def test_a_target_without_pim_is_tvm_alone(toy):
 def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
     few = pimflow.system(pim_channels=4, accounting="paper", timing="ramulator-pimflow")
-    found = pimflow.search(mod, few)
+    search_result = pimflow.search(mod, few)
     config = {"pimflow.system": few, "pimflow.objective": "latency", "pimflow.search_seconds": 20.0}
     config |= {"pimflow.modes": "gpu,pim,split,pipeline"}
-    config |= {"pimflow.max_latency_ns": 2 * found.plan.latency_ns, "pimflow.max_energy_pj": 10**15}
+    config |= {"pimflow.max_latency_ns": 2 * search_result.plan.latency_ns, "pimflow.max_energy_pj": 10**15}
     with tvm.transform.PassContext(opt_level=3, config=config):
-        assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
-    (tmp_path / "plan.json").write_text(found.plan.to_json())
+        assert relay.build(mod, target="llvm+pim", params=params).plan == search_result.plan
+    (tmp_path / "plan.json").write_text(search_result.plan.to_json())
     config["pimflow.plan"] = str(tmp_path / "plan.json")
     with (
         tvm.transform.PassContext(config=config),
@@ -126,8 +126,8 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
         relay.build(mod, target="llvm+pim", params=params)
     del config["pimflow.search_seconds"]
     with tvm.transform.PassContext(config=config):
-        again = relay.build(mod, target="llvm+pim", params=params).plan
-    assert [c.mode for c in again.choices] == [c.mode for c in found.plan.choices]
+        relay_plan = relay.build(mod, target="llvm+pim", params=params).plan
+    assert [c.mode for c in relay_plan.choices] == [c.mode for c in search_result.plan.choices]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +204,17 @@ def test_the_pipeline_builds_the_same(toy):
     with asking({"decompose": "tucker:0.5"}):
         y = outputs(relay.build(mod, target="llvm+pim", params=params).module, toy[1])
     executable = tvm.compile(mod, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(decompose="tucker:0.5"))
-    found = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(toy[1]))
-    assert (y == found.numpy()).all() and np.abs(y - toy[2]).max() > 0.1 * np.abs(toy[2]).max()
+    output = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(toy[1]))
+    assert (y == output.numpy()).all() and np.abs(y - toy[2]).max() > 0.1 * np.abs(toy[2]).max()
 
 
 @pytest.mark.long
 def test_a_memory_budget_in_the_pass_context():
     """What no plan keeps to is refused with the least that one does; that one is what compile finds."""
     mod, params = relay.frontend.from_onnx(zoo.load("toy"))
-    with pytest.raises(InfeasibleError) as refused, asking({"fuse": True, "max_memory_bytes": 1000}):
+    with pytest.raises(InfeasibleError) as error_info, asking({"fuse": True, "max_memory_bytes": 1000}):
         relay.build(mod, target="llvm+pim", params=params)
-    budget = {"fuse": True, "max_memory_bytes": refused.value.demand}
+    budget = {"fuse": True, "max_memory_bytes": error_info.value.demand}
     with asking(budget):
         plan = relay.build(mod, target="llvm+pim", params=params).plan
     assert plan == pimflow.search(mod, **budget).plan != pimflow.search(mod, fuse=True).plan
@@ -256,11 +256,11 @@ def test_the_graph_executor_has_its_calls(toy, built):
         m.get_output(0)
     m.set_input(0, tvm.runtime.tensor(toy[1]))
     m["run"]()
-    close(m.get_output(0, tvm.runtime.empty((1, 10))).numpy(), toy[2])
+    check_close(m.get_output(0, tvm.runtime.empty((1, 10))).numpy(), toy[2])
     timed = m.benchmark(tvm.cpu(), repeat=2, number=2)
     assert len(timed.results) == 2 and timed.mean > 0
-    whole = m.benchmark(tvm.cpu(), repeat=2, number=1, end_to_end=True, input=toy[1])
-    assert len(whole.results) == 2 and whole.min > 0
+    end_to_end = m.benchmark(tvm.cpu(), repeat=2, number=1, end_to_end=True, input=toy[1])
+    assert len(end_to_end.results) == 2 and end_to_end.min > 0
     assert built["get_target"]() == "llvm+pim"
 
 
@@ -329,9 +329,9 @@ def test_cuda_builds_anywhere(toy, tmp_path):
     assert "__global__" in lib.kernels.source
     assert bool(lib.kernels.compiler) != bool(lib.kernels.flaw)
     lib.export_library(tmp_path / "net.so")
-    again = tvm.runtime.load_module(str(tmp_path / "net.so"))
-    assert again["get_target"]() == "cuda+pim"
+    reloaded = tvm.runtime.load_module(str(tmp_path / "net.so"))
+    assert reloaded["get_target"]() == "cuda+pim"
     if not tvm.cuda().exist:
-        for each in (lib, again):
+        for library in (lib, reloaded):
             with pytest.raises(ArtifactError, match=r"llvm\+pim|pimflow\[cuda\]"):
-                each["default"](tvm.cuda())
+                library["default"](tvm.cuda())

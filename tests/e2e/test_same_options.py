@@ -68,10 +68,10 @@ def test_a_sweep_searches_decomposed_networks(searched):
     (row,) = sweep(["toy"], ["pim_channels=16"], system(), **CHAINS)
     assert row.figures.latency_ns == searched.evaluation.latency_ns
     assert row.figures.regions == len(searched.plan.choices)
-    given = pimflow.search("toy").gpu_only
-    assert row.figures.latency_gpu_only_ns == given.latency_ns
-    assert row.figures.speedup == given.latency_ns / searched.evaluation.latency_ns
-    assert row.figures.latency_mixture_gpu_only_ns == searched.gpu_only.latency_ns != given.latency_ns
+    baseline = pimflow.search("toy").gpu_only
+    assert row.figures.latency_gpu_only_ns == baseline.latency_ns
+    assert row.figures.speedup == baseline.latency_ns / searched.evaluation.latency_ns
+    assert row.figures.latency_mixture_gpu_only_ns == searched.gpu_only.latency_ns != baseline.latency_ns
 
 
 def test_a_sweep_has_a_goal(capsys):
@@ -99,19 +99,19 @@ def test_an_explanation_has_both_baselines(searched, capsys):
 
 @pytest.mark.long
 def test_all_that_a_search_of_a_decomposed_network_needs_is_timed_before(tmp_path):
-    kept = Profiling(cache=ResultCache(tmp_path / "cache.sqlite"))
+    profiling = Profiling(cache=ResultCache(tmp_path / "cache.sqlite"))
     options = {"decompose": "tucker:0.25", "fuse": True}
-    first = profile(["toy"], system(), kept, **options)
+    first = profile(["toy"], system(), profiling, **options)
     assert first.layers.computed and first.kernels.computed
-    again = profile(["toy"], system(), kept, **options)
-    assert not again.layers.computed and again.layers.kept
-    assert first.models[0].regions > profile(["toy"], system(), kept).models[0].regions
+    second = profile(["toy"], system(), profiling, **options)
+    assert not second.layers.computed and second.layers.kept
+    assert first.models[0].regions > profile(["toy"], system(), profiling).models[0].regions
 
 
 @pytest.mark.long
 def test_primitives_of_a_decomposed_network():
-    found = pimflow.select("toy", device="cuda", decompose="tucker:0.25", reorder=True)
-    names = {region.name for region in found.problem.graph.regions}
+    selection = pimflow.select("toy", device="cuda", decompose="tucker:0.25", reorder=True)
+    names = {region.name for region in selection.problem.graph.regions}
     assert any(name.endswith(".fconv") for name in names)
 
 
@@ -138,8 +138,8 @@ def test_a_budget_bounds_the_plan_alone(capsys):
     assert latencies_ns[0] < latencies_ns[1]
     capsys.readouterr()
     assert main([*line, "1KiB"]) == 4
-    least = re.search(r"try (--memory-budget) (\S+)", capsys.readouterr().err)
-    assert main([*line[:-1], *least.groups()]) == 0
+    suggestion = re.search(r"try (--memory-budget) (\S+)", capsys.readouterr().err)
+    assert main([*line[:-1], *suggestion.groups()]) == 0
 
 
 def test_a_bound_on_the_error_goes_with_chains(capsys):

@@ -41,14 +41,16 @@ def test_every_schema_is_of_a_file_and_is_one():
 def test_what_is_written_keeps_to_its_schema(name, directory):
     """So it does, and no field that is described may be missing or hold something else."""
     check = validator(name)
-    found = [json.loads(path.read_text()) for path in directory.glob(FILES[name])]
-    assert found
-    for tree in found:
+    trees = [json.loads(path.read_text()) for path in directory.glob(FILES[name])]
+    assert trees
+    for tree in trees:
         check.validate(tree)
         for key in (tree.keys() & check.schema["properties"].keys()) - OPEN:
             assert not check.is_valid(tree | {key: {"no": ["such", "value"]}}), key
         for key in check.schema["required"]:
-            assert not check.is_valid({other: value for other, value in tree.items() if other != key}), key
+            assert not check.is_valid(
+                {other_key: value for other_key, value in tree.items() if other_key != key}
+            ), key
 
 
 def test_a_plan_of_another_mode_is_refused(directory):

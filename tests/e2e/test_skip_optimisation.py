@@ -58,9 +58,9 @@ def test_what_is_found_computes_the_same(decomposed, found):
 
 
 def test_no_copy_is_left_that_saves_nothing(decomposed, found):
-    on = system()
-    pool_bytes = skips.estimate_pool_bytes(found.network, on)
-    assert pool_bytes < skips.estimate_pool_bytes(decomposed.network, on)
+    target_system = system()
+    pool_bytes = skips.estimate_pool_bytes(found.network, target_system)
+    assert pool_bytes < skips.estimate_pool_bytes(decomposed.network, target_system)
     assert found.transformation == "split" and found.sites == ("d_fconv",)
     assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
     assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"
@@ -68,29 +68,29 @@ def test_no_copy_is_left_that_saves_nothing(decomposed, found):
 
 
 def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
-    settled = found.keep_if_smaller(lambda network: 100)
-    assert settled.network is found.original and not settled.copies and not settled.sites
-    assert "100 to 100 B" in settled.kept_because
-    assert settled.flops == settled.flops_given
-    settled = found.keep_if_smaller(lambda network: 100 if network is found.original else 99)
-    assert settled.changed and (settled.pool_given_bytes, settled.pool_bytes) == (100, 99)
+    outcome = found.keep_if_smaller(lambda network: 100)
+    assert outcome.network is found.original and not outcome.copies and not outcome.sites
+    assert "100 to 100 B" in outcome.kept_because
+    assert outcome.flops == outcome.flops_given
+    outcome = found.keep_if_smaller(lambda network: 100 if network is found.original else 99)
+    assert outcome.changed and (outcome.pool_given_bytes, outcome.pool_bytes) == (100, 99)
 
 
 @pytest.mark.long
 def test_memory_says_what_it_takes_before_and_after(path, capsys):
     options = ["--decompose", "tucker:0.1", "--batch", "2", "--json", "--quiet"]
     rows = {}
-    for name, more in (("without", []), ("with", ["--optimize-skips"])):
-        assert main(["memory", path, *options, *more]) == 0
+    for name, extra_options in (("without", []), ("with", ["--optimize-skips"])):
+        assert main(["memory", path, *options, *extra_options]) == 0
         rows[name] = json.loads(capsys.readouterr().out)
     plain, row = rows["without"], rows["with"]
     assert plain["skips"] is None and row["skips"]["changed"]
     assert row["internal_peak_bytes"] == row["pool_bytes"] == row["skips"]["pool_bytes"]
     assert row["skips"]["pool_given_bytes"] == plain["internal_peak_bytes"] > row["internal_peak_bytes"]
     assert row["flops"] == row["skips"]["flops"] < plain["flops"]
-    both = ("internal_peak_bytes_original", "internal_peak_bytes_original_coalesced",
+    shared_keys = ("internal_peak_bytes_original", "internal_peak_bytes_original_coalesced",
             "internal_peak_bytes_decomposed", "weight_bytes_original", "flops_original")  # fmt: skip
-    assert all(plain[key] == row[key] for key in both)
+    assert all(plain[key] == row[key] for key in shared_keys)
     # At the concatenation, in maps of 32 channels and 32 x 32 pixels: that which waits, that behind the
     # transposed convolution, and both as one.
     full = 2 * 32 * 32 * 32 * 4
@@ -110,7 +110,7 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         target_system=PARTITIONED,
         conventions="none",
     )
-    fused, apart = (
+    fused, unfused = (
         reduce_skips(
             decomposed.network,
             decomposed,
@@ -119,9 +119,9 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         )
         for fuse in (True, False)
     )
-    assert compiled.report.skips == fused.summary() != apart.summary()
+    assert compiled.report.skips == fused.summary() != unfused.summary()
     assert compiled.verification.is_verified and compiled.report.skips.changed
-    assert apart.pool_bytes > fused.pool_bytes == compiled.builds[-1].memory.pool_bytes
+    assert unfused.pool_bytes > fused.pool_bytes == compiled.builds[-1].memory.pool_bytes
     names = [region.name for region in compiled.report.regions]
     assert "b.lconv.copy" in names
     roles = {region.name: region.role for region in compiled.search_result.graph.regions}
@@ -131,8 +131,8 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
 def test_a_copy_can_be_explained(path, capsys):
     options = ["--decompose", "tucker:0.1", "--optimize-skips", "--cache", "none", "--quiet", "--json"]
     assert main(["compile", path, "--explain", "b.lconv.copy", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["region"] == "b.lconv.copy" and found["candidates"]
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["region"] == "b.lconv.copy" and explanation["candidates"]
 
 
 def test_by_the_paper_every_cheap_copy_is_made(decomposed):

@@ -25,15 +25,17 @@ raise ImportError("no PyTorch")
 LAYER = "conv:1x8x4x4,16,1x1"
 
 
-def imported(folder, *options: str) -> list[str]:
+def module_names(folder, *options: str) -> list[str]:
     """What a process loads that runs one command; ``torch`` if it so much as asks for it."""
     (folder / "torch.py").write_text(TORCH, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder), "PIMFLOW_CACHE": str(folder / "cache")}
     command = [sys.executable, "-c", RUN, *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "imported.json").read_text(encoding="utf-8"))
-    return found + ["torch"] * (folder / "asked").exists()
+    process = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    modules = json.loads((folder / "imported.json").read_text(encoding="utf-8"))
+    return modules + ["torch"] * (folder / "asked").exists()
 
 
 @pytest.mark.parametrize(
@@ -48,26 +50,28 @@ def imported(folder, *options: str) -> list[str]:
     ids=" ".join,
 )
 def test_neither_tvm_nor_its_foreign_functions(options, tmp_path):
-    assert imported(tmp_path, *options) == []
+    assert module_names(tmp_path, *options) == []
 
 
 @pytest.mark.long
 def test_the_timing_engines_alone(tmp_path):
-    assert imported(tmp_path, "trace", LAYER, "--format", "pimprog", "-o", "out", "--quiet") == ["tvm_ffi"]
+    assert module_names(tmp_path, "trace", LAYER, "--format", "pimprog", "-o", "out", "--quiet") == [
+        "tvm_ffi"
+    ]
     (program,) = (tmp_path / "out").glob("**/*.pimprog")
-    assert imported(tmp_path, "simulate", str(program), "--quiet") == ["tvm_ffi"]
+    assert module_names(tmp_path, "simulate", str(program), "--quiet") == ["tvm_ffi"]
 
 
 @pytest.mark.long
 def test_networks_need_tvm_and_no_pytorch(tmp_path):
     options = ("--system", "pimflow", "--jobs", "1", "--modes", "gpu", "--quiet")
-    assert imported(tmp_path, "timeline", "toy", *options) == ["tvm", "tvm_ffi"]
+    assert module_names(tmp_path, "timeline", "toy", *options) == ["tvm", "tvm_ffi"]
 
 
 def test_tables_of_buffers_need_the_planner_alone(tmp_path):
     rows = "id,lower,upper,size\na,0,2,64\nb,1,3,32\nc,2,4,64\n"
     (tmp_path / "buffers.csv").write_text(rows, encoding="utf-8")
-    assert set(imported(tmp_path, "memory", "buffers.csv", "--quiet")) <= {"tvm_ffi"}
+    assert set(module_names(tmp_path, "memory", "buffers.csv", "--quiet")) <= {"tvm_ffi"}
 
 
 def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
@@ -95,8 +99,8 @@ def test_pytorch_can_be_imported_after_tvm(tmp_path):
 def test_every_public_name_is_there():
     """In a fresh process, as ``from pimflow import *`` asks for them."""
     script = "from pimflow import *; import pimflow; print(*(set(pimflow.__all__) - set(globals())))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
     import pimflow
     from pimflow.api import simulate as simulation
 
@@ -122,17 +126,17 @@ def test_an_interrupt_while_the_package_is_imported_is_one_line(entry, tmp_path)
     (tmp_path / "sitecustomize.py").write_text(AT_THE_FIRST_IMPORT, encoding="utf-8")
     command = [sys.executable, *ENTRIES[entry], "--version"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "pimflow: interrupted\n")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "pimflow: interrupted\n")
 
 
 def test_who_imports_pimflow_keeps_handlers():
-    asked = "import signal, pimflow; print(signal.getsignal(2) is signal.default_int_handler)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+    code = "import signal, pimflow; print(signal.getsignal(2) is signal.default_int_handler)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "True\n"
 
 
 def test_the_first_module_of_a_command_needs_no_other():
-    asked = "import sys; before = {*sys.modules}; import pimflow_command; print(*({*sys.modules} - before))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout == "pimflow_command\n"
+    code = "import sys; before = {*sys.modules}; import pimflow_command; print(*({*sys.modules} - before))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "pimflow_command\n"

@@ -33,11 +33,11 @@ DECODERS = {
 }
 
 
-def decoder(**made) -> onnx.ModelProto:
-    return DecoderModel(**{"past": CONTEXT - made.get("tokens", 1)} | made).model()
+def decoder(**fields) -> onnx.ModelProto:
+    return DecoderModel(**{"past": CONTEXT - fields.get("tokens", 1)} | fields).model()
 
 
-def opened(model: onnx.ModelProto) -> onnx.ModelProto:
+def open_lengths(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with open lengths, as exporters leave them."""
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -56,29 +56,29 @@ def opened(model: onnx.ModelProto) -> onnx.ModelProto:
 def built(request):
     """A decoder with a context, its plan and its build."""
     network = frontend.load(decoder(**request.param), context=CONTEXT)
-    searched = search(extract_regions(network.module), system())
+    search_result = search(extract_regions(network.module), system())
     return (
         network,
-        searched,
-        build.build(network, searched, targets.target_by_name("llvm+pim")),
+        search_result,
+        build.build(network, search_result, targets.target_by_name("llvm+pim")),
         request.param,
     )
 
 
 def test_a_build_is_verified(built):
-    network, _, made, _ = built
+    network, _, network_build, _ = built
     inputs = network.example_inputs()
-    verify(network, made, system(), inputs, network.reference(inputs)).require()
+    verify(network, network_build, system(), inputs, network.reference(inputs)).require()
 
 
 def test_one_compilation_serves_every_length(built):
     """Step after step, the logits and the caches are those of a network of just this length."""
-    network, _, made, form = built
+    network, _, network_build, form = built
     tokens, layers = form.get("tokens", 1), form.get("layers", 1)
-    executor = made.module["default"](made.device)
+    executor = network_build.module["default"](network_build.device)
     for state in network.states:  # bound once, full of what must not matter
         dims, dtype = network.inputs[state.name]
-        full = made.states.pack_input(state.name, np.full(dims, 1e3, dtype))
+        full = network_build.states.pack_input(state.name, np.full(dims, 1e3, dtype))
         executor["set_input"](state.name, tvm.runtime.tensor(full))
     names = [state.name for state in network.states]
     rng = np.random.default_rng(0)
@@ -89,10 +89,12 @@ def test_one_compilation_serves_every_length(built):
         executor["set_input"]("position", tvm.runtime.tensor(np.array([position])))
         executor["run"]()
         outputs = [executor["get_output"](n).numpy() for n in range(1 + len(names))]
-        caches = [each[:, :, : position + tokens] for each in made.states.unpack(outputs)[1:]]
+        caches = [
+            full_cache[:, :, : position + tokens] for full_cache in network_build.states.unpack(outputs)[1:]
+        ]
         if position:  # ONNX has no tensors without elements
-            whole = frontend.load(decoder(**form | {"past": position}))
-            logits, *presents = whole.reference({"input_ids": ids, **past})
+            full_network = frontend.load(decoder(**form | {"past": position}))
+            logits, *presents = full_network.reference({"input_ids": ids, **past})
             near = {"rtol": 2e-3, "atol": 2e-3 * abs(logits).max()}
             np.testing.assert_allclose(executor["get_output"](0).numpy(), logits, **near)
             for cache, present in zip(caches, presents, strict=True):
@@ -103,33 +105,33 @@ def test_one_compilation_serves_every_length(built):
 
 def test_a_step_moves_its_tokens_alone(built):
     """What is appended is charged by the token, and no cache is copied."""
-    _, searched, made, form = built
-    regions = [region for region in searched.graph.regions if region.operator == APPEND]
+    _, search_result, network_build, form = built
+    regions = [region for region in search_result.graph.regions if region.operator == APPEND]
     assert len(regions) == 2 * form.get("layers", 1)
     for region in regions:
         (kernel,) = gpu_kernels(region, "fp16")
         batch, heads, _, size = region.output_shape
         assert kernel.output_bytes == 2 * batch * heads * form.get("tokens", 1) * size
-    assert searched.graph.buffers("fp16").size_bytes[regions[0].name] == 0
-    assert not made.copies
+    assert search_result.graph.buffers("fp16").size_bytes[regions[0].name] == 0
+    assert not network_build.copies
 
 
 def test_open_lengths_follow_from_the_context():
-    network = frontend.load(opened(decoder(kv_heads=2, mask="given")), context=CONTEXT)
+    network = frontend.load(open_lengths(decoder(kv_heads=2, mask="given")), context=CONTEXT)
     assert network.inputs["attention_mask"][0] == (1, CONTEXT)
     assert network.inputs[CACHES[0]][0] == (1, 2, CONTEXT, 8)
     assert network.states[0] == State(name=CACHES[0], result=1, grown=1)
     assert (network.example_inputs()["attention_mask"] == 1).all()
 
 
-def renamed(*names: str, **made) -> onnx.ModelProto:
+def decoder_with_names(*names: str, **fields) -> onnx.ModelProto:
     """A decoder whose caches are called so: as inputs, then as outputs."""
-    model = decoder(**made)
+    model = decoder(**fields)
     values = [*model.graph.input[1:], *model.graph.output[1:]]
     for value, name in zip(values, names, strict=True):
         for node in model.graph.node:
             for names in (node.input, node.output):
-                names[:] = [name if each == value.name else each for each in names]
+                names[:] = [name if tensor_name == value.name else tensor_name for tensor_name in names]
         value.name = name
     return model
 
@@ -139,7 +141,7 @@ def renamed(*names: str, **made) -> onnx.ModelProto:
 )
 @pytest.mark.parametrize("lengths", ["fixed", "open"])
 def test_names_and_shapes_tell_which_are_caches(names, lengths):
-    model = renamed(*names)
+    model = decoder_with_names(*names)
     if lengths == "open":
         for value, places in zip((*model.graph.input, *model.graph.output), ("", "p", "p", "", "p+1", "p+1")):
             if places:
@@ -150,7 +152,7 @@ def test_names_and_shapes_tell_which_are_caches(names, lengths):
 
 
 def test_other_names_are_paired_by_the_user():
-    model = renamed("keys", "values", "keys_then", "values_then")
+    model = decoder_with_names("keys", "values", "keys_then", "values_then")
     outputs = [*model.graph.output]
     model.graph.output[1].CopyFrom(outputs[2])
     model.graph.output[2].name = "keys_then"  # in another order than the inputs
@@ -219,9 +221,9 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
             np.save(tmp_path / f"{name}.npy", array)
         assert main(["run", folder, *inputs, "--quiet"]) == 2
         assert f"'position' has {place}, and picks one of {CONTEXT}" in capsys.readouterr().err
-    given = frontend.load(model, context=CONTEXT).example_inputs() | {"position": np.array([3])}
+    step_inputs = frontend.load(model, context=CONTEXT).example_inputs() | {"position": np.array([3])}
     with pytest.raises(UsageError, match="no cache with free places"):
-        compile(model, context=CONTEXT, inputs=given)
+        compile(model, context=CONTEXT, inputs=step_inputs)
 
 
 @pytest.mark.parametrize("length", [CONTEXT, 0], ids=["full length", "growing"])
@@ -232,12 +234,12 @@ def test_the_caches_of_grouped_queries_are_kept(length):
     network = frontend.load(model, context=CONTEXT, states=pairs)
     assert [region.operator for region in extract_regions(network.module).regions].count(APPEND) == 2
     assert "position" not in network.inputs
-    searched = search(extract_regions(network.module), system(), goal=Goal(modes="gpu"))
-    made = build.build(network, searched, targets.target_by_name("llvm+pim"))
+    search_result = search(extract_regions(network.module), system(), goal=Goal(modes="gpu"))
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
     inputs = {name: np.zeros(dims, dtype) for name, (dims, dtype) in network.inputs.items()}
     for name, array in arrays.items():
         if name in inputs:
             inputs[name][tuple(map(slice, array.shape))] = array
-    results = infer(made.module, inputs)
-    for got, wanted in zip(results, network.reference(inputs), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    results = infer(network_build.module, inputs)
+    for result, expected in zip(results, network.reference(inputs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ def run(folder, **options) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=folder, text=True, **options)
 
 
-def unread() -> int:
+def broken_pipe() -> int:
     """The writing end of a pipe whose reader has gone."""
     read, write = os.pipe()
     os.close(read)
@@ -52,13 +52,13 @@ def test_results_that_cannot_be_written_are_an_error(folder):
 
 
 def test_readers_that_have_gone_stop_nothing(folder):
-    process = run(folder, stdout=unread(), stderr=unread())
+    process = run(folder, stdout=broken_pipe(), stderr=broken_pipe())
     assert process.wait(timeout=60) == 0
     assert (folder / "plan.csv").exists()
 
 
 def test_progress_that_nobody_reads():
-    with open(unread(), "w") as pipe:
+    with open(broken_pipe(), "w") as pipe:
         progress = streams.LossyStream(pipe)
         for _ in range(3):
             print("planning …" * 10000, file=progress, flush=True)

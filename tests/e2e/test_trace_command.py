@@ -142,9 +142,9 @@ def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
 def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
     """In each of its storage types; on any other device the program is refused, but for a file of its own."""
     text = (Path(hardware.__file__).parent / f"specs/pim/{name}.toml").read_text()
-    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same, other_spec = tmp_path / "same.toml", tmp_path / "other.toml"
     same.write_text(re.sub(r"nRAS = .*", "nRAS = 60", text))
-    other.write_text(re.sub(r"(?m)^banks_per_gang = .*", "banks_per_gang = 2", text))
+    other_spec.write_text(re.sub(r"(?m)^banks_per_gang = .*", "banks_per_gang = 2", text))
     out_path = tmp_path / "out"
     for dtype in PimSpec.load(name).dtypes:
         options = ["--pim", name, "--dtype", dtype, "-o", out_path, "--json"]
@@ -156,7 +156,7 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
         for pim in (name, same):
             code, out, _ = run(capsys, "simulate", path, "--pim", pim, "--json")
             assert (code, json.loads(out)["timing_violations"]) == (0, 0)
-        for pim in (*hardware.spec_names("pim"), other):
+        for pim in (*hardware.spec_names("pim"), other_spec):
             if pim != name and not (dtype == "fp16" and {pim, name} == {"newton-hbm2", "newton-gddr6"}):
                 code, out, err = run(capsys, "simulate", path, "--pim", pim)
                 assert (code, out, err.count("\n")) == (3, "", 1) and "pim '" in err
@@ -182,8 +182,8 @@ def test_gpu_parts_are_those_that_pim_leaves(directory):
     ],
 )
 def test_what_a_directory_cannot_be(capsys, tmp_path, directory, options, code, says):
-    got, out, err = run(capsys, "trace", directory, "-o", tmp_path / "out", *options)
-    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+    exit_code, out, err = run(capsys, "trace", directory, "-o", tmp_path / "out", *options)
+    assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
     assert not (tmp_path / "out").exists()
 
 
@@ -237,8 +237,8 @@ def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):
-    got, out, err = run(capsys, "trace", *argv, "-o", tmp_path / "out", "--quiet")
-    assert (got, out, err.count("\n")) == (code, "", 1)
+    exit_code, out, err = run(capsys, "trace", *argv, "-o", tmp_path / "out", "--quiet")
+    assert (exit_code, out, err.count("\n")) == (code, "", 1)
     assert says in err and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
@@ -324,8 +324,8 @@ def test_search_takes_the_profilers_times(capsys, ramulator):
     ],
 )
 def test_profilers_that_fail(capsys, argv, code, says):
-    got, out, err = run(capsys, *argv, "--quiet")
-    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+    exit_code, out, err = run(capsys, *argv, "--quiet")
+    assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
 
 
 def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):

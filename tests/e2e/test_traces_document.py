@@ -78,8 +78,8 @@ def test_the_files_are_what_the_page_says(outputs):
     (path,) = (folder / "pimprog").glob("*.pimprog")
     assert PimProgram.load(path).to_json() == path.read_text()
     # 1280 inputs, 100 outputs of 4 bytes and their filters, in 64-byte transactions
-    found = load_store_trace.counts(folder / "gpu/fc_1280_100.ldst")
-    assert found == {"LD": (1280 + 1280 * 100) * 4 // 64, "ST": -(-100 * 4 // 64)}
+    line_counts = load_store_trace.counts(folder / "gpu/fc_1280_100.ldst")
+    assert line_counts == {"LD": (1280 + 1280 * 100) * 4 // 64, "ST": -(-100 * 4 // 64)}
     assert len(json.loads((folder / "perfetto/conv_1x24x14x14_96_1x1.perfetto.json").read_text())) == 3
 
 

@@ -39,12 +39,12 @@ def model(nodes, inputs, weights=(), outputs=None, opset=17):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def saved(folder, proto, **options) -> Path:
+def save_model(folder, proto, **options) -> Path:
     onnx.save(proto, folder / "net.onnx", **options)
     return folder / "net.onnx"
 
 
-def written(folder, content: bytes) -> Path:
+def write_network(folder, content: bytes) -> Path:
     (folder / "net.onnx").write_bytes(content)
     return folder / "net.onnx"
 
@@ -60,8 +60,8 @@ def directory(folder) -> Path:
     return folder / "net.onnx"
 
 
-def without_its_data(folder) -> Path:
-    path = saved(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
+def missing_data(folder) -> Path:
+    path = save_model(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
     (folder / "net.data").unlink()
     return path
 
@@ -72,35 +72,35 @@ def with_its_data_nowhere(folder) -> Path:
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="w" * 5000)
-    return written(folder, proto.SerializeToString())
+    return write_network(folder, proto.SerializeToString())
 
 
 def with_short_data(folder) -> Path:
-    path = saved(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
+    path = save_model(folder, conv_net(), save_as_external_data=True, location="net.data", size_threshold=0)
     (folder / "net.data").write_bytes(b"\0" * 8)
     return path
 
 
-def unsupported(folder) -> Path:
+def det_operator(folder) -> Path:
     nodes = [helper.make_node("Relu", ["x"], ["a"], "first"), helper.make_node("Det", ["a"], ["y"], "second")]
-    return saved(folder, model(nodes, {"x": [2, 4, 4]}))
+    return save_model(folder, model(nodes, {"x": [2, 4, 4]}))
 
 
 def own_operator(folder) -> Path:
     nodes = [helper.make_node("Magic", ["x"], ["y"], "spell", domain="com.example")]
     proto = model(nodes, {"x": [1, 4]}, outputs={"y": [1, 4]})
     proto.opset_import.append(helper.make_opsetid("com.example", 1))
-    return saved(folder, proto)
+    return save_model(folder, proto)
 
 
 def no_operator(folder) -> Path:
-    return saved(
+    return save_model(
         folder, model([helper.make_node("Convv", ["x"], ["y"], "typo")], {"x": [1, 4]}, outputs={"y": [1, 4]})
     )
 
 
 def no_such_tensor(folder) -> Path:
-    return saved(
+    return save_model(
         folder,
         model([helper.make_node("Add", ["x", "gone"], ["y"], "sum")], {"x": [1, 4]}, outputs={"y": [1, 4]}),
     )
@@ -108,25 +108,25 @@ def no_such_tensor(folder) -> Path:
 
 def wrong_shapes(folder) -> Path:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
-    return saved(folder, model(nodes, {"x": [1, 4]}, [array("w", 5, 6)]))
+    return save_model(folder, model(nodes, {"x": [1, 4]}, [array("w", 5, 6)]))
 
 
 FILES = [
     ("missing", lambda folder: folder / "net.onnx", "net.onnx"),
     ("directory", directory, "net.onnx"),
-    ("empty", lambda folder: written(folder, b""), "net.onnx"),
-    ("truncated", lambda f: written(f, zoo.load("toy").SerializeToString()[:-1000]), "damaged"),
-    ("text", lambda folder: written(folder, b"a network, honestly\n" * 50), "net.onnx"),
-    ("random bytes", lambda f: written(f, np.random.default_rng(1).bytes(4096)), "net.onnx"),
-    ("external data missing", without_its_data, "net.data"),
+    ("empty", lambda folder: write_network(folder, b""), "net.onnx"),
+    ("truncated", lambda f: write_network(f, zoo.load("toy").SerializeToString()[:-1000]), "damaged"),
+    ("text", lambda folder: write_network(folder, b"a network, honestly\n" * 50), "net.onnx"),
+    ("random bytes", lambda f: write_network(f, np.random.default_rng(1).bytes(4096)), "net.onnx"),
+    ("external data missing", missing_data, "net.data"),
     ("external data of no possible name", with_its_data_nowhere, "net.onnx"),
     ("external data too short", with_short_data, "net.onnx"),
-    ("unsupported operator", unsupported, "Det.*second"),
+    ("unsupported operator", det_operator, "Det.*second"),
     ("operator of another domain", own_operator, "Magic.*spell"),
     ("operator that does not exist", no_operator, "Convv"),
     ("tensor that does not exist", no_such_tensor, "gone"),
     ("shapes that do not fit", wrong_shapes, "product|MatMul"),
-    ("dynamic shape", lambda folder: saved(folder, conv_net("batch")), "--shape x="),
+    ("dynamic shape", lambda folder: save_model(folder, conv_net("batch")), "--shape x="),
 ]
 
 
@@ -157,7 +157,7 @@ def test_wrong_files(capsys, tmp_path, make, says):
 
 
 def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
-    path = saved(tmp_path, conv_net("batch"))
+    path = save_model(tmp_path, conv_net("batch"))
     assert run(capsys, "compile", path, "--shape", "x=1,4,8,8", "--quiet")[0] == 0
     code, _, err = run(capsys, "compile", path, "--shape", "x=1,5,8,8", "--quiet")
     assert code == 3 and "'x'" in one_line(err)
@@ -223,7 +223,7 @@ def test_an_interface_that_is_none(capsys, tmp_path, artifact, content):
     assert code == 3 and "pimflow compile" in one_line(err)
 
 
-def replaced(value):
+def mutations(value):
     """Copies of JSON with each of its parts replaced by what is of another type, size or name."""
     others = [None, -1, 1.5, "odd", [], {}, [None], {"odd": 1}, 1 << 70, True]
     if isinstance(value, int) and not isinstance(value, bool):
@@ -231,7 +231,7 @@ def replaced(value):
     yield from others
     parts = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
     for key, part in parts:
-        for new in replaced(part):
+        for new in mutations(part):
             copy = dict(value) if isinstance(value, dict) else list(value)
             copy[key] = new
             yield copy
@@ -247,7 +247,7 @@ def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, arti
     table |= {"outputs": [{"shape": [1, 10], "dtype": "float32"}], "pool_bytes": 64, "cpu": ""}
     del table["digest"]
     seen = set()
-    for changed in replaced(table):
+    for changed in mutations(table):
         if isinstance(changed, dict):
             changed = {"version": table["version"]} | changed | {"digest": _digest(changed)}
         (copy / "interface.json").write_text(json.dumps(changed))
@@ -264,13 +264,13 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
 
     copy = tmp_path / "copy"
     shutil.copytree(artifact, copy)
-    table, interface = (json.loads((copy / each).read_text()) for each in (name, "interface.json"))
+    table, interface = (json.loads((copy / file_name).read_text()) for file_name in (name, "interface.json"))
     if name == "regions.json":
         table["graph"]["regions"] = table["graph"]["regions"][:1]
     else:
         table["constraints"] = table["constraints"][:1]
-    refused = 0
-    for changed in replaced(table):
+    refusals = 0
+    for changed in mutations(table):
         (copy / name).write_text(json.dumps(changed))
         interface["sha256"][name] = file_sha256(copy / name)
         del interface["digest"]
@@ -280,8 +280,8 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
             artifacts.load_device(copy) if name == "pim.json" else artifacts.PlacedRegions.load(copy)
         except ArtifactError as error:
             assert name in str(error)
-            refused += 1
-    assert refused > 100
+            refusals += 1
+    assert refusals > 100
 
 
 def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
@@ -302,8 +302,8 @@ def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
         (tmp_path / "none.npy", 3, "cannot be read"),
         (f"imput={tmp_path / 'small.npy'}", 3, "imput"),
     ]:
-        got, _, err = run(capsys, "run", artifact, "--input", argument)
-        assert got == code and says in one_line(err)
+        exit_code, _, err = run(capsys, "run", artifact, "--input", argument)
+        assert exit_code == code and says in one_line(err)
     for place in (".", tmp_path, "y" * 300):
         code, _, err = run(capsys, "run", artifact, "-o", place)
         assert code == 3 and str(place) in one_line(err)
@@ -404,10 +404,10 @@ def test_places_change_hands_without_loss(tmp_path):
     from pimflow.host.directories import new_directory
 
     path = tmp_path / "out"
-    with new_directory(path, MARKED) as mine:
-        (mine / "mark").write_text("mine")
-        with new_directory(path, MARKED) as theirs:
-            (theirs / "mark").write_text("theirs")
+    with new_directory(path, MARKED) as outer_folder:
+        (outer_folder / "mark").write_text("mine")
+        with new_directory(path, MARKED) as inner_folder:
+            (inner_folder / "mark").write_text("theirs")
         assert (path / "mark").read_text() == "theirs"
         (path / "result").write_text("somebody's")
     assert {p.name: p.read_text() for p in path.iterdir()} == {"mark": "mine", "result": "somebody's"}
@@ -424,12 +424,12 @@ def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nt
     (path / "mark").write_text("old")
     mkdir, calls = Path.mkdir, iter(range(1, 10))
 
-    def interrupted(self, *args, **kwargs):
+    def mkdir_then_interrupt(self, *args, **kwargs):
         mkdir(self, *args, **kwargs)
         if self.name.startswith(".mark.") and next(calls) == nth:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "mkdir", interrupted)
+    monkeypatch.setattr(Path, "mkdir", mkdir_then_interrupt)
     with pytest.raises(KeyboardInterrupt), new_directory(path, MARKED) as new:
         (new / "mark").write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -49,6 +49,6 @@ def test_a_compiled_network_remembers_how_many_rows_its_tables_have(small_bert, 
     table = json.loads((tmp_path / "out/interface.json").read_text())
     assert table["inputs"]["input_ids"]["rows"] == 50 and table["inputs"]["token_type_ids"]["rows"] == 2
     assert "rows" not in table["inputs"]["attention_mask"]
-    by_default, given = pimflow.run(tmp_path / "out"), zoo.example_inputs(small_bert)
-    for result, again in zip(by_default, run.run(tmp_path / "out", given), strict=True):
-        np.testing.assert_array_equal(result, again)
+    by_default, inputs = pimflow.run(tmp_path / "out"), zoo.example_inputs(small_bert)
+    for result, expected in zip(by_default, run.run(tmp_path / "out", inputs), strict=True):
+        np.testing.assert_array_equal(result, expected)

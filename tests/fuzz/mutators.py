@@ -53,37 +53,37 @@ def mutant(data: bytes, draw: random.Random, suffix: str) -> bytes:
 
 
 def _bytes(data: bytes, draw: random.Random) -> bytes:
-    at, size = draw.randrange(len(data) + 1), draw.choice((1, 1, 2, 8, 64, 1024))
+    offset, size = draw.randrange(len(data) + 1), draw.choice((1, 1, 2, 8, 64, 1024))
     replaced = draw.choice(
-        (b"", bytes(draw.randrange(256) for _ in range(min(size, 8))), data[at : at + size] * 2)
+        (b"", bytes(draw.randrange(256) for _ in range(min(size, 8))), data[offset : offset + size] * 2)
     )
-    return data[:at] + replaced + data[at + size :]
+    return data[:offset] + replaced + data[offset + size :]
 
 
 def _numbers(data: bytes, draw: random.Random) -> bytes:
-    found = list(NUMBER.finditer(data[: 1 << 20]))
-    if not found:
+    numbers = list(NUMBER.finditer(data[: 1 << 20]))
+    if not numbers:
         return _bytes(data, draw)
-    where = draw.choice(found)
-    return data[: where.start()] + draw.choice(NUMBERS) + data[where.end() :]
+    number = draw.choice(numbers)
+    return data[: number.start()] + draw.choice(NUMBERS) + data[number.end() :]
 
 
 def _lines(data: bytes, draw: random.Random) -> bytes:
     lines = data.split(b"\n")
-    at, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    index, other_index = draw.randrange(len(lines)), draw.randrange(len(lines))
     edit = draw.randrange(4)
     if edit == 0:
-        del lines[at]
+        del lines[index]
     elif edit == 1:
-        lines.insert(at, lines[other])
+        lines.insert(index, lines[other_index])
     elif edit == 2:
-        lines[at], lines[other] = lines[other], lines[at]
+        lines[index], lines[other_index] = lines[other_index], lines[index]
     else:
-        words = lines[at].split(b" ")
+        words = lines[index].split(b" ")
         words[draw.randrange(len(words))] = draw.choice(
             (b"", b"x", b"[]", b'""', b"true", b"{}", b"=", b'"a"')
         )
-        lines[at] = b" ".join(words)
+        lines[index] = b" ".join(words)
     return b"\n".join(lines)
 
 
@@ -104,7 +104,9 @@ def _json(data: bytes, draw: random.Random) -> bytes:
     if not places:
         return _bytes(data, draw)
     # As many of the outermost places as of all: a header is small beside what it heads.
-    holder, key = draw.choice(draw.choice((places, [each for each in places if each[0] is value] or places)))
+    holder, key = draw.choice(
+        draw.choice((places, [position for position in places if position[0] is value] or places))
+    )
     edit = draw.randrange(6)
     if edit == 0:
         del holder[key]
@@ -113,8 +115,8 @@ def _json(data: bytes, draw: random.Random) -> bytes:
     elif edit == 2 and isinstance(holder, dict):
         holder[draw.choice(("x", "", key + "_", key.upper()))] = holder.pop(key)
     elif edit == 3:
-        other, place = draw.choice(places)
-        holder[key] = json.loads(json.dumps(other[place]))
+        source_holder, place = draw.choice(places)
+        holder[key] = json.loads(json.dumps(source_holder[place]))
     elif edit == 4 and type(holder[key]) in (int, float):
         holder[key] += draw.choice((-2, -1, 1, 2, 100))
     else:
@@ -132,12 +134,17 @@ def _onnx(data: bytes, draw: random.Random) -> bytes:
     if not graph.node:
         return _bytes(data, draw)
     node = draw.choice(graph.node)
-    names = [name for each in graph.node for name in (*each.input, *each.output)] + ["", "new"]
+    names = [name for graph_node in graph.node for name in (*graph_node.input, *graph_node.output)] + [
+        "",
+        "new",
+    ]
     edit = draw.randrange(10)
     if edit == 0:
         graph.node.remove(node)
     elif edit == 1:
-        node.op_type = draw.choice([each.op_type for each in graph.node] + ["Softmax", "Resize", "If", "X"])
+        node.op_type = draw.choice(
+            [graph_node.op_type for graph_node in graph.node] + ["Softmax", "Resize", "If", "X"]
+        )
     elif edit == 2 and node.input:
         node.input[draw.randrange(len(node.input))] = draw.choice(names)
     elif edit == 3 and node.output:
@@ -217,7 +224,12 @@ def _operator(graph: onnx.GraphProto, draw: random.Random) -> None:
 
 
 def _number(graph: onnx.GraphProto, draw: random.Random) -> None:
-    places = [each for node in graph.node for each in node.attribute if each.ints or each.HasField("i")]
+    places = [
+        node_attribute
+        for node in graph.node
+        for node_attribute in node.attribute
+        if node_attribute.ints or node_attribute.HasField("i")
+    ]
     if not places:
         return
     attribute = draw.choice(places)
@@ -234,8 +246,10 @@ def _size(graph: onnx.GraphProto, draw: random.Random) -> None:
 
 
 def _operand(graph: onnx.GraphProto, draw: random.Random) -> None:
-    at = draw.randrange(len(graph.node))
-    node = graph.node[at]
-    names = [value.name for value in graph.input] + [name for each in graph.node[:at] for name in each.output]
+    index = draw.randrange(len(graph.node))
+    node = graph.node[index]
+    names = [value.name for value in graph.input] + [
+        name for earlier_node in graph.node[:index] for name in earlier_node.output
+    ]
     if node.input:
         node.input[draw.choice((0, 0, draw.randrange(len(node.input))))] = draw.choice(names)

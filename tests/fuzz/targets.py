@@ -50,11 +50,11 @@ STEPS = [
 KEPT = {("fuzz", index): {"cycles": index} for index in range(20)}
 
 
-def says(argv: Sequence[object]) -> str:
+def command_failure(argv: Sequence[object]) -> str:
     """What is wrong with how a command ends; empty if nothing is."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(each) for each in argv])
+        code = main([str(word) for word in argv])
     lines = [line for line in err.getvalue().splitlines() if not line.startswith("pimflow: warning: ")]
     if code not in RIGHT_CODES:
         return f"exit code {code}: {err.getvalue()}"
@@ -91,30 +91,34 @@ class Target:
         return self.mutate(data, draw) if self.mutate else mutators.mutant(data, draw, self.suffix)
 
 
-def _made(folder: Path, *argv: object) -> Path:
+def _command_output(folder: Path, *argv: object) -> Path:
     place = folder / "made"
     shutil.rmtree(place, ignore_errors=True)
-    assert not says([*argv, "-o", place, "--quiet"]), argv
+    assert not command_failure([*argv, "-o", place, "--quiet"]), argv
     return place
 
 
 def _programs(folder: Path) -> list[bytes]:
     layers = ("fc:32,16", "conv:1x20x4x4,33,3x3,p1")
     return [
-        next(_made(folder, "trace", layer, "--format", "pimprog", "--pim-channels", 2).glob("*")).read_bytes()
+        next(
+            _command_output(folder, "trace", layer, "--format", "pimprog", "--pim-channels", 2).glob("*")
+        ).read_bytes()
         for layer in layers
     ]
 
 
 def _traces(folder: Path) -> list[bytes]:
-    found = _made(folder, "trace", "fc:64,16", "--format", "pim", "--pim-channels", 1).rglob("*.pim")
-    return [next(found).read_bytes()]
+    paths = _command_output(folder, "trace", "fc:64,16", "--format", "pim", "--pim-channels", 1).rglob(
+        "*.pim"
+    )
+    return [next(paths).read_bytes()]
 
 
-def compiled(folder: Path) -> Path:
+def compile_network(folder: Path) -> Path:
     """A compiled directory of a small network."""
     (folder / "net.onnx").write_bytes(_networks(folder)[0])
-    return _made(folder, "compile", folder / "net.onnx", "--conventions", "none")
+    return _command_output(folder, "compile", folder / "net.onnx", "--conventions", "none")
 
 
 def _specs(kind: str) -> Callable[[Path], list[bytes]]:
@@ -127,7 +131,7 @@ def _specs(kind: str) -> Callable[[Path], list[bytes]]:
 def _networks(_folder: Path) -> list[bytes]:
     rng = np.random.default_rng(0)
 
-    def stored(name: str, *dims: int) -> onnx.TensorProto:
+    def random_tensor(name: str, *dims: int) -> onnx.TensorProto:
         return numpy_helper.from_array(rng.uniform(-1, 1, dims).astype(np.float32), name)
 
     layers = [
@@ -141,7 +145,7 @@ def _networks(_folder: Path) -> list[bytes]:
         helper.make_node("Flatten", ["g"], ["f"], "f", axis=1),
         helper.make_node("Gemm", ["f", "m", "b"], ["y"], "y", transB=1, alpha=0.5),
     ]
-    more = [
+    more_layers = [
         helper.make_node("Transpose", ["x"], ["t"], "t", perm=[0, 2, 3, 1]),
         helper.make_node("Reshape", ["t", "to"], ["q"], "q"),
         helper.make_node("MatMul", ["q", "w"], ["k"], "k"),
@@ -149,24 +153,31 @@ def _networks(_folder: Path) -> list[bytes]:
         helper.make_node("Split", ["o"], ["l", "u"], "u", axis=1, num_outputs=2),
         helper.make_node("Concat", ["u", "l"], ["y"], "y", axis=1),
     ]
-    vectors = [stored(name, 8) for name in "bs"] + [numpy_helper.from_array(np.full(8, 2, np.float32), "v")]
-    weights = [stored("w", 8, 4, 3, 3), stored("d", 8, 1, 1, 1), stored("m", 8, 8), *vectors]
+    vectors = [random_tensor(name, 8) for name in "bs"] + [
+        numpy_helper.from_array(np.full(8, 2, np.float32), "v")
+    ]
+    weights = [
+        random_tensor("w", 8, 4, 3, 3),
+        random_tensor("d", 8, 1, 1, 1),
+        random_tensor("m", 8, 8),
+        *vectors,
+    ]
     to = numpy_helper.from_array(np.int64([1, 16, 4]), "to")
-    found = []
-    for nodes, shape, kept in (
+    models = []
+    for nodes, shape, initializers in (
         (layers, [1, 4, 8, 8], weights),
-        (more, [1, 4, 4, 4], [stored("w", 4, 6), to]),
+        (more_layers, [1, 4, 4, 4], [random_tensor("w", 4, 6), to]),
     ):
         graph = helper.make_graph(
             nodes,
             "net",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            kept,
+            initializers,
         )
         opsets = [helper.make_opsetid("", 18)]
-        found.append(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
-    return found
+        models.append(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+    return models
 
 
 def _kinds(_folder: Path) -> list[bytes]:
@@ -180,27 +191,27 @@ def _kinds(_folder: Path) -> list[bytes]:
 def _cache(folder: Path) -> list[bytes]:
     path = folder / "cache"
     path.unlink(missing_ok=True)
-    kept = ResultCache(path)
-    kept.put(KEPT, "fuzz")
-    kept.close()
+    cache = ResultCache(path)
+    cache.put(KEPT, "fuzz")
+    cache.close()
     return [path.read_bytes()]
 
 
 def _read_cache(path: Path) -> str:
     """What is read is what was kept, whatever else is lost."""
     cache = ResultCache(path)
-    found = cache.get(KEPT, "fuzz")
+    entries = cache.get(KEPT, "fuzz")
     cache.put({("fuzz", "new"): 1}, "fuzz")
     flaw = cache.flaw
     cache.close()
-    wrong = {key: value for key, value in found.items() if value != KEPT[key]}
-    return f"read {wrong}" if wrong else "two lines" if "\n" in flaw else ""
+    wrong_values = {key: value for key, value in entries.items() if value != KEPT[key]}
+    return f"read {wrong_values}" if wrong_values else "two lines" if "\n" in flaw else ""
 
 
 _directories: dict[Path, Path] = {}
 
 
-def _directory(path: Path, make: Callable[[Path], Path] = compiled) -> Path:
+def _directory(path: Path, make: Callable[[Path], Path] = compile_network) -> Path:
     """A compiled directory beside `path`, made once."""
     if path.parent not in _directories:
         folder = path.parent / "artifact"
@@ -221,8 +232,10 @@ def _decoder(path: Path) -> Path:
     return model
 
 
-def _compiled_decoder(folder: Path) -> Path:
-    return _made(folder, "compile", _decoder(folder / "x"), "--context", CONTEXT, "--conventions", "none")
+def _compile_decoder(folder: Path) -> Path:
+    return _command_output(
+        folder, "compile", _decoder(folder / "x"), "--context", CONTEXT, "--conventions", "none"
+    )
 
 
 def _plans(folder: Path) -> list[bytes]:
@@ -237,7 +250,7 @@ def _regions(folder: Path) -> list[bytes]:
     return [(_directory(folder / "x") / "regions.json").read_bytes()]
 
 
-def _inspected(directory: Path) -> str:
+def _inspect(directory: Path) -> str:
     """What is wrong with how commands that read a compiled directory end."""
     shutil.rmtree(directory.parent / "aim", ignore_errors=True)
     commands = [
@@ -247,28 +260,30 @@ def _inspected(directory: Path) -> str:
     program = next((directory / "programs").iterdir(), None)
     if program is not None:
         commands.append(["simulate", program])
-    return next(filter(None, map(says, commands)), "")
+    return next(filter(None, map(command_failure, commands)), "")
 
 
-def _replaced(
-    name: str, read: Callable[[Path], str] = _inspected, make: Callable[[Path], Path] = compiled
+def _replacement_check(
+    name: str, read: Callable[[Path], str] = _inspect, make: Callable[[Path], Path] = compile_network
 ) -> Callable[[Path], str]:
     """A compiled directory with another file of that name, under right digests wherever it is JSON."""
 
     def check(path: Path) -> str:
-        whole = _directory(path, make)
+        original = _directory(path, make)
         copy = path.parent / "copy"
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(whole, copy, copy_function=os.link)
+        shutil.copytree(original, copy, copy_function=os.link)
         for changed in {name, "interface.json"}:
             (copy / changed).unlink()
         shutil.copy(path, copy / name)
         try:
             table = json.loads(
-                (copy if name == "interface.json" else whole).joinpath("interface.json").read_bytes()
+                (copy if name == "interface.json" else original).joinpath("interface.json").read_bytes()
             )
-            right = json.loads((whole / "interface.json").read_bytes())["sha256"]
-            table["sha256"] |= {each: right[each] for each in right.keys() & table["sha256"].keys()}
+            right = json.loads((original / "interface.json").read_bytes())["sha256"]
+            table["sha256"] |= {
+                file_name: right[file_name] for file_name in right.keys() & table["sha256"].keys()
+            }
             if name != "interface.json":
                 table["sha256"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
             table.pop("digest", None)
@@ -277,13 +292,13 @@ def _replaced(
             (copy / "interface.json").write_bytes(text.encode("utf-8", "surrogatepass"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             if name != "interface.json":
-                shutil.copy(whole / "interface.json", copy)
+                shutil.copy(original / "interface.json", copy)
         return read(copy)
 
     return check
 
 
-def _stepped(session: pimflow.Session, steps: object) -> str:
+def _run_steps(session: pimflow.Session, steps: object) -> str:
     """What is wrong with how steps are refused; other lists and values than steps have are none."""
     for step in steps if isinstance(steps, list) else []:
         try:
@@ -296,7 +311,7 @@ def _stepped(session: pimflow.Session, steps: object) -> str:
 
 def _session(directory: Path) -> str:
     try:
-        return _stepped(pimflow.Session(directory), STEPS)
+        return _run_steps(pimflow.Session(directory), STEPS)
     except PimflowError as error:
         return f"not one line: {error}" if "\n" in str(error) else ""
 
@@ -309,16 +324,16 @@ def _logits(session: pimflow.Session) -> list[np.ndarray]:
 
 def _steps(path: Path) -> str:
     """Refused or not, other steps leave nothing behind but what they set."""
-    directory = _directory(path, _compiled_decoder)
+    directory = _directory(path, _compile_decoder)
     try:
         steps = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return ""
     session = pimflow.Session(directory)
-    wrong = _stepped(session, steps)
+    failure = _run_steps(session, steps)
     right = _logits(pimflow.Session(directory))
     same = all(map(np.array_equal, _logits(session), right))
-    return wrong or ("" if same else "wrong value: right steps give others after it")
+    return failure or ("" if same else "wrong value: right steps give others after it")
 
 
 ARGUMENTS = (
@@ -340,11 +355,11 @@ def _arguments(path: Path) -> str:
     written = {word.partition("=")[0] for word in words} & {"-o", "--output", "--cache"}
     if written or not words or words[0] not in ("memory", "generate"):
         return ""
-    return says([words[0], _decoder(path), *words[1:], "--quiet"])
+    return command_failure([words[0], _decoder(path), *words[1:], "--quiet"])
 
 
 def _profile(path: Path) -> str:
-    return says(["select", _network(path), "--profile", path, "--quiet"])
+    return command_failure(["select", _network(path), "--profile", path, "--quiet"])
 
 
 def _profiles(_folder: Path) -> list[bytes]:
@@ -377,11 +392,11 @@ def _values(path: Path) -> str:
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        types = {each.name: STORED.get(each.type) for each in session.get_inputs()}
-        wanted = session.run(None, {name: x.astype(types[name] or x.dtype) for name, x in inputs.items()})
+        types = {model_input.name: STORED.get(model_input.type) for model_input in session.get_inputs()}
+        references = session.run(None, {name: x.astype(types[name] or x.dtype) for name, x in inputs.items()})
     except Exception:  # ONNX Runtime's own hierarchy: it has no fp64 convolution, for one
         return ""
-    for y, reference in zip(pimflow.run(out, inputs), wanted, strict=True):
+    for y, reference in zip(pimflow.run(out, inputs), references, strict=True):
         eps = 0.0 if reference.dtype.kind in "biu" else float(np.finfo(reference.dtype).eps)
         if np.isfinite(reference).all() and not relative_error(y, reference) <= max(VALUES_BOUND, 4 * eps):
             return f"wrong value: differs by {relative_error(y, reference)}"
@@ -389,30 +404,32 @@ def _values(path: Path) -> str:
 
 
 def _plan(path: Path) -> str:
-    return says(["timeline", _network(path), "--plan", path, "--quiet", "--jobs", 1])
+    return command_failure(["timeline", _network(path), "--plan", path, "--quiet", "--jobs", 1])
 
 
 TARGETS = {
-    "ONNX": Target(suffix=".onnx", seeds=_networks, check=lambda path: says(["memory", path, "--quiet"])),
+    "ONNX": Target(
+        suffix=".onnx", seeds=_networks, check=lambda path: command_failure(["memory", path, "--quiet"])
+    ),
     "ONNX: values": Target(
         suffix=".onnx", seeds=_kinds, check=_values, weight=0.3, mutate=mutators.neighbour
     ),
     "decoder": Target(
         suffix=".onnx",
         seeds=_decoders,
-        check=lambda path: says(["memory", path, "--context", CONTEXT, "--quiet"]),
+        check=lambda path: command_failure(["memory", path, "--context", CONTEXT, "--quiet"]),
         weight=0.3,
     ),
     "arguments": Target(
         suffix=".json",
-        seeds=lambda folder: [json.dumps(each).encode() for each in ARGUMENTS],
+        seeds=lambda folder: [json.dumps(arguments).encode() for arguments in ARGUMENTS],
         check=_arguments,
         weight=0.3,
     ),
     "generate": Target(
         suffix=".onnx",
         seeds=_decoders,
-        check=lambda path: says(
+        check=lambda path: command_failure(
             ["generate", path, "--tokens", "3", "-n", 2, "--modes", "gpu", "--jobs", 1, "--quiet"]
         ),
         weight=0.1,
@@ -420,19 +437,27 @@ TARGETS = {
     "Session: steps": Target(suffix=".json", seeds=lambda folder: [json.dumps(STEPS).encode()], check=_steps),
     "Session: interface": Target(
         suffix=".json",
-        seeds=lambda folder: [(_directory(folder / "x", _compiled_decoder) / "interface.json").read_bytes()],
-        check=_replaced("interface.json", _session, _compiled_decoder),
+        seeds=lambda folder: [(_directory(folder / "x", _compile_decoder) / "interface.json").read_bytes()],
+        check=_replacement_check("interface.json", _session, _compile_decoder),
     ),
-    ".pimprog": Target(suffix=".pimprog", seeds=_programs, check=lambda path: says(["simulate", path])),
-    ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: says(["simulate", path])),
+    ".pimprog": Target(
+        suffix=".pimprog", seeds=_programs, check=lambda path: command_failure(["simulate", path])
+    ),
+    ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: command_failure(["simulate", path])),
     "plan": Target(suffix=".json", seeds=_plans, check=_plan),
-    "PIM device": Target(suffix=".toml", seeds=_specs("pim"), check=lambda path: says(["devices", path])),
-    "GPU": Target(suffix=".toml", seeds=_specs("gpu"), check=lambda path: says(["devices", path])),
-    "system": Target(suffix=".toml", seeds=_specs("system"), check=lambda path: says(["devices", path])),
+    "PIM device": Target(
+        suffix=".toml", seeds=_specs("pim"), check=lambda path: command_failure(["devices", path])
+    ),
+    "GPU": Target(suffix=".toml", seeds=_specs("gpu"), check=lambda path: command_failure(["devices", path])),
+    "system": Target(
+        suffix=".toml", seeds=_specs("system"), check=lambda path: command_failure(["devices", path])
+    ),
     "profile": Target(suffix=".json", seeds=_profiles, check=_profile),
     "cache": Target(suffix=".sqlite", seeds=_cache, check=_read_cache),
-    "artifact: interface": Target(suffix=".json", seeds=_interfaces, check=_replaced("interface.json")),
-    "artifact: regions": Target(suffix=".json", seeds=_regions, check=_replaced("regions.json")),
+    "artifact: interface": Target(
+        suffix=".json", seeds=_interfaces, check=_replacement_check("interface.json")
+    ),
+    "artifact: regions": Target(suffix=".json", seeds=_regions, check=_replacement_check("regions.json")),
 }
 
 

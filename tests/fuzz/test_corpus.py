@@ -57,9 +57,9 @@ def test_mutants(folder_of, name):
 
 def test_mutants_differ_and_are_the_same_in_every_run():
     data = b'{"x": [1, 2, {"y": "z"}]}'
-    made = [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
-    assert made == [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
-    assert len(set(made)) > 25
+    mutants = [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
+    assert mutants == [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
+    assert len(set(mutants)) > 25
 
 
 @pytest.mark.long

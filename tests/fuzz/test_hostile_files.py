@@ -21,7 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from targets import says
+from targets import command_failure
 
 import pimflow
 from pimflow import zoo
@@ -48,7 +48,7 @@ JSON_TEXTS = {
 }
 
 
-def refused(argv, capsys, code=3):
+def error_line(argv, capsys, code=3):
     """The one line that a command ends with."""
     begin = time.process_time()  # of this process alone: other tests have the cores too
     assert main([str(word) for word in argv]) == code
@@ -63,7 +63,9 @@ def compiled(tmp_path_factory):
     """A compiled directory, with C, and the cache that it filled."""
     folder = tmp_path_factory.mktemp("hostile")
     cache = folder / "cache.sqlite"
-    assert not says(["compile", "toy", "-o", folder / "toy", "--quiet", "--cache", cache, "--jobs", 1])
+    assert not command_failure(
+        ["compile", "toy", "-o", folder / "toy", "--quiet", "--cache", cache, "--jobs", 1]
+    )
     return folder / "toy", cache
 
 
@@ -103,14 +105,14 @@ def test_json_that_is_no_table_of_ours(content, directory, tmp_path, capsys):
         write(directory / name, content)
         if name == "timeline.json" or name.startswith("programs"):
             seal(directory, name)
-        assert directory.name in refused(words, capsys)
+        assert directory.name in error_line(words, capsys)
         (directory / name).write_bytes(before)
         if name == "timeline.json" or name.startswith("programs"):
             seal(directory, name)
     profile = write(tmp_path / "profile.json", content)
-    assert profile.name in refused(["select", "toy", "--profile", profile, "--quiet"], capsys)
+    assert profile.name in error_line(["select", "toy", "--profile", profile, "--quiet"], capsys)
     write(directory / "interface.json", content)
-    refused(["run", directory], capsys)
+    error_line(["run", directory], capsys)
 
 
 @pytest.mark.parametrize("name", ["regions.json", "pim.json"])
@@ -119,47 +121,49 @@ def test_tables_of_an_artifact_that_are_read_late(name, content, directory, caps
     write(directory / name, content)
     seal(directory, name)
     out = directory.parent / "out"
-    refused(["trace", directory, "--format", "aim", "-o", out, "--quiet"], capsys)
+    error_line(["trace", directory, "--format", "aim", "-o", out, "--quiet"], capsys)
 
 
 def test_metadata_of_a_model(tmp_path, capsys):
     model = zoo.load_model("toy")
     onnx.helper.set_model_props(model, {"pimflow.roles": JSON_TEXTS["deep list"]})
     path = write(tmp_path / "net.onnx", model.SerializeToString())
-    assert "pimflow.roles" in refused(["memory", path, "--quiet"], capsys)
+    assert "pimflow.roles" in error_line(["memory", path, "--quiet"], capsys)
 
 
 @pytest.mark.parametrize("content", ["a = " + "[" * DEPTH, b"a = '\xff'", "a = " + "1" * 10_000])
 def test_toml(content, tmp_path, capsys):
     path = write(tmp_path / "device.toml", content)
-    assert path.name in refused(["devices", path], capsys)
-    refused(["memory", "toy", "--decompose", f"tucker:{path}", "--quiet"], capsys)
+    assert path.name in error_line(["devices", path], capsys)
+    error_line(["memory", "toy", "--decompose", f"tucker:{path}", "--quiet"], capsys)
 
 
 def test_a_file_without_an_end(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(table_files, "LARGEST_BYTES", 1 << 20)
     (tmp_path / "device.toml").symlink_to("/dev/zero")
-    assert "more than" in refused(["devices", tmp_path / "device.toml"], capsys)
+    assert "more than" in error_line(["devices", tmp_path / "device.toml"], capsys)
     (tmp_path / "net.onnx").symlink_to("/dev/zero")
-    assert "is a device" in refused(["memory", tmp_path / "net.onnx", "--quiet"], capsys)
+    assert "is a device" in error_line(["memory", tmp_path / "net.onnx", "--quiet"], capsys)
 
 
 def test_a_library_without_digest_is_not_loaded(directory, capsys):
     seal(directory, without=["model.so"])
-    assert "no digest of model.so" in refused(["run", directory], capsys)
+    assert "no digest of model.so" in error_line(["run", directory], capsys)
     with pytest.raises(ArtifactError, match=r"no digest of model\.so"):
         pimflow.Session(directory)
 
 
 def test_what_has_its_digest_is_loaded(directory):
-    assert not says(["run", directory, "--quiet"])
+    assert not command_failure(["run", directory, "--quiet"])
     assert pimflow.Session(directory).caches == ()
 
 
 def test_c_without_digest_is_not_built(tmp_path, capsys):
-    assert not says(["compile", "toy", "--target", "c", "-o", tmp_path / "toy", "--quiet", "--jobs", 1])
+    assert not command_failure(
+        ["compile", "toy", "--target", "c", "-o", tmp_path / "toy", "--quiet", "--jobs", 1]
+    )
     seal(tmp_path / "toy", without=["weights.bin"])
-    assert "no digest of weights.bin" in refused(["run", tmp_path / "toy", "--quiet"], capsys)
+    assert "no digest of weights.bin" in error_line(["run", tmp_path / "toy", "--quiet"], capsys)
 
 
 @pytest.mark.parametrize("code", ["int x;", "int pimflow_run;"])
@@ -167,7 +171,7 @@ def test_a_foreign_library_is_one_line(code, directory, tmp_path, capsys):
     source = write(tmp_path / "foreign.c", code)
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", directory / "model.so"], check=True)
     seal(directory, "model.so")
-    assert "model.so" in refused(["run", directory], capsys)
+    assert "model.so" in error_line(["run", directory], capsys)
     with pytest.raises(ArtifactError, match="cannot be loaded"):
         pimflow.Session(directory)
 
@@ -187,9 +191,9 @@ def test_arrays_are_not_unpickled(directory, tmp_path, capsys):
     harm = np.array([Harm(mark)], object)
     np.save(tmp_path / "x.npy", harm, allow_pickle=True)
     np.savez(tmp_path / "x.npz", x=harm)
-    refused(["run", directory, "--input", tmp_path / "x.npy"], capsys)
+    error_line(["run", directory, "--input", tmp_path / "x.npy"], capsys)
     decompose = ["decompose", "toy", "--decompose", "tucker:0.5", "--quiet", "-o", tmp_path / "out"]
-    refused([*decompose, "--calibration", tmp_path / "x.npz"], capsys)
+    error_line([*decompose, "--calibration", tmp_path / "x.npz"], capsys)
     assert not mark.exists()
 
 
@@ -224,24 +228,24 @@ def test_forged_values_of_the_cache_are_computed_again(value, right, compiled, t
 def test_one_forged_field_makes_a_miss(change, right, compiled, tmp_path, capsys):
     """Every number, text and list in every result is another, one kind of change a run."""
 
-    def changed(value):
+    def forge(value):
         if isinstance(value, dict):
-            table = {key: changed(item) for key, item in value.items()}
+            table = {key: forge(item) for key, item in value.items()}
             return table | {"forged": 1} if change == "unknown" else table
         if isinstance(value, list):
-            return [changed(item) for item in value]
+            return [forge(item) for item in value]
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
         return {"text": str(value), "negative": -1 - abs(value), "nothing": None, "unknown": value}[change]
 
     copy = shutil.copy(compiled[1], tmp_path / "cache.sqlite")
     with sqlite3.connect(copy) as rows:
-        kept = rows.execute("SELECT key, value FROM results").fetchall()
-        for key, sealed in kept:
+        entries = rows.execute("SELECT key, value FROM results").fetchall()
+        for key, sealed in entries:
             plain = json.loads(sealed.partition(" ")[2])
             is_graph = isinstance(plain, dict) and "regions" in plain
             if not (is_graph and change == "negative"):  # the bounds of a clip may be below zero
-                text = json.dumps(changed(plain))
+                text = json.dumps(forge(plain))
                 row = (f"{result_cache._seal(key, text)} {text}", key)
                 rows.execute("UPDATE results SET value = ? WHERE key = ?", row)
     rows.close()
@@ -320,7 +324,7 @@ GGUF_FILES = {
 def test_gguf(content, said, tmp_path, capsys):
     pytest.importorskip("gguf")
     path = write(tmp_path / "m.gguf", content)
-    line = refused(["generate", path, "--tokens", "1,2", "-n", "1", "--quiet"], capsys)
+    line = error_line(["generate", path, "--tokens", "1,2", "-n", "1", "--quiet"], capsys)
     assert path.name in line and said in line
 
 
@@ -338,14 +342,14 @@ def exported(tmp_path_factory):
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
 
 
-def archived(path, members):
+def write_archive(path, members):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(f"net/{name}", content)
     return path
 
 
-def pickled(mark):
+def harmful_pickle(mark):
     import torch
 
     content = io.BytesIO()
@@ -357,19 +361,21 @@ WEIGHTS, PROGRAM = "data/weights/model_weights_config.json", "models/model.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
 
 
-def pickled_weight(members, mark):
+def weight_as_pickle(members, mark):
     table = json.loads(members[WEIGHTS])
     entry = next(iter(table["config"].values()))
     entry["use_pickle"] = True
-    return {WEIGHTS: json.dumps(table), f"data/weights/{entry['path_name']}": pickled(mark)}
+    return {WEIGHTS: json.dumps(table), f"data/weights/{entry['path_name']}": harmful_pickle(mark)}
 
 
-def pickled_constant(name):
+def constant_as_pickle(name):
     def change(_members, mark):
         meta = {"path_name": name, "is_param": False, "use_pickle": True, "tensor_meta": None}
         return {
             CONSTANTS: json.dumps({"config": {"k": meta}}),
-            f"data/constants/{name}": pickled(mark) if name == "tensor_0" else pickle.dumps(Harm(mark)),
+            f"data/constants/{name}": harmful_pickle(mark)
+            if name == "tensor_0"
+            else pickle.dumps(Harm(mark)),
         }
 
     return change
@@ -387,13 +393,13 @@ def program(old, new):
 OPERATOR = "torch.ops.aten.conv2d.default"
 SYMBOL = "Symbol('s"
 PT2_FILES = {
-    "pickled weight": (pickled_weight, "pickles more than weights"),
-    "pickled constant": (pickled_constant("tensor_0"), "pickles more than weights"),
-    "opaque object": (pickled_constant("opaque_obj_0"), "pickled object"),
-    "custom object": (pickled_constant("custom_obj_0"), "pickled object"),
-    "pickled inputs": (lambda _, mark: {SAMPLES: pickled(mark)}, "pickles more than weights"),
+    "pickled weight": (weight_as_pickle, "pickles more than weights"),
+    "pickled constant": (constant_as_pickle("tensor_0"), "pickles more than weights"),
+    "opaque object": (constant_as_pickle("opaque_obj_0"), "pickled object"),
+    "custom object": (constant_as_pickle("custom_obj_0"), "pickled object"),
+    "pickled inputs": (lambda _, mark: {SAMPLES: harmful_pickle(mark)}, "pickles more than weights"),
     "weights of the old form": (
-        lambda _, mark: {"data/weights/model.pt": pickled(mark)},
+        lambda _, mark: {"data/weights/model.pt": harmful_pickle(mark)},
         "pickles more than weights",
     ),
     "compiled library": (lambda *_: {"data/aotinductor/model/x.so": b"x"}, "compiled library"),
@@ -413,14 +419,14 @@ PT2_FILES = {
 @pytest.mark.parametrize("change, said", PT2_FILES.values(), ids=PT2_FILES)
 def test_pt2(change, said, exported, tmp_path, capsys):
     mark = tmp_path / "ran"
-    path = archived(tmp_path / "net.pt2", exported | change(exported, mark))
-    assert said in refused(["memory", path, "--shape", "input=2,2,4,4", "--quiet"], capsys)
+    path = write_archive(tmp_path / "net.pt2", exported | change(exported, mark))
+    assert said in error_line(["memory", path, "--shape", "input=2,2,4,4", "--quiet"], capsys)
     assert not mark.exists()
 
 
 def test_a_right_pt2_is_read(exported, tmp_path):
-    path = archived(tmp_path / "net.pt2", exported)
-    assert not says(["memory", path, "--quiet"])
+    path = write_archive(tmp_path / "net.pt2", exported)
+    assert not command_failure(["memory", path, "--quiet"])
 
 
 MOST = 2**31 - 1
@@ -428,7 +434,7 @@ COMP = ["COMP", 0, [0], [0], 1]
 ACTIVATE = [["G_ACT", gang, [0]] for gang in range(4)]
 
 
-def looped(times: int, *nodes):
+def nest_loops(times: int, *nodes):
     """`nodes` in so many loops of the largest extent."""
     for _ in range(times):
         nodes = (["LOOP", MOST, list(nodes)],)
@@ -437,10 +443,10 @@ def looped(times: int, *nodes):
 
 # Channels of a program for Newton, and what is said of them; nothing where the program is timed.
 ENDLESS = {
-    "a closed row": ([[*looped(1, COMP)]], "COMP on a row that is not open"),
-    "no end of COMPs": ([[*ACTIVATE, *looped(2, COMP)]], "run beyond 2^62 cycles"),
-    "more than can be counted": ([[*ACTIVATE, *looped(4, COMP)]], "hold more than 2^63 commands"),
-    "a row again and again": ([[*looped(1, *ACTIVATE, COMP, ["READRES", 0, [0], [0]])]], ""),
+    "a closed row": ([[*nest_loops(1, COMP)]], "COMP on a row that is not open"),
+    "no end of COMPs": ([[*ACTIVATE, *nest_loops(2, COMP)]], "run beyond 2^62 cycles"),
+    "more than can be counted": ([[*ACTIVATE, *nest_loops(4, COMP)]], "hold more than 2^63 commands"),
+    "a row again and again": ([[*nest_loops(1, *ACTIVATE, COMP, ["READRES", 0, [0], [0]])]], ""),
     "a run of COMPs": ([[*ACTIVATE, ["COMP", 0, [0], [0], MOST]]], "of Comp is not in"),
     "channels": ([[]] * 500_000, "500000 channels; a program has 1 to 4096"),
 }
@@ -451,7 +457,7 @@ def test_programs_of_any_length_are_timed_or_refused(channels, said, compiled, t
     source = next((compiled[0] / "programs").glob("*.pimprog"))
     path = write(tmp_path / "x.pimprog", json.dumps(json.loads(source.read_text()) | {"channels": channels}))
     if said:
-        assert said in refused(["simulate", path], capsys)
+        assert said in error_line(["simulate", path], capsys)
         with pytest.raises(TraceError, match=re.escape(said)):
             pimflow.simulate(path)
         return
@@ -463,7 +469,7 @@ def test_programs_of_any_length_are_timed_or_refused(channels, said, compiled, t
 def test_tensors_that_no_machine_holds(monkeypatch, tmp_path, capsys):
     """Refused before they are computed, by what the machine has; a search computes none."""
     monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 20)
-    line = refused(["compile", "toy", "--batch", 100, "-o", tmp_path / "toy", "--quiet"], capsys, code=4)
+    line = error_line(["compile", "toy", "--batch", 100, "-o", tmp_path / "toy", "--quiet"], capsys, code=4)
     assert re.search(r"'toy': its weights and its tensors at once, on this machine: needs \d+ bytes, ", line)
     assert not list(tmp_path.iterdir())
     assert main(["profile", "toy", "--batch", "100", "--quiet"]) == 0
@@ -471,10 +477,10 @@ def test_tensors_that_no_machine_holds(monkeypatch, tmp_path, capsys):
 
 def test_what_the_machine_has(tmp_path, monkeypatch):
     """The least of its memory, its container's and its own limit."""
-    whole = machine.memory_bytes()
+    machine_bytes = machine.memory_bytes()
     (tmp_path / "max").write_text("max\n")
     (tmp_path / "limit").write_text("4096\n")
     monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "max", tmp_path / "none"))
-    assert machine.memory_bytes() >= whole > 1 << 28
+    assert machine.memory_bytes() >= machine_bytes > 1 << 28
     monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "max", tmp_path / "limit"))
     assert machine.memory_bytes() == 4096

@@ -30,7 +30,7 @@ def _soon_and_small():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < KILOBYTES
 
 
-def refused(call, *arguments) -> str:
+def error_line(call, *arguments) -> str:
     """The one line of a reader that refuses its input."""
     with pytest.raises(Exception) as raised:
         call(*arguments)
@@ -42,7 +42,7 @@ def engine():
     return timing._engine(SPEC, "strict", True, timing.Bursts(1), SPEC.rows_per_bank, SPEC.gangs)
 
 
-def timed(words: list[int]) -> np.ndarray:
+def command_tally(words: list[int]) -> np.ndarray:
     tally = np.zeros(len(timing._TALLY), dtype=np.int64)
     engine()(np.array(words, dtype=np.int64), tally)
     return tally
@@ -74,13 +74,13 @@ STREAMS = {
 @pytest.mark.parametrize("name", ["time", "signature", "text"])
 def test_streams_that_cannot_be_walked(name, words):
     calls = {
-        "time": timed,
+        "time": command_tally,
         "signature": lambda stream: native.get("pimflow.simulators.timing_signature")(
             np.array(stream, dtype=np.int64), False
         ),
         "text": lambda stream: native.get("pimflow.simulators.write_trace")(np.array(stream, dtype=np.int64)),
     }
-    line = refused(calls[name], words)
+    line = error_line(calls[name], words)
     assert any(said in line for said in ("not a stream", "nested deeper", "beyond 2^62", "no operand"))
 
 
@@ -92,23 +92,23 @@ def test_operands_of_any_size(number, place):
     words[place] = number
     if place in (4, 5, 6, 7, 9, 10, 11, 12):  # steps of loops that are not there
         words = loop(2, loop(2, loop(2, loop(2, words))))
-    assert refused(timed, [*loop(3, READRES), *words])
+    assert error_line(command_tally, [*loop(3, READRES), *words])
 
 
 def test_a_text_without_end_is_cut():
     endless = loop(2**31 - 1, loop(2**31 - 1, READRES))
     write = native.get("pimflow.simulators.write_trace")
-    assert "more than 256 MiB" in refused(write, np.array(endless, dtype=np.int64))
+    assert "more than 256 MiB" in error_line(write, np.array(endless, dtype=np.int64))
 
 
 def test_arrays_of_another_kind():
     parse = native.get("pimflow.simulators.parse_trace")
     for words in (np.empty(4, np.uint32), np.empty(5, np.int64), np.empty(10, np.uint32)[::2]):
-        assert "numbers of 32 bits" in refused(parse, GOOD, words)
+        assert "numbers of 32 bits" in error_line(parse, GOOD, words)
     feed, tally = engine(), np.zeros(len(timing._TALLY), dtype=np.int64)
-    assert "numbers of 64 bits" in refused(feed, np.zeros(4, np.int64), tally[:3])
+    assert "numbers of 64 bits" in error_line(feed, np.zeros(4, np.int64), tally[:3])
     for stream in (np.zeros(4, np.int16), np.zeros(8, np.int64)[::2], np.zeros(4, np.uint8)):
-        assert "numbers of" in refused(feed, stream, tally)
+        assert "numbers of" in error_line(feed, stream, tally)
 
 
 TRACES = {
@@ -164,16 +164,16 @@ def test_modules_cut_off_anywhere(modules, name):
     data, read = modules[name]
     read(data)
     for end in range(len(data)):
-        assert refused(read, data[:end])
+        assert error_line(read, data[:end])
 
 
 @pytest.mark.parametrize("name", ["pim", "network"])
 def test_modules_with_any_number(modules, name):
     """Each word of eight bytes by another: read as another module, or refused."""
     data, read = modules[name]
-    for at in range(0, len(data) - 8):
+    for offset in range(0, len(data) - 8):
         for number in LARGE:
             try:
-                read(data[:at] + struct.pack("<q", number) + data[at + 8 :])
+                read(data[:offset] + struct.pack("<q", number) + data[offset + 8 :])
             except Exception as error:
                 assert "\n" not in str(error).strip()

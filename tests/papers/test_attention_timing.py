@@ -32,17 +32,17 @@ def test_weights_on_aim_without_refresh():
     """Small products, and the one of several chunks with one accumulator, beside CENT's mapping."""
     chosen = [row for row in compare.AIM_WEIGHTS if row[0] <= 1024 or row[3] == 1]
     assert (4096, 4096, 8, 1, 37_120) in chosen and (576, 576, 8, 32, 1_002) in chosen
-    for each in compare.aim_weights(chosen):
-        assert each.error <= 0.02, each
+    for comparison in compare.aim_weights(chosen):
+        assert comparison.error <= 0.02, comparison
 
 
 def test_neupims_formula():
     """Its 184 cycles a row are ours; S*V writes a vector for each row there, and for some rows here."""
-    for each in compare.neupims():
-        if each.what.startswith("QK"):
-            assert abs(each.error) <= 0.05, each
+    for comparison in compare.neupims():
+        if comparison.what.startswith("QK"):
+            assert abs(comparison.error) <= 0.05, comparison
         else:
-            assert -0.15 <= each.error <= 0.05, each
+            assert -0.15 <= comparison.error <= 0.05, comparison
 
 
 def test_attaccs_runs():
@@ -62,15 +62,15 @@ def test_near_the_bound_of_rows(name):
     """
     pim = PimSpec.load(name)
     shared = list(compare.device_products([pim], tokens=2048, channels=2, kv_heads=(8,)))
-    found = list(compare.device_products([pim], tokens=2048, channels=2, kv_heads=(32,)))
-    assert len(found) == len(shared) == 2
-    assert all(each.fraction_with_bus >= 0.9 for each in shared), shared
-    assert pim.global_buffers == 1 or all(each.fraction >= 0.9 for each in shared), shared
-    for each in found:
-        assert each.fraction_with_bus >= 0.9, each
-        assert name == "aim-gddr6" or each.fraction >= 0.9, each
+    separate = list(compare.device_products([pim], tokens=2048, channels=2, kv_heads=(32,)))
+    assert len(separate) == len(shared) == 2
+    assert all(comparison.fraction_with_bus >= 0.9 for comparison in shared), shared
+    assert pim.global_buffers == 1 or all(comparison.fraction >= 0.9 for comparison in shared), shared
+    for comparison in separate:
+        assert comparison.fraction_with_bus >= 0.9, comparison
+        assert name == "aim-gddr6" or comparison.fraction >= 0.9, comparison
         if name.startswith("newton"):  # others change rows in a smaller share of the time
-            assert each.busy >= 2.5 * each.busy_of_layer, each
+            assert comparison.busy >= 2.5 * comparison.busy_of_layer, comparison
 
 
 @pytest.mark.parametrize("name", spec_names("pim"))
@@ -87,8 +87,8 @@ def test_no_order_beats_the_bound(name):
             for kind, (results, vectors) in sizes.items()
         }
         for spread in (1, 2):
-            made = {"attention": a, "pim": pim, "dtype": "fp16", "channels": 2, "spread": spread}
-            keys, values = KeyLayout(**made), ValueLayout(**made)
+            layout_fields = {"attention": a, "pim": pim, "dtype": "fp16", "channels": 2, "spread": spread}
+            keys, values = KeyLayout(**layout_fields), ValueLayout(**layout_fields)
             for order in programs.ORDERS:
                 scores, mix = programs.scores(keys, 384, order), programs.mix(values, 384, order)
                 assert time_product(keys, scores, BuiltIn()).cycles >= bounds["keys"]
@@ -112,8 +112,8 @@ def test_lanes_read_less_on_a_device_without_adder_trees():
     a = compare.decode(2048, heads=4)
     bound = row_limited_ns(a.cache_elements, a.group, hbm, 2) / hbm.tCK_ns
     for cls, step in ((KeyLayout, programs.scores), (ValueLayout, programs.mix)):
-        made = {"attention": a, "pim": hbm, "dtype": "fp16", "channels": 2, "spread": 2}
-        by_lanes, trees = cls(**made, lanes=16), cls(**made)
+        layout_fields = {"attention": a, "pim": hbm, "dtype": "fp16", "channels": 2, "spread": 2}
+        by_lanes, trees = cls(**layout_fields, lanes=16), cls(**layout_fields)
         accumulate = {"accumulate": True} if cls is ValueLayout else {}
         cycles = time_product(by_lanes, step(by_lanes, 2048, **accumulate), BuiltIn()).cycles
         assert cycles < 0.8 * time_product(trees, step(trees, 2048), BuiltIn()).cycles

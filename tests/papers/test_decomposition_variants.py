@@ -34,9 +34,9 @@ def chain(widths: tuple[int, ...], kernel: int, height: int) -> onnx.ModelProto:
         nodes.append(helper.make_node("Relu", [f"c{index}"], [f"r{index}"], f"relu{index}"))
         hidden = f"r{index}"
     shape = (1, widths[0], height, height)
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-    made = helper.make_tensor_value_info(hidden, TensorProto.FLOAT, (1, widths[-1], height, height))
-    graph = helper.make_graph(nodes, "chain", [given], [made], weights)
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    output_info = helper.make_tensor_value_info(hidden, TensorProto.FLOAT, (1, widths[-1], height, height))
+    graph = helper.make_graph(nodes, "chain", [input_info], [output_info], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
@@ -55,12 +55,12 @@ def forms():
 )
 def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""
-    made = decomposition_variants(
+    variants = decomposition_variants(
         chain(widths, kernel, height), system(), decompose_as=f"tucker:{ratio}", batch=2
     )
-    found = two_layers(made, "conv1", "conv2")
-    assert found.planned == found.equations
-    assert found.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
+    comparison = two_layers(variants, "conv1", "conv2")
+    assert comparison.planned == comparison.equations
+    assert comparison.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
 
 
 @pytest.mark.long
@@ -77,22 +77,24 @@ def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
     assert pools["skip-opt+fusion"] < pools["original, coalesced"] <= pools["original"]
     measured = forms.run(VARIANTS, system(), runs=1)
     assert list(measured) == ["decomposed", *VARIANTS]
-    for name, each in measured.items():
-        assert each["error"] <= 1e-4
-        assert each["allocated_bytes"] == pools["decomposed, coalesced" if name == "decomposed" else name]
-        if each["peak_bytes"] is not None:
-            assert abs(each["peak_bytes"] - each["allocated_bytes"]) < NOISE_BYTES
+    for name, measurement in measured.items():
+        assert measurement["error"] <= 1e-4
+        assert (
+            measurement["allocated_bytes"] == pools["decomposed, coalesced" if name == "decomposed" else name]
+        )
+        if measurement["peak_bytes"] is not None:
+            assert abs(measurement["peak_bytes"] - measurement["allocated_bytes"]) < NOISE_BYTES
 
 
 @pytest.mark.long
 def test_skip_connections_wait(forms):
     """The skip connection is a map of 32 channels at the full height; nothing waits without one."""
-    found = memory_over_time(forms.networks["decomposed"])
-    assert max(found.live_bytes) == forms.pools(system())["decomposed"]
-    assert max(found.skip_bytes) == 32 * 32 * 32 * 4
-    assert 0 <= found.share_at_peak <= found.largest_share < 1
-    alone = decomposition_variants(chain((3, 8, 8, 4), 3, 6), system(), decompose_as="tucker:0.5")
-    assert not any(memory_over_time(alone.networks["decomposed"]).skip_bytes)
+    memory_trace = memory_over_time(forms.networks["decomposed"])
+    assert max(memory_trace.live_bytes) == forms.pools(system())["decomposed"]
+    assert max(memory_trace.skip_bytes) == 32 * 32 * 32 * 4
+    assert 0 <= memory_trace.share_at_peak <= memory_trace.largest_share < 1
+    plain_chain = decomposition_variants(chain((3, 8, 8, 4), 3, 6), system(), decompose_as="tucker:0.5")
+    assert not any(memory_over_time(plain_chain.networks["decomposed"]).skip_bytes)
 
 
 @pytest.mark.long
@@ -106,6 +108,9 @@ def test_tables(forms, monkeypatch):
     finally:
         sys.modules.pop("reproduce_temco")
     pools = rows[0]["pool_bytes"]
-    less = 100 * (1 - pools["skip-opt+fusion"] / pools["original"])
-    assert f"| {less:.1f} | 79.3 | 79.3: {'met' if less >= 79.3 else 'not met'} |" in text
-    assert f"1 networks, 1 - geometric mean: {less:.1f} %" in text
+    reduction_percent = 100 * (1 - pools["skip-opt+fusion"] / pools["original"])
+    assert (
+        f"| {reduction_percent:.1f} | 79.3 | 79.3: {'met' if reduction_percent >= 79.3 else 'not met'} |"
+        in text
+    )
+    assert f"1 networks, 1 - geometric mean: {reduction_percent:.1f} %" in text

@@ -34,34 +34,34 @@ NETWORKS = ("mobilenet-v2", "efficientnet-b0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class NetworkRun:
     """What the snippet gave, and what it found on the way."""
 
     model: str
     y: np.ndarray
     reference: np.ndarray
-    searched: SearchResult
+    search_result: SearchResult
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def ran(request, tmp_path_factory):
-    model, found = zoo.load(request.param), []
+    model, search_results = zoo.load(request.param), []
     path = tmp_path_factory.mktemp("networks") / "net.onnx"
     onnx.save(model, path)
     x = zoo.example_inputs(model)["input"]
     reference = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"input": x})
     search = pimflow.search_network
 
-    def remembered(network, *args, **options):
-        made, searched = search(network, *args, **options)
-        found.append(searched)
-        return made, searched
+    def record_search(network, *args, **options):
+        prepared, search_result = search(network, *args, **options)
+        search_results.append(search_result)
+        return prepared, search_result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pimflow.api.search.search_network", remembered)
+        patch.setattr("pimflow.api.search.search_network", record_search)
         y = snippet(path, x)
-    (searched,) = found
-    return Ran(model=request.param, y=y, reference=reference[0], searched=searched)
+    (search_result,) = search_results
+    return NetworkRun(model=request.param, y=y, reference=reference[0], search_result=search_result)
 
 
 def snippet(path, x) -> np.ndarray:
@@ -93,46 +93,46 @@ def compare_networks(monkeypatch):
     sys.modules.pop("compare_networks", None)
 
 
-def pair(found: dict) -> str:
-    return f"{found['convolutions_speedup']:.3f} / {found['speedup']:.3f}"
+def pair(figures: dict) -> str:
+    return f"{figures['convolutions_speedup']:.3f} / {figures['speedup']:.3f}"
 
 
 def test_what_is_claimed_is_what_is_found(ran, compare_networks):
     """In full, under `strict`: one figure of a price that moves moves these."""
-    own = plan_figures(ran.searched)
+    figures = plan_figures(ran.searched)
     convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
     shown = row(BY_CONVENTION, "networks", network=ran.model, **convention)
     assert tuple(shown.values()) == compare_networks.row(ran.model, ran.searched)
     assumed = row(BY_CONVENTION, "launches", PIM_launch=f"{system().pim_launch_ns:g} ns (assumed)")
-    assert assumed[ran.model] == f"{own['speedup']:.3f}x"
+    assert assumed[ran.model] == f"{figures['speedup']:.3f}x"
     shown = row(RESULTS, "pimflow speed-up full strict", network=ran.model)
-    assert shown["GPU alone, ms"] == f"{own['latency_gpu_only_ns'] / 1e6:.4f}"
-    assert shown["pimflow"] == pair(own)
+    assert shown["GPU alone, ms"] == f"{figures['latency_gpu_only_ns'] / 1e6:.4f}"
+    assert shown["pimflow"] == pair(figures)
     shown = row(RESULTS, "pimflow energy", network=ran.model, **{"accounting, timing": "full, strict"})
-    alone_pj = own["energy_gpu_only_pj"]
+    alone_pj = figures["energy_gpu_only_pj"]
     assert shown["GPU alone, mJ"] == f"{alone_pj / 1e9:.2f}"
-    assert shown["pimflow"] == f"{own['energy_change']:+.1%}"
-    assert shown["its COMPs"] == f"{own['energies_pj']['pim_comp'] / alone_pj:.1%}"
+    assert shown["pimflow"] == f"{figures['energy_change']:+.1%}"
+    assert shown["its COMPs"] == f"{figures['energies_pj']['pim_comp'] / alone_pj:.1%}"
 
 
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_the_first_example_is_what_is_found(ran):
     """Layer by layer, and as the paper accounts."""
-    found = ran.searched
+    search_result = ran.searched
     shown = block(BY_CONVENTION, "layers")
     figures = re.findall(r"^(\S+) +(GPU|PIM|SPLIT|PIPELINE) .* (\S+) →\s+(\S+) us$", shown, flags=re.M)
     assert len(figures) > 40
     for name, mode, before_us, after_us in figures:
-        assert found.plan.choice(name).mode == mode
-        assert before_us == f"{found.gpu_only.region_ns[name] / 1e3:.2f}"
-        assert after_us == f"{found.evaluation.region_ns[name] / 1e3:.2f}"
-    before, after = found.gpu_only, found.evaluation
+        assert search_result.plan.choice(name).mode == mode
+        assert before_us == f"{search_result.gpu_only.region_ns[name] / 1e3:.2f}"
+        assert after_us == f"{search_result.evaluation.region_ns[name] / 1e3:.2f}"
+    before, after = search_result.gpu_only, search_result.evaluation
     speedup = before.latency_ns / after.latency_ns
     total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x) "
     energy = f"energy {before.energy_pj / 1e9:.2f} → {after.energy_pj / 1e9:.2f} mJ"
     for page, name in ((BY_CONVENTION, "layers"), (README, "compile")):
         assert total in block(page, name) and energy in block(page, name)
-    modes = Counter(found.plan.choice(region.name).mode for region in found.graph.regions)
+    modes = Counter(search_result.plan.choice(region.name).mode for region in search_result.graph.regions)
     for mode, count in modes.items():
         assert re.search(rf"^{mode} +{count} ", block(README, "compile"), flags=re.M)
 
@@ -140,23 +140,25 @@ def test_the_first_example_is_what_is_found(ran):
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_other_conventions_are_what_is_found(ran, compare_networks):
     """Other launches, and the published accounting, timing, loop orders and splits."""
-    found, costs = ran.searched, ran.searched.generator.costs
+    search_result, costs = ran.searched, ran.searched.generator.costs
     for launch_ns, kind in compare_networks.launches_ns().items():
         launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
         shown = row(BY_CONVENTION, "launches", PIM_launch=launch)
         if not launch_ns:
-            other = search(found.graph, replace(found.system, pim_launch_ns=launch_ns), costs, Goal())
-            speedup = other.gpu_only.latency_ns / other.evaluation.latency_ns
+            rerun = search(
+                search_result.graph, replace(search_result.system, pim_launch_ns=launch_ns), costs, Goal()
+            )
+            speedup = rerun.gpu_only.latency_ns / rerun.evaluation.latency_ns
             assert shown[ran.model] == f"{speedup:.3f}x"
     convention = CONVENTIONS[0]
     searches = Searches(costs.profiling)
     shown = row(RESULTS, f"pimflow speed-up {' '.join(convention)}", network=ran.model)
-    for each in (PIMFLOW, OURS):
-        other = searches.search(ran.model, each.system(*convention), Goal(modes=each.modes))
-        assert shown[each.name] == pair(plan_figures(other))
+    for configuration in (PIMFLOW, OURS):
+        rerun = searches.search(ran.model, configuration.system(*convention), Goal(modes=configuration.modes))
+        assert shown[configuration.name] == pair(plan_figures(rerun))
     accounting, timing = convention
     listed = {"network": ran.model, "accounting": accounting, "timing": timing, "splits": "exact"}
-    assert tuple(row(BY_CONVENTION, "networks", **listed).values()) == compare_networks.row(ran.model, other)
+    assert tuple(row(BY_CONVENTION, "networks", **listed).values()) == compare_networks.row(ran.model, rerun)
 
 
 def test_the_pages_agree_with_one_another():
@@ -171,8 +173,8 @@ def test_the_pages_agree_with_one_another():
             assert shown["speed-up"] == line["pimflow"].partition(" / ")[2] + "x"
         for name in (PIMFLOW.name, OURS.name):
             for part, figure in enumerate(mean[name].split(" / ")):
-                found = geometric_mean(float(line[name].split(" / ")[part]) for line in lines)
-                assert float(figure) == pytest.approx(found, abs=1.01e-3)
+                computed_mean = geometric_mean(float(line[name].split(" / ")[part]) for line in lines)
+                assert float(figure) == pytest.approx(computed_mean, abs=1.01e-3)
     for line in rows(BY_CONVENTION, "launches"):
         launch, *speedups, mean = (cell.rstrip("x") for cell in line.values())
         assert float(mean) == pytest.approx(geometric_mean(map(float, speedups)), abs=1.01e-3)
@@ -189,9 +191,9 @@ def test_the_sentences_say_what_the_tables_say():
     paper = rows(RESULTS, "pimflow speed-up paper ramulator-pimflow")[5]
     full = rows(RESULTS, "pimflow speed-up full strict")[5]
     for part, published in enumerate((1.30, 1.34)):
-        theirs, ours, left = (
-            float(found.split(" / ")[part])
-            for found in (paper[PIMFLOW.name], paper[OURS.name], full[OURS.name])
+        paper_mean, our_mean, full_mean = (
+            float(table_row.split(" / ")[part])
+            for table_row in (paper[PIMFLOW.name], paper[OURS.name], full[OURS.name])
         )
-        assert theirs < published < ours
-        assert 0.3 < (left - 1) / (ours - 1) < 0.4
+        assert paper_mean < published < our_mean
+        assert 0.3 < (full_mean - 1) / (our_mean - 1) < 0.4

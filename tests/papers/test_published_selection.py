@@ -30,7 +30,7 @@ STORED = Profile.read(Path(__file__).parents[1] / "primitive_selection/published
 SLOW = {"loops": 40.0, "direct": 2.0, "windows": 1.5, "winograd": 3.0}  # times its bound, made up
 
 
-def made_up() -> Profile:
+def synthetic_profile() -> Profile:
     """Of every primitive for the toy: a machine on which direct convolution is slow, and loops far slower."""
     layers = Layers(separate_concats(region_graph("toy", NetworkOptions(), None)))
     times = {
@@ -44,7 +44,7 @@ def made_up() -> Profile:
 
 @pytest.fixture(scope="module")
 def toy():
-    return taso_selection.select_networks(["toy"], replace(made_up()))["toy"]
+    return taso_selection.select_networks(["toy"], replace(synthetic_profile()))["toy"]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,18 @@ def few(problem, count=3):
     """The fastest, the smallest, and some between, of every layer: few enough to try all choices."""
 
     def some(name):
-        every = problem.table.candidates[name]
-        by_size = sorted(every, key=lambda c: (c.workspace_bytes + c.filter_bytes, c.name))
-        picked = [min(every, key=problem.time_ns), by_size[0], by_size[len(by_size) // 2], by_size[-1]]
+        all_candidates = problem.table.candidates[name]
+        by_size = sorted(all_candidates, key=lambda c: (c.workspace_bytes + c.filter_bytes, c.name))
+        picked = [
+            min(all_candidates, key=problem.time_ns),
+            by_size[0],
+            by_size[len(by_size) // 2],
+            by_size[-1],
+        ]
         return list(dict.fromkeys(c.name for c in picked))[:count]
 
-    kept = {name: some(name) for name in problem.table.candidates}
-    return problem.restrict(lambda name, c: c.name in kept[name])
+    candidate_names = {name: some(name) for name in problem.table.candidates}
+    return problem.restrict(lambda name, c: c.name in candidate_names[name])
 
 
 def every(problem):
@@ -79,14 +84,16 @@ def test_claims_are_those_of_all_choices(toy, model):
     assert 500 < len(sums) < 5000
     row = claims(study_network("toy", problem, "all", points=4))
     quick = min(sums, key=lambda s: (s.time_ns, s.memory_bytes))
-    least = min(s.memory_bytes for s in sums)
+    min_memory = min(s.memory_bytes for s in sums)
     fast_memory = min(s.memory_bytes for s in sums if s.time_ns == quick.time_ns)
-    kept = min(s.memory_bytes for s in sums if s.time_ns <= 1.15 * quick.time_ns)
+    slower_memory = min(s.memory_bytes for s in sums if s.time_ns <= 1.15 * quick.time_ns)
     # Among the fastest, the program may return one of more memory.
-    taken = row["memory_for_15_percent"] * kept
-    assert round(taken) in {s.memory_bytes for s in sums if s.time_ns == quick.time_ns}
-    assert row["memory_at_most"] * least == pytest.approx(taken) and taken >= fast_memory
-    third = [s.time_ns for s in sums if s.memory_bytes <= taken // 3]
+    reached_memory = row["memory_for_15_percent"] * slower_memory
+    assert round(reached_memory) in {s.memory_bytes for s in sums if s.time_ns == quick.time_ns}
+    assert (
+        row["memory_at_most"] * min_memory == pytest.approx(reached_memory) and reached_memory >= fast_memory
+    )
+    third = [s.time_ns for s in sums if s.memory_bytes <= reached_memory // 3]
     assert (row["time_at_a_third"] is None) == (not third)
     if third:
         assert row["time_at_a_third"] == pytest.approx(min(third) / quick.time_ns)
@@ -106,41 +113,42 @@ def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, fo
         for c in step.candidates
     }
     assert "direct" not in families and {"loops", "windows", "winograd", "mec", "shifted"} <= families
-    times = {each.library: each.fastest.sums.time_ns for each in found}
+    times = {study.library: study.fastest.sums.time_ns for study in found}
     assert set(times) == set(LIBRARIES) and times["published"] >= times["all"]
-    direct = {each.library: each.kinds["direct"].time_ns for each in found}
+    direct = {study.library: study.kinds["direct"].time_ns for study in found}
     assert direct["published"] > 5 * direct["all"]
 
 
 @pytest.mark.long
 def test_sets_of_families_hold_what_they_say(found):
-    added = next(each for each in found if each.problem.memory_model == "sum")
-    kept = {"loops", "direct", "windows", "winograd", "pointwise"}
+    added = next(study for study in found if study.problem.memory_model == "sum")
+    allowed_families = {"loops", "direct", "windows", "winograd", "pointwise"}
     named = {name: PRIMITIVES[name].family for name in PRIMITIVES} | {None: "loops"}
     small = replace(
-        added, problem=added.problem.restrict(lambda _, c: named[c.rewrite.primitive or None] in kept)
+        added,
+        problem=added.problem.restrict(lambda _, c: named[c.rewrite.primitive or None] in allowed_families),
     )
     rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}
     assert (
-        used == kept
+        used == allowed_families
         and len(rows) == 2 ** (len(used) - 1) - 1
         and all("loops" in row["families"] for row in rows)
     )
     ratios = [row["memory_bytes"] / row["kept_bytes"] for row in rows]
     assert ratios == sorted(ratios, reverse=True) and ratios[-1] >= 1
-    whole = max(rows, key=lambda row: len(row["families"]))
-    assert whole["time_ns"] == min(row["time_ns"] for row in rows)
+    largest_set = max(rows, key=lambda row: len(row["families"]))
+    assert largest_set["time_ns"] == min(row["time_ns"] for row in rows)
 
 
 def test_what_a_file_does_not_have_is_predicted_from_it():
-    profile = made_up()
+    profile = synthetic_profile()
     fewer = {key: ns for n, (key, ns) in enumerate(sorted(profile.times_ns.items(), key=repr)) if n % 2}
-    found = taso_selection.select_networks(["toy"], replace(profile, times_ns=fewer))["toy"]
-    counts = taso_selection.time_counts(found)
+    selection = taso_selection.select_networks(["toy"], replace(profile, times_ns=fewer))["toy"]
+    counts = taso_selection.time_counts(selection)
     assert counts["measured"] == len(fewer)
     assert sum(counts.values()) == len(profile.times_ns)
-    assert taso_selection.merge_profiles({"toy": found}).times_ns == fewer
+    assert taso_selection.merge_profiles({"toy": selection}).times_ns == fewer
     with pytest.raises(ProfileError, match="too few to predict"):
         taso_selection.select_networks(["toy"], replace(profile, times_ns={}))
 
@@ -150,8 +158,8 @@ def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
     monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [100.0] * len(keys))
     said = []
-    found = taso_selection.select_networks(["toy"], "measured", say=said.append)["toy"]
-    assert taso_selection.time_counts(found)["predicted"] == 0
+    selection = taso_selection.select_networks(["toy"], "measured", say=said.append)["toy"]
+    assert taso_selection.time_counts(selection)["predicted"] == 0
     assert said[0] == "toy: times" and said[-1] == "toy: 100% of the times"
     assert 15 <= len(said) <= 21
 
@@ -169,13 +177,13 @@ def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
 
 @pytest.mark.long
 def test_the_tables_say_what_was_found(toy, found):
-    known = {"toy": taso_selection.time_counts(toy)}
+    time_counts = {"toy": taso_selection.time_counts(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
-    tables = taso_tables.tables(found, [], known, sets)
+    tables = taso_tables.tables(found, [], time_counts, sets)
     text = (ROOT / "docs" / "results_taso.md").read_text()
     marks = re.findall(r"<!-- (taso .*?) begin", text)
     assert sorted(marks) == sorted(tables)
-    added = {each.library: each for each in found if each.problem.memory_model == "sum"}
+    added = {study.library: study for study in found if study.problem.memory_model == "sum"}
     quick = added["published"].fastest.sums
     assert f"| {quick.time_ns / 1e6:.2f} / {quick.memory_bytes / 2**20:.1f} / " in tables["taso everywhere"]
     assert "| all | 2.00 | 3.0 | 1.0 | 3.00 |" in tables["taso families"]
@@ -189,7 +197,7 @@ def test_the_tables_say_what_was_found(toy, found):
 def test_pictures_have_every_front(found):
     fronts = taso_tables.fronts_figure(found)
     ((paper, ours, workspace),) = [row["hconcat"] for row in fronts["vconcat"]]
-    by_key = {(each.library, each.problem.memory_model): each for each in found}
+    by_key = {(study.library, study.problem.memory_model): study for study in found}
 
     def points(view):
         return sum(row["what"] == "integer program" for row in view["data"]["values"])
@@ -212,7 +220,7 @@ def script(monkeypatch):
 @pytest.mark.long
 def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch, tmp_path):
     pytest.importorskip("vl_convert")
-    made_up().write(tmp_path / "toy.json")
+    synthetic_profile().write(tmp_path / "toy.json")
     page = tmp_path / "results.md"
     page.write_text((ROOT / "docs" / "results_taso.md").read_text())
     for name, path in (("PAGE", page), ("FRONTS", tmp_path / "a.png"), ("FIRST", tmp_path / "b.png")):
@@ -231,7 +239,7 @@ def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch
     text = page.read_text()
     assert text.count("| toy | published | ") > 3 and "no sets" in text and "googlenet | all" not in text
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
-    assert Profile.read(tmp_path / "again.json").times_ns == made_up().times_ns
+    assert Profile.read(tmp_path / "again.json").times_ns == synthetic_profile().times_ns
 
 
 def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
@@ -250,14 +258,14 @@ def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
 @pytest.mark.long
 def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper():
     """The paper's own form, and every choice, on a network of its evaluation."""
-    found = taso_selection.select_networks(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
-    problem = few(replace(found.problem, memory_model="sum"), 2)
+    selection = taso_selection.select_networks(["alexnet"], STORED, device=STORED.device.name)["alexnet"]
+    problem = few(replace(selection.problem, memory_model="sum"), 2)
     sums = list(every(problem))
     assert len(sums) > 200
-    least, quick = minimise(problem, "memory").sums, minimise(problem, "time").sums
-    assert least.memory_bytes == min(s.memory_bytes for s in sums)
+    min_memory, quick = minimise(problem, "memory").sums, minimise(problem, "time").sums
+    assert min_memory.memory_bytes == min(s.memory_bytes for s in sums)
     for share in (0.0, 0.3, 0.7, 1.0):
-        budget = least.memory_bytes + int((quick.memory_bytes - least.memory_bytes) * share)
+        budget = min_memory.memory_bytes + int((quick.memory_bytes - min_memory.memory_bytes) * share)
         best = min(s.time_ns for s in sums if s.memory_bytes <= budget)
         assert minimise(problem, "time", Budgets(memory_bytes=budget)).sums.time_ns == pytest.approx(best)
         assert min_time_ns(problem, budget) == pytest.approx(best, rel=1e-6)

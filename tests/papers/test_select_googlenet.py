@@ -37,11 +37,11 @@ def found():
 
 def test_every_layer_has_its_times(found):
     layers = set(Layers(found.problem.graph).primitive_layers.values())
-    every = sum(len(applicable_primitives(layer)) for layer in layers)
+    time_count = sum(len(applicable_primitives(layer)) for layer in layers)
     stored = sum(layer in layers for _, layer in STORED.times_ns)
-    assert len(layers) == 50 and count_unmeasured(STORED, layers) == every - stored
-    chosen = [step for step in found.problem.steps if step.chosen]
-    assert len(chosen) == 58 and all(len(step.candidates) >= 12 for step in chosen)
+    assert len(layers) == 50 and count_unmeasured(STORED, layers) == time_count - stored
+    chosen_steps = [step for step in found.problem.steps if step.chosen]
+    assert len(chosen_steps) == 58 and all(len(step.candidates) >= 12 for step in chosen_steps)
 
 
 def test_a_budget_costs_little_and_greedy_much(found):
@@ -50,7 +50,7 @@ def test_a_budget_costs_little_and_greedy_much(found):
     assert sums.memory_bytes <= 40 << 20 < quick.memory_bytes
     assert quick.time_ns < sums.time_ns < 1.1 * quick.time_ns
     assert found.greedy.time_ns > 1.05 * sums.time_ns
-    assert all(quick.time_ns <= each.time_ns for each in found.baselines.values())
+    assert all(quick.time_ns <= baseline.time_ns for baseline in found.baselines.values())
 
 
 def test_the_planner_places_it_in_the_budget(found):
@@ -93,17 +93,17 @@ def test_what_was_chosen_beats_loops_here_too(found):
     layers = Layers(found.problem.graph).primitive_layers
     few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
     for name in few:
-        chosen = found.selected.choice[name].rewrite.primitive
-        here_ns = measuring.primitive_ns(chosen, layers[name])
+        primitive = found.selected.choice[name].rewrite.primitive
+        here_ns = measuring.primitive_ns(primitive, layers[name])
         assert here_ns < measuring.primitive_ns("direct-chw-loops", layers[name])
 
 
 def test_layers_that_were_not_measured_are_predicted():
     """Times of every fifth layer, from those of the others: by the median within a third."""
     layers = sorted({layer for _, layer in STORED.times_ns}, key=repr)
-    held = set(layers[::5])
-    known = {key: ns for key, ns in STORED.times_ns.items() if key[1] not in held}
-    guesses = predict_ns(replace(STORED, times_ns=known), held)
-    assert guesses.keys() >= STORED.times_ns.keys() - known.keys()
-    errors = [abs(math.log(guesses[key] / ns)) for key, ns in STORED.times_ns.items() if key[1] in held]
+    held_out = set(layers[::5])
+    remaining_times = {key: ns for key, ns in STORED.times_ns.items() if key[1] not in held_out}
+    guesses = predict_ns(replace(STORED, times_ns=remaining_times), held_out)
+    assert guesses.keys() >= STORED.times_ns.keys() - remaining_times.keys()
+    errors = [abs(math.log(guesses[key] / ns)) for key, ns in STORED.times_ns.items() if key[1] in held_out]
     assert np.median(errors) < math.log(4 / 3)

@@ -19,16 +19,18 @@ def test_training_changes_a_copy_and_is_the_same_again():
     before.CopyFrom(model)
     first, second = (train(model, 2, learning_rate=1e-3, seed=4) for _ in range(2))
     assert model == before and first == second and first != model
-    for one, other in zip(first.graph.initializer, model.graph.initializer, strict=True):
-        moved = np.abs(numpy_helper.to_array(one) - numpy_helper.to_array(other)).max()
-        assert 0 < moved <= 2.1e-3, one.name  # two steps of Adam
+    for retrained_weight, original_weight in zip(
+        first.graph.initializer, model.graph.initializer, strict=True
+    ):
+        moved = np.abs(numpy_helper.to_array(retrained_weight) - numpy_helper.to_array(original_weight)).max()
+        assert 0 < moved <= 2.1e-3, retrained_weight.name  # two steps of Adam
 
 
 @pytest.mark.long
 def test_a_short_retraining_brings_accuracy_back_and_the_passes_keep_it():
-    own, decomposed = accuracies(system(), ["tucker:0.25"], samples=400, steps=30)
-    assert own.before == accuracy(zoo.load_model("glyphs", batch=100), 400)
-    assert decomposed.before[1] + 0.1 < decomposed.after[1] < own.before[1]
+    original, decomposed = accuracies(system(), ["tucker:0.25"], samples=400, steps=30)
+    assert original.before == accuracy(zoo.load_model("glyphs", batch=100), 400)
+    assert decomposed.before[1] + 0.1 < decomposed.after[1] < original.before[1]
     assert decomposed.optimised == pytest.approx(decomposed.after, abs=2 / 400)
     assert decomposed.weights < 0.2 and decomposed.macs < 0.2
     assert 0 < decomposed.error < decomposed.error_sum

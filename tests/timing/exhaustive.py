@@ -110,15 +110,15 @@ class Search:
         for _ in range(most_states):
             *_, state, clocks, due, stream = heapq.heappop(queue)
             if state.done.bit_count() == self.work.units:
-                return clocks[LAST] + n["nCL"] + n["nBL"] * self.readres_bursts, self._unwound(stream)
-            if stream is not None and not self._is_kept(state, clocks, due):
+                return clocks[LAST] + n["nCL"] + n["nBL"] * self.readres_bursts, self._stream_nodes(stream)
+            if stream is not None and not self._is_best(state, clocks, due):
                 continue
             for node, after in self._moves(state):
-                later, opened, until = self._issued(state.open, list(clocks), due, node)
+                later, opened, until = self._issue(state.open, list(clocks), due, node)
                 after = after._replace(open=opened)
                 later = tuple(max(clock, later[LAST] + (i > LAST)) for i, clock in enumerate(later))
                 if self._add(after, later, until):
-                    rank = (self._least(after, later), later[LAST], next(order))
+                    rank = (self._lower_bound(after, later), later[LAST], next(order))
                     heapq.heappush(queue, (*rank, after, later, until, (stream, node)))
         raise TooManyStates
 
@@ -127,58 +127,60 @@ class Search:
         opened, long_ago = (1 << self.work.gangs) - 1, 0
         clocks = [long_ago] * (self.first_buffer + 3 * self.spec.global_buffers)
         never = 1 << 60
-        clocks, opened, _ = self._issued(opened, clocks, never, comp(1))
+        clocks, opened, _ = self._issue(opened, clocks, never, comp(1))
         first = clocks[LAST]
         for gang in range(self.work.gangs):
-            clocks, opened, _ = self._issued(opened, clocks, never, act(gang))
-        clocks, _, _ = self._issued(opened, clocks, never, comp(1))
+            clocks, opened, _ = self._issue(opened, clocks, never, act(gang))
+        clocks, _, _ = self._issue(opened, clocks, never, comp(1))
         return max(clocks[LAST] - first, self.n["nCCDS"])
 
     @staticmethod
-    def _unwound(stream: tuple | None) -> tuple[Node, ...]:
+    def _stream_nodes(stream: tuple | None) -> tuple[Node, ...]:
         nodes = []
         while stream:
             stream, node = stream
             nodes.append(node)
         return tuple(reversed(nodes))
 
-    def _least(self, state: State, clocks: tuple[int, ...]) -> int:
+    def _lower_bound(self, state: State, clocks: tuple[int, ...]) -> int:
         """No stream from here on has its last READRES before this clock."""
         w = self.work
-        left = (w.units - state.done.bit_count()) * w.chunks * w.columns
+        remaining = (w.units - state.done.bit_count()) * w.chunks * w.columns
         for b in state.buffers:
             if b.unit is not None:
-                left -= b.chunks.bit_count() * w.columns + b.columns
+                remaining -= b.chunks.bit_count() * w.columns + b.columns
         reads = w.units - state.done.bit_count()
         read = clocks[READRES] + (reads - 1) * self.n["nBL"] * self.readres_bursts if reads else 0
-        if left <= 0:
+        if remaining <= 0:
             return max(read, clocks[LAST])
-        begun, rows = self._begun(state), set()
+        begun, rows = self._unit_mask(state), set()
         if w.units == w.pixels * w.tiles:
             for tile in range(w.tiles):
                 if any(not begun >> (tile * w.pixels + p) & 1 for p in range(w.pixels)):
                     rows.update(w.rows[tile * w.chunks : (tile + 1) * w.chunks])
 
         changes = len(rows - {state.row}) * (self.row_change - self.n["nCCDS"])
-        return max(read, clocks[COMP] + (left - 1) * self.n["nCCDS"] + changes + self.n["nTREE"])
+        return max(read, clocks[COMP] + (remaining - 1) * self.n["nCCDS"] + changes + self.n["nTREE"])
 
     def _add(self, state: State, clocks: tuple[int, ...], due: int) -> bool:
         """Whether nothing that was found is as far and nowhere later."""
         key = (self._canonical(state, clocks), due if self.refreshes else 0)
         state, clocks = key[0]
-        known = self.seen.setdefault((state, clocks if self.refreshes else 0, due), [])
+        earlier_clocks = self.seen.setdefault((state, clocks if self.refreshes else 0, due), [])
         if self.refreshes:
-            if known:
+            if earlier_clocks:
                 return False
-            known.append(clocks)
+            earlier_clocks.append(clocks)
             return True
-        if any(all(a <= b for a, b in zip(other, clocks)) for other in known):
+        if any(all(a <= b for a, b in zip(earlier, clocks)) for earlier in earlier_clocks):
             return False
-        known[:] = [other for other in known if not all(a >= b for a, b in zip(other, clocks))]
-        known.append(clocks)
+        earlier_clocks[:] = [
+            earlier for earlier in earlier_clocks if not all(a >= b for a, b in zip(earlier, clocks))
+        ]
+        earlier_clocks.append(clocks)
         return True
 
-    def _is_kept(self, state: State, clocks: tuple[int, ...], due: int) -> bool:
+    def _is_best(self, state: State, clocks: tuple[int, ...], due: int) -> bool:
         """Whether nothing better was found since this was added."""
         state, clocks = self._canonical(state, clocks)
         return clocks in self.seen[state, clocks if self.refreshes else 0, due]
@@ -186,33 +188,33 @@ class Search:
     def _canonical(self, state: State, clocks: tuple[int, ...]) -> tuple[State, tuple[int, ...]]:
         """With the buffers, which are alike, in a fixed order."""
         first = self.first_buffer
-        each = [(b, clocks[first + 3 * i : first + 3 * i + 3]) for i, b in enumerate(state.buffers)]
-        each.sort(key=repr)
-        ordered = tuple(clock for _, three in each for clock in three)
-        return state._replace(buffers=tuple(b for b, _ in each)), clocks[:first] + ordered
+        buffer_clocks = [(b, clocks[first + 3 * i : first + 3 * i + 3]) for i, b in enumerate(state.buffers)]
+        buffer_clocks.sort(key=repr)
+        ordered = tuple(clock for _, three in buffer_clocks for clock in three)
+        return state._replace(buffers=tuple(b for b, _ in buffer_clocks)), clocks[:first] + ordered
 
     # What may come next.
 
     def _moves(self, state: State) -> Iterator[tuple[Node, State]]:
         for index, buffer in enumerate(state.buffers):
-            yield from self._computed(state, index, buffer)
-            yield from self._written(state, index, buffer)
+            yield from self._comp_moves(state, index, buffer)
+            yield from self._gwrite_moves(state, index, buffer)
             if self._is_complete(buffer):
                 tile, pixel = buffer.unit
                 emptied = buffer._replace(unit=None, chunks=0)
                 done = state.done | 1 << (tile * self.work.pixels + pixel)
-                yield read(index), self._with(state, index, emptied, done=done)
-        yield from self._opened(state)
+                yield read(index), self._with_buffer(state, index, emptied, done=done)
+        yield from self._act_moves(state)
 
     @staticmethod
-    def _with(state: State, index: int, buffer: Buffer, **changes: object) -> State:
+    def _with_buffer(state: State, index: int, buffer: Buffer, **changes: object) -> State:
         buffers = (*state.buffers[:index], buffer, *state.buffers[index + 1 :])
         return state._replace(buffers=buffers, **changes)
 
     def _is_complete(self, buffer: Buffer) -> bool:
         return buffer.chunks == (1 << self.work.chunks) - 1
 
-    def _begun(self, state: State) -> int:
+    def _unit_mask(self, state: State) -> int:
         """Units done or in a latch, bit mask."""
         begun = state.done
         for b in state.buffers:
@@ -220,11 +222,11 @@ class Search:
                 begun |= 1 << (b.unit[0] * self.work.pixels + b.unit[1])
         return begun
 
-    def _computed(self, state: State, index: int, buffer: Buffer) -> Iterator[tuple[Node, State]]:
+    def _comp_moves(self, state: State, index: int, buffer: Buffer) -> Iterator[tuple[Node, State]]:
         w = self.work
         if state.gangs < w.gangs or buffer.chunk < 0 or self._is_complete(buffer):
             return
-        begun = self._begun(state)
+        begun = self._unit_mask(state)
         for tile in range(w.tiles):
             place = tile * w.chunks + buffer.chunk
             if w.rows[place] != state.row or buffer.chunks >> buffer.chunk & 1:
@@ -242,23 +244,23 @@ class Search:
                 if columns == w.columns:
                     after = after._replace(columns=0, chunks=buffer.chunks | 1 << buffer.chunk)
                 node = comp(1, index, state.row, 0)
-                yield node, self._with(state, index, after, row_used=True)
+                yield node, self._with_buffer(state, index, after, row_used=True)
 
-    def _written(self, state: State, index: int, buffer: Buffer) -> Iterator[tuple[Node, State]]:
+    def _gwrite_moves(self, state: State, index: int, buffer: Buffer) -> Iterator[tuple[Node, State]]:
         w = self.work
         if not buffer.used or buffer.columns:
             return
-        begun = self._begun(state)
-        wanted = [
+        begun = self._unit_mask(state)
+        pixel_pool = [
             p for p in range(w.pixels) if any(not begun >> (t * w.pixels + p) & 1 for t in range(w.tiles))
         ]
         chunks = range(w.chunks)
         if buffer.unit is not None and not self._is_complete(buffer):
-            wanted = [buffer.unit[1]]
+            pixel_pool = [buffer.unit[1]]
             chunks = [c for c in chunks if not buffer.chunks >> c & 1]
         for count in range(1, w.slots + 1):
-            for chosen in itertools.combinations(wanted, count):
-                pixels = sum(1 << p for p in chosen)
+            for pixel_set in itertools.combinations(pixel_pool, count):
+                pixels = sum(1 << p for p in pixel_set)
                 fresh = pixels & ~state.touched
                 first = ~state.touched & -(~state.touched)
                 if fresh != first * ((1 << fresh.bit_count()) - 1):
@@ -268,9 +270,9 @@ class Search:
                         after = buffer._replace(chunk=chunk, pixels=pixels, used=False)
                         touched = state.touched | pixels
                         node = write(index, count * w.columns)
-                        yield node, self._with(state, index, after, touched=touched)
+                        yield node, self._with_buffer(state, index, after, touched=touched)
 
-    def _opened(self, state: State) -> Iterator[tuple[Node, State]]:
+    def _act_moves(self, state: State) -> Iterator[tuple[Node, State]]:
         w = self.work
         if 0 < state.gangs < w.gangs:
             yield act(state.gangs, state.row), state._replace(gangs=state.gangs + 1)
@@ -278,18 +280,18 @@ class Search:
         if not state.row_used:
             return
         for row in dict.fromkeys(w.rows):
-            tiles = [place // w.chunks for place, at in enumerate(w.rows) if at == row]
+            tiles = [place // w.chunks for place, chunk_row in enumerate(w.rows) if chunk_row == row]
             units = (tile * w.pixels + pixel for tile in tiles for pixel in range(w.pixels))
             if row != state.row and any(not state.done >> unit & 1 for unit in units):
                 yield act(0, row), state._replace(row=row, gangs=1, row_used=False)
 
     # When it issues.
 
-    def _issued(self, opened: int, c: list[int], due: int, node: Node) -> tuple[list[int], int, int]:
+    def _issue(self, opened: int, c: list[int], due: int, node: Node) -> tuple[list[int], int, int]:
         """Ready clocks, open gangs and the next due clock after `node` and what the controller adds."""
-        kind, every = type(node).__name__, (1 << self.work.gangs) - 1
+        kind, all_gangs = type(node).__name__, (1 << self.work.gangs) - 1
         while True:
-            if kind == "Comp" and opened != every:  # a refresh closed them
+            if kind == "Comp" and opened != all_gangs:  # a refresh closed them
                 gang = (~opened & -~opened).bit_length() - 1
                 t = self._ready_to_open(c, gang)
                 if t < due:
@@ -315,13 +317,13 @@ class Search:
         t = c[LAST] + 1
         if kind == "GAct":
             return max(t, self._ready_to_open(c, node.gang))
-        own = self.first_buffer + 3 * node.buffer
+        buffer_base = self.first_buffer + 3 * node.buffer
         if kind == "Comp":
             gangs = (c[FIRST + 3 * g + GANG_COMP] for g in range(self.work.gangs))
-            return max(t, c[COMP], c[own + BUFFER_COMP], *gangs)
+            return max(t, c[COMP], c[buffer_base + BUFFER_COMP], *gangs)
         if kind == "Gwrite":
-            return max(t, c[GWRITE], c[own + BUFFER_WRITE])
-        return max(t, c[READRES], c[own + BUFFER_READ])
+            return max(t, c[GWRITE], c[buffer_base + BUFFER_WRITE])
+        return max(t, c[READRES], c[buffer_base + BUFFER_READ])
 
     def _ready_to_open(self, c: list[int], gang: int) -> int:
         return max(c[LAST] + 1, c[G_ACT], c[FIRST + 3 * gang + GANG_ACT])
@@ -331,7 +333,7 @@ class Search:
         if kind == "GAct":
             self._activate(c, node.gang, t)
             return
-        own = self.first_buffer + 3 * node.buffer
+        buffer_base = self.first_buffer + 3 * node.buffer
         c[LAST] = t
 
         def delay(clock: int, cycles: int) -> None:
@@ -339,25 +341,25 @@ class Search:
 
         if kind == "Comp":
             delay(COMP, n["nCCDS"])
-            delay(own + BUFFER_READ, n["nTREE"])
-            delay(own + BUFFER_WRITE, n["nCCDS"])
+            delay(buffer_base + BUFFER_READ, n["nTREE"])
+            delay(buffer_base + BUFFER_WRITE, n["nCCDS"])
             for gang in range(self.work.gangs):
                 delay(FIRST + 3 * gang + GANG_PRE, n["nRTP"])
         elif kind == "Gwrite":
             delay(GWRITE, n["nBL"] * node.bursts)
-            delay(own + BUFFER_COMP, n["nBL"] * node.bursts)
+            delay(buffer_base + BUFFER_COMP, n["nBL"] * node.bursts)
             delay(READRES, n["nBL"] * (node.bursts - 1) + n["nTURN"])
         else:
             delay(READRES, n["nBL"] * self.readres_bursts)
             delay(GWRITE, n["nBL"] * (self.readres_bursts - 1) + n["nTURN"])
-            c[own + BUFFER_READ] = 0  # until the next COMP
+            c[buffer_base + BUFFER_READ] = 0  # until the next COMP
 
     def _activate(self, c: list[int], gang: int, t: int) -> None:
-        n, own = self.n, FIRST + 3 * gang
+        n, gang_base = self.n, FIRST + 3 * gang
         c[LAST] = t
-        c[own + GANG_COMP] = max(c[own + GANG_COMP], t + n["nRCDR"])
-        c[own + GANG_PRE] = max(c[own + GANG_PRE], t + n["nRAS"])
-        c[own + GANG_ACT] = max(c[own + GANG_ACT], t + n["nRC"])
+        c[gang_base + GANG_COMP] = max(c[gang_base + GANG_COMP], t + n["nRCDR"])
+        c[gang_base + GANG_PRE] = max(c[gang_base + GANG_PRE], t + n["nRAS"])
+        c[gang_base + GANG_ACT] = max(c[gang_base + GANG_ACT], t + n["nRC"])
         # Four activations in nFAW: as many gangs as the window has, the older one of two remembered.
         older = t if self.window == 1 else c[OLDER_G_ACT] - n["nFAW"]
         c[G_ACT] = max(c[G_ACT], t + n["nRRD"], older + n["nFAW"])
@@ -365,8 +367,8 @@ class Search:
 
     def _precharge(self, c: list[int], gang: int, t: int) -> None:
         c[LAST] = t
-        own = FIRST + 3 * gang
-        c[own + GANG_ACT] = max(c[own + GANG_ACT], t + self.n["nRP"])
+        gang_base = FIRST + 3 * gang
+        c[gang_base + GANG_ACT] = max(c[gang_base + GANG_ACT], t + self.n["nRP"])
         if self.refreshes:
             c[REF] = max(c[REF], t + self.n["nRP"])
 

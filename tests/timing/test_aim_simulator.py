@@ -29,7 +29,7 @@ from pimflow.simulators.pim.timing import time_program
 AIM = PimSpec.load("aim-gddr6")
 
 
-def recorded(name: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+def read_record(name: str) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Programs by name, and what the simulator printed.
 
     Recorded by scripts/compare_aim.py --layer … --record.
@@ -39,10 +39,10 @@ def recorded(name: str) -> tuple[dict[str, str], list[dict[str, str]]]:
     return files, list(csv.DictReader(io.StringIO(files["cycles.csv"])))
 
 
-FILES, RECORDED = recorded("aim_simulator")
-LATCHES, STARTED = recorded("aim_latches")  # --initial bias --initial add
-CHUNKS = recorded("aim_chunks")  # sums that are resumed, channels that idle
-ACTIVATED = recorded("aim_activations")  # --initial bias --activation relu6
+FILES, RECORDED = read_record("aim_simulator")
+LATCHES, STARTED = read_record("aim_latches")  # --initial bias --initial add
+CHUNKS = read_record("aim_chunks")  # sums that are resumed, channels that idle
+ACTIVATED = read_record("aim_activations")  # --initial bias --activation relu6
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ ACTIVATED = recorded("aim_activations")  # --initial bias --activation relu6
     + [(LATCHES, line) for line in STARTED]
     + [(CHUNKS[0], line) for line in CHUNKS[1]]
     + [(ACTIVATED[0], line) for line in ACTIVATED[1]],
-    ids=lambda each: f"{each['program']} {each['name']}" if "program" in each else "",
+    ids=lambda case: f"{case['program']} {case['name']}" if "program" in case else "",
 )
 def test_recorded_programs(files, line):
     program = PimProgram.from_json(files[line["program"]])
@@ -73,7 +73,7 @@ def test_most_recorded_programs_are_off_by_a_few_clocks():
     assert sum(close) > len(close) / 2
 
 
-def test_sums_that_are_resumed_and_channels_that_idle_take_what_they_take_there():
+def test_resumed_sums_and_idle_channels_take_what_they_take_there():
     files, lines = CHUNKS
     programs = {line["program"]: PimProgram.from_json(files[line["program"]]) for line in lines}
     assert any(program.resumes for program in programs.values())
@@ -109,14 +109,19 @@ def test_comparison_and_page(tmp_path):
     program = PimProgram.from_json(FILES["0.pimprog"])
     cycles = time_program(program, disable_refresh(AIM)).cycles
     executable = simulator(tmp_path, f"echo '  memory_system_cycles: {2 * cycles}'")
-    told = []
-    (found,) = compare(executable, [("layer", "a layer", program)], AIM, told.append)
-    assert told == [found] and (found.cycles, found.simulated_cycles) == (cycles, 2 * cycles)
-    assert found.error == -0.5 and summary([found]) == {"layer": {"traces": 1, "median": 0.5, "largest": 0.5}}
+    reported = []
+    (comparison,) = compare(executable, [("layer", "a layer", program)], AIM, reported.append)
+    assert reported == [comparison] and (comparison.cycles, comparison.simulated_cycles) == (
+        cycles,
+        2 * cycles,
+    )
+    assert comparison.error == -0.5 and summary([comparison]) == {
+        "layer": {"traces": 1, "median": 0.5, "largest": 0.5}
+    }
     page = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
-    assert replace_table(page, [found]) == f"before\n{BEGIN}\n{table([found])}\n{END}\nafter\n"
+    assert replace_table(page, [comparison]) == f"before\n{BEGIN}\n{table([comparison])}\n{END}\nafter\n"
     with pytest.raises(ProfilerError, match="no marks"):
-        replace_table("nothing", [found])
+        replace_table("nothing", [comparison])
 
 
 def test_what_goes_wrong_is_said(tmp_path):

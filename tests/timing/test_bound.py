@@ -50,7 +50,7 @@ class Case:
     channels: int
 
     @classmethod
-    def drawn(cls, draw: random.Random, refreshes: bool) -> "Case":
+    def from_random(cls, draw: random.Random, refreshes: bool) -> "Case":
         cycles = {name: draw.randint(*ends) for name, ends in RANGES.items()}
         if refreshes:
             cycles |= {"nREFI": draw.randint(45, 80), "nRFC": draw.randint(1, 12)}
@@ -83,7 +83,7 @@ class Case:
 
     def works(self) -> list[Work]:
         """What a channel may do: tiles over all gangs or fewer, chunks in rows as they come, or shuffled."""
-        found = []
+        work_list = []
         for gangs in (g for g in range(1, self.pim.gangs + 1) if self.pim.gangs % g == 0):
             tiles = -(-self.geometry.oc // (gangs * self.pim.banks_per_gang))
             per_row = self.pim.columns_per_row // self.pim.buffer_columns
@@ -91,8 +91,8 @@ class Case:
             rows = {tuple(place // per_row for place in places)}
             if per_row > 1:
                 rows.add(tuple(place % -(-len(places) // per_row) for place in places))
-            for each in sorted(rows):
-                found.append(
+            for chunk_rows in sorted(rows):
+                work_list.append(
                     Work(
                         pixels=self.pixels,
                         tiles=tiles,
@@ -100,11 +100,11 @@ class Case:
                         columns=self.columns,
                         units=-(-self.pixels * tiles // self.channels),
                         slots=self.pim.buffer_columns // self.columns if self.chunks == 1 else 1,
-                        rows=each,
+                        rows=chunk_rows,
                         gangs=gangs,
                     )
                 )
-        return found
+        return work_list
 
     def fastest(self, refreshes: bool) -> int:
         """Cycles of the fastest stream of all mappings; the engine must find the same."""
@@ -123,8 +123,8 @@ class Case:
 @pytest.mark.parametrize(("refreshes", "comps"), [(False, 5), (True, 4)])
 def test_no_stream_is_faster(refreshes, comps):
     draw, ratios, tried = random.Random(f"refreshes: {refreshes}"), [], 0
-    drawn = (Case.drawn(draw, refreshes) for _ in itertools.count())
-    for case in itertools.islice((case for case in drawn if 2 <= case.comps <= comps), 50):
+    cases = (Case.from_random(draw, refreshes) for _ in itertools.count())
+    for case in itertools.islice((case for case in cases if 2 <= case.comps <= comps), 50):
         tried += 1
         try:
             fastest = case.fastest(refreshes)

@@ -35,7 +35,7 @@ def legal(newton):
     return issue_program(program(STREAM), newton, 0)
 
 
-def which(stream, command, nth=0):
+def command_index(stream, command, nth=0):
     return int(np.flatnonzero(stream["command"] == command)[nth])
 
 
@@ -56,7 +56,7 @@ def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
 @pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, PRE, REF], ids=lambda c: COMMANDS[c])
 @pytest.mark.parametrize("nth", [0, 1, -1])
 def test_dropped_command(newton, legal, command, nth):
-    dropped = np.delete(legal, which(legal, command, nth))
+    dropped = np.delete(legal, command_index(legal, command, nth))
     # A dropped PRE leaves a G_ACT or REF on an open row, a dropped REF is overdue.
     assert count_violations(dropped, newton, program(STREAM)) > 0
     if command in (PRE, REF):
@@ -65,14 +65,14 @@ def test_dropped_command(newton, legal, command, nth):
 
 @pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, WRITE], ids=lambda c: COMMANDS[c])
 def test_repeated_command(newton, legal, command):
-    index = which(legal, command, -1)
+    index = command_index(legal, command, -1)
     repeated = np.insert(legal, index + 1, legal[index])
     repeated["clock"][index + 1 :] += 100
     assert count_violations(repeated, newton, program(STREAM)) > 0
 
 
 def test_swapped_commands(newton, legal):
-    first_row = which(legal, G_ACT)
+    first_row = command_index(legal, G_ACT)
     operands = [name for name in legal.dtype.names if name != "clock"]
     for index in (first_row, *range(0, len(legal) - 1, 5)):
         kinds = set(legal["command"][[index, index + 1]].tolist())
@@ -102,14 +102,14 @@ def test_swapped_commands(newton, legal):
     ],
 )
 def test_wrong_operand(newton, legal, command, field, problem):
-    wrong = legal.copy()
-    index = which(legal, command, 50 if command in (COMP, G_ACT) else 5)
-    wrong[field][index] += 1 if wrong[field][index] < 3 else -1
-    assert any(problem in text for text in violations(wrong, newton, program(STREAM), limit=10**6))
+    wrong_stream = legal.copy()
+    index = command_index(legal, command, 50 if command in (COMP, G_ACT) else 5)
+    wrong_stream[field][index] += 1 if wrong_stream[field][index] < 3 else -1
+    assert any(problem in text for text in violations(wrong_stream, newton, program(STREAM), limit=10**6))
 
 
 def test_refresh_too_early(newton, legal):
-    ref = which(legal, REF)
+    ref = command_index(legal, REF)
     early = legal.copy()
     early["clock"][:ref] -= early["clock"][:ref] // 2
     early["clock"][ref] = 1899
@@ -128,7 +128,7 @@ def test_refresh_too_early(newton, legal):
     ],
 )
 def test_commands_that_do_not_exist(newton, legal, command, field, value):
-    index = which(legal, command)
+    index = command_index(legal, command)
     legal[field][index] = value
     (text,) = violations(legal, newton)
     assert text.startswith(f"command {index} (") and "no such command on 'newton-gddr6'" in text
@@ -139,7 +139,7 @@ def test_messages(newton, legal):
         "end of the stream: the program goes on with GWRITE buffer 0 bursts 32"
     ]
     # W@1, W@65, A0..A3@66, 83, 100, 117, C@128
-    index = which(legal, COMP)
+    index = command_index(legal, COMP)
     legal["clock"][index] -= 1
     assert violations(legal[: index + 1], newton) == [
         f"command {index} (COMP at clock 127): nRCDR of gang 3 holds until clock 128"
@@ -169,7 +169,7 @@ def test_violations_are_counted_by_rule(newton, legal):
     assert not any(clean.values()) and {"nRCDR of a gang", "no refresh overdue"} <= clean.keys()
     late = legal.copy()
     late["clock"] += newton.timing["nREFI"]
-    found = violations_by_rule(late, newton, program(STREAM))
-    assert found.keys() == clean.keys()
-    assert {rule for rule, count in found.items() if count} == {"no refresh overdue"}
-    assert sum(found.values()) == count_violations(late, newton, program(STREAM))
+    counts = violations_by_rule(late, newton, program(STREAM))
+    assert counts.keys() == clean.keys()
+    assert {rule for rule, count in counts.items() if count} == {"no refresh overdue"}
+    assert sum(counts.values()) == count_violations(late, newton, program(STREAM))

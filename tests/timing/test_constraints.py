@@ -99,20 +99,20 @@ def test_blocked_before_and_legal_at(newton, pair):
     bound = BOUNDS[pair]
     spec = with_timing(newton, **bound.cycles)
     stream = issue_program(program(bound.stream), free(spec, bound.freed), 0)
-    held = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[-1])
+    blocked = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[-1])
     if pair == ("nRFC", "REF", "REF"):
-        held = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[1])
-    holder = int(np.flatnonzero(stream["command"][:held] == COMMANDS.index(before))[-1])
+        blocked = int(np.flatnonzero(stream["command"] == COMMANDS.index(after))[1])
+    holder = int(np.flatnonzero(stream["command"][:blocked] == COMMANDS.index(before))[-1])
 
     (rule,) = (rule for rule in spec.constraints if pair in pairs(rule))
     per_burst_cycles = spec.timing[rule.per_burst] if rule.per_burst else 0
     gap_cycles = spec.timing[latency] + per_burst_cycles * (bound.bursts - 1)
-    assert stream["clock"][held] - stream["clock"][holder] == gap_cycles
+    assert stream["clock"][blocked] - stream["clock"][holder] == gap_cycles
 
-    assert objections(stream, spec, held) == []
-    stream["clock"][held] -= 1
-    assert stream["clock"][held] > stream["clock"][held - 1]
-    assert objections(stream, spec, held) != []
+    assert objections(stream, spec, blocked) == []
+    stream["clock"][blocked] -= 1
+    assert stream["clock"][blocked] > stream["clock"][blocked - 1]
+    assert objections(stream, spec, blocked) != []
 
 
 @pytest.mark.parametrize("pair", [pair for pair in BOUNDS if not BOUNDS[pair].freed], ids="-".join)

@@ -106,15 +106,15 @@ CASES = {
 }
 
 
-def relaxed(spec: PimSpec, rule: Constraint, **cycles: int) -> PimSpec:
+def with_only_rule(spec: PimSpec, rule: Constraint, **cycles: int) -> PimSpec:
     """`spec` with nothing in force but `rule`, whose latency is long enough to be felt."""
-    kept = {name: spec.timing[name] for name in (rule.latency, rule.per_burst) if name}
-    least = {"nCL": 1, "nBL": 1, "nREFI": 5000}
+    rule_cycles = {name: spec.timing[name] for name in (rule.latency, rule.per_burst) if name}
+    min_cycles = {"nCL": 1, "nBL": 1, "nREFI": 5000}
     felt = {rule.latency: max(spec.timing[rule.latency], 6 * rule.window)}
-    return replace(spec, timing=dict.fromkeys(spec.timing, 0) | least | kept | felt | cycles)
+    return replace(spec, timing=dict.fromkeys(spec.timing, 0) | min_cycles | rule_cycles | felt | cycles)
 
 
-def on(spec: PimSpec, nodes: tuple[Node, ...]) -> PimProgram:
+def device_program(spec: PimSpec, nodes: tuple[Node, ...]) -> PimProgram:
     """A program for that organisation."""
     return replace(
         program(nodes),
@@ -127,15 +127,15 @@ def on(spec: PimSpec, nodes: tuple[Node, ...]) -> PimProgram:
 
 def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node, ...]]:
     """By the earlier command: a stream that ends with `after`, held back by `rule`."""
-    every = tuple(act(gang) for gang in range(spec.gangs))
-    other = 1 % spec.global_buffers if rule.level == "channel" else 0
-    again = (act(0, 0), act(0, 1))
+    open_all = tuple(act(gang) for gang in range(spec.gangs))
+    other_buffer = 1 % spec.global_buffers if rule.level == "channel" else 0
+    reopen = (act(0, 0), act(0, 1))
     last = {
-        "GWRITE": (write(other),),
-        "READRES": (read(other),),
-        "WRBIAS": (start(other),),
-        "COMP": (comp(buffer=other),),
-        "AF": (apply(other),),
+        "GWRITE": (write(other_buffer),),
+        "READRES": (read(other_buffer),),
+        "WRBIAS": (start(other_buffer),),
+        "COMP": (comp(buffer=other_buffer),),
+        "AF": (apply(other_buffer),),
         "G_ACT": tuple(act(k % spec.gangs, k) for k in range(1, rule.window + 1)),
         "PRE": (act(0, 1),),
         "WRITE": (store(),),
@@ -143,28 +143,31 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
     if rule.level != "channel":
         last["G_ACT"] = (act(0, 1),) * rule.window
     before = {
-        "GWRITE": (*(every if after != "G_ACT" else ()), *(write(0, BURSTS),) * rule.window),
-        "READRES": (*(every if after in ("PRE", "COMP", "WRITE", "AF") else ()), *(read(0),) * rule.window),
-        "WRITE": (*every, store(bursts=BURSTS)),
-        "WRBIAS": (*(every if after != "G_ACT" else ()), *(start(0),) * rule.window),
-        "COMP": (*every, *(comp(buffer=0),) * rule.window),
-        "AF": (*every, *(apply(0),) * rule.window),
-        "G_ACT": every if after in ("COMP", "AF") else (act(0, 0),),
-        "PRE": again,
+        "GWRITE": (*(open_all if after != "G_ACT" else ()), *(write(0, BURSTS),) * rule.window),
+        "READRES": (
+            *(open_all if after in ("PRE", "COMP", "WRITE", "AF") else ()),
+            *(read(0),) * rule.window,
+        ),
+        "WRITE": (*open_all, store(bursts=BURSTS)),
+        "WRBIAS": (*(open_all if after != "G_ACT" else ()), *(start(0),) * rule.window),
+        "COMP": (*open_all, *(comp(buffer=0),) * rule.window),
+        "AF": (*open_all, *(apply(0),) * rule.window),
+        "G_ACT": open_all if after in ("COMP", "AF") else (act(0, 0),),
+        "PRE": reopen,
     }
-    found = {name: (*nodes, *last.get(after, ())) for name, nodes in before.items()}
+    by_command = {name: (*nodes, *last.get(after, ())) for name, nodes in before.items()}
     nREFI = spec.timing["nREFI"]
     waiting = loop(nREFI - 1, read())  # until a refresh falls due
-    found["PRE"] = (act(0), waiting) if after == "REF" else again
+    by_command["PRE"] = (act(0), waiting) if after == "REF" else reopen
     # Rows are closed after a refresh, so a COMP and a PRE come to feel it once they are open again.
-    found["REF"] = {
-        "COMP": (*every, loop(2, comp())),
-        "AF": (*every, loop(2, apply())),
+    by_command["REF"] = {
+        "COMP": (*open_all, loop(2, comp())),
+        "AF": (*open_all, loop(2, apply())),
         "WRITE": (act(0), loop(nREFI - 2, read()), store()),
-        "PRE": (waiting, *again),
+        "PRE": (waiting, *reopen),
         "REF": (loop(nREFI - 4, read()), act(0), loop(4, read())),
     }.get(after, (waiting, *last.get(after, ())))
-    return found
+    return by_command
 
 
 def free(spec: PimSpec, rule: Constraint, after: str) -> PimSpec:
@@ -190,30 +193,32 @@ def test_blocked_before_and_legal_at(case):
         cycles = {"nREFI": spec.timing[rule.latency] + 10, "nRAS": 30}
     elif before == "REF" and after in ("COMP", "AF"):
         cycles |= {"nCCDS": nREFI}
-    tight = relaxed(spec, rule, **cycles)
-    stream = issue_program(on(tight, streams(tight, rule, after)[before]), free(tight, rule, after), 0)
+    tight = with_only_rule(spec, rule, **cycles)
+    stream = issue_program(
+        device_program(tight, streams(tight, rule, after)[before]), free(tight, rule, after), 0
+    )
 
     holders = clocks(stream, before)
     if before == after == "REF":
-        held = holders[1]
+        blocked = holders[1]
     elif before == "REF":
-        held = next(index for index in clocks(stream, after) if index > holders[0])
+        blocked = next(index for index in clocks(stream, after) if index > holders[0])
     else:
-        held = clocks(stream, after)[-1 if after != "REF" else 0]
-    holder = holders[holders < held][-rule.window]
+        blocked = clocks(stream, after)[-1 if after != "REF" else 0]
+    holder = holders[holders < blocked][-rule.window]
     per_burst_cycles = tight.timing[rule.per_burst] if rule.per_burst else 0
     bursts = BURSTS if before in ("GWRITE", "WRITE") else max(1, int(stream["bursts"][holder]))
     gap_cycles = tight.timing[rule.latency] + per_burst_cycles * (bursts - 1)
-    assert stream["clock"][held] - stream["clock"][holder] == gap_cycles
+    assert stream["clock"][blocked] - stream["clock"][holder] == gap_cycles
 
     def objections() -> list[str]:
         texts = violations(stream, tight, limit=10**6)
-        return [text for text in texts if text.startswith(f"command {held} ")]
+        return [text for text in texts if text.startswith(f"command {blocked} ")]
 
     assert objections() == []
     by_heart = {form for rules in EVERY for form in rules.get((before, after), ())}
     if (rule.latency, rule.per_burst) in by_heart:
-        stream["clock"][held] -= 1
+        stream["clock"][blocked] -= 1
         assert objections() != []
 
 
@@ -221,20 +226,20 @@ def test_blocked_before_and_legal_at(case):
 def test_every_rule_by_heart_is_in_the_file_or_dominated(name):
     """What the checker knows and the table lacks is never felt: programs below would find it."""
     spec = DEVICES[name]
-    known = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
-    known |= set(LATCHES if spec.can_write_latches else ())
-    known |= set(CHANGES_OF_LATCHES if spec.can_write_latches and "nMODCH" in spec.timing else ())
-    known |= set(ACTIVATIONS if spec.can_activate else ())
-    known |= set(CHANGES_OF_ACTIVATIONS if spec.can_activate and "nMODCH" in spec.timing else ())
-    assert {(before, after) for _, before, after in pairs(spec)} == known
+    expected_pairs = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
+    expected_pairs |= set(LATCHES if spec.can_write_latches else ())
+    expected_pairs |= set(CHANGES_OF_LATCHES if spec.can_write_latches and "nMODCH" in spec.timing else ())
+    expected_pairs |= set(ACTIVATIONS if spec.can_activate else ())
+    expected_pairs |= set(CHANGES_OF_ACTIVATIONS if spec.can_activate and "nMODCH" in spec.timing else ())
+    assert {(before, after) for _, before, after in pairs(spec)} == expected_pairs
 
 
-def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
+def fit_nodes(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
     """`nodes`, with the gangs and buffers that the device has."""
     out: list[Node] = []
     for node in nodes:
         if isinstance(node, Loop):
-            node = replace(node, body=fitted(node.body, spec))
+            node = replace(node, body=fit_nodes(node.body, spec))
         elif isinstance(node, GAct | Write) and node.gang >= spec.gangs:
             continue
         elif isinstance(node, Comp | Gwrite | Readres):
@@ -254,5 +259,5 @@ def test_any_program_is_legal_on_any_device(source, name, nREFI):
     spec = replace(DEVICES[name], comp_starts_at_row=False)
     if nREFI:
         spec = replace(spec, timing=spec.timing | {"nREFI": nREFI, "nRFC": min(60, spec.timing["nRFC"])})
-    source = on(spec, fitted(source.channels[0], spec))
+    source = device_program(spec, fit_nodes(source.channels[0], spec))
     assert violations(issue_program(source, spec, 0), spec, source) == []

@@ -26,7 +26,7 @@ counts = st.fixed_dictionaries({name: st.integers(0, 10**6) for name in COMMANDS
 devices = st.sampled_from(spec_names("pim")).map(PimSpec.load)
 
 
-def printed_by_the_fork(comp: int, gwrite: int, readres: int, prea: int) -> float:
+def fork_joule(comp: int, gwrite: int, readres: int, prea: int) -> float:
     """Joule, with the literal numbers of its source."""
     return (
         comp / 32 * 16 * (32 * 16 * 1.1e-12 + 32 * 0.175814e-9 + 1.16822e-9 + 32 * 16 * 0.4e-12)
@@ -40,7 +40,7 @@ def printed_by_the_fork(comp: int, gwrite: int, readres: int, prea: int) -> floa
 def test_the_forks_energy(commands, pim):
     """On every device: the fork knows one."""
     energy = pim_energy_pj(commands, 7, 3, pim, pim.dtypes[0], mode="ramulator-pimflow")
-    expected = printed_by_the_fork(*(commands[name] for name in ("COMP", "GWRITE", "READRES", "PRE")))
+    expected = fork_joule(*(commands[name] for name in ("COMP", "GWRITE", "READRES", "PRE")))
     assert sum(energy.values()) * 1e-12 == pytest.approx(expected, rel=1e-12)
 
 
@@ -51,7 +51,7 @@ def test_the_forks_energy_of_its_traces(newton, name):
     lines = TRACES[name].decode().splitlines()
     text = {word: sum(word in line for line in lines) for word in ("COMP", "GWRITE", "READRES")}
     energy = pim_energy_pj(result.commands, result.gwrite_bursts, 1, newton, "fp16", "ramulator-pimflow")
-    expected = printed_by_the_fork(text["COMP"], text["GWRITE"], text["READRES"], result.commands["PRE"])
+    expected = fork_joule(text["COMP"], text["GWRITE"], text["READRES"], result.commands["PRE"])
     assert sum(energy.values()) * 1e-12 == pytest.approx(expected, rel=1e-12)
     assert 0 < result.commands["PRE"] <= result.commands["REF"]
 
@@ -87,13 +87,13 @@ def test_a_mac_of_aim_costs_what_its_power_script_says():
 def test_commands_are_charged_alone(commands, pim, bursts):
     """Energy is the sum over commands of each kind's own, and grows with every one."""
     dtype = pim.dtypes[0]
-    whole = sum(pim_energy_pj(commands, bursts, 2, pim, dtype).values())
-    apart = sum(pim_energy_pj(NONE, bursts, 2, pim, dtype).values())
+    total_pj = sum(pim_energy_pj(commands, bursts, 2, pim, dtype).values())
+    sum_pj = sum(pim_energy_pj(NONE, bursts, 2, pim, dtype).values())
     for name in COMMANDS:
-        one = sum(pim_energy_pj(NONE | {name: 1}, 0, 2, pim, dtype).values())
-        apart += commands[name] * one
-        assert one >= 0
-    assert whole == pytest.approx(apart)
+        command_pj = sum(pim_energy_pj(NONE | {name: 1}, 0, 2, pim, dtype).values())
+        sum_pj += commands[name] * command_pj
+        assert command_pj >= 0
+    assert total_pj == pytest.approx(sum_pj)
 
 
 @pytest.mark.parametrize("key", ENERGY)
@@ -119,10 +119,10 @@ def test_channels_add_up_to_the_layer(name):
         geometry, pim, region="r", dtype=dtype, channels=3, schedule=schedules(geometry, pim, dtype)[0]
     )
     layer = time_program(program, pim)
-    alone = [time_program(replace(program, channels=(nodes,)), pim) for nodes in program.channels]
+    channel_results = [time_program(replace(program, channels=(nodes,)), pim) for nodes in program.channels]
     channels = channel_energies_pj(
-        [one.commands for one in alone],
-        [one.gwrite_bursts for one in alone],
+        [result.commands for result in channel_results],
+        [result.gwrite_bursts for result in channel_results],
         program.readres_bursts,
         pim,
         dtype,
@@ -131,8 +131,8 @@ def test_channels_add_up_to_the_layer(name):
     assert len(channels) == 3
     total = total_energy_pj(channels)
     background = total.pop("background")
-    whole = pim_energy_pj(layer.commands, layer.gwrite_bursts, program.readres_bursts, pim, dtype)
-    assert total == pytest.approx(whole)
+    layer_energy = pim_energy_pj(layer.commands, layer.gwrite_bursts, program.readres_bursts, pim, dtype)
+    assert total == pytest.approx(layer_energy)
     # mW times ns are pJ
     assert background == pytest.approx(3 * pim.energy["background_mw_per_channel"] * layer.time_ns)
 
@@ -163,7 +163,7 @@ def test_a_write_pays_for_its_columns_and_the_pins(name):
     assert written["io"] - without["io"] == pytest.approx(pins_pj)
 
 
-def test_latches_that_are_written_have_a_price_on_the_channels_that_write_them():
+def test_written_latches_have_a_price_on_the_channels_that_write_them():
     """Other channels may be idle; the total is of all."""
     pim = PimSpec.load("aim-gddr6")
     works, idle = NONE | {"READRES": 3, "WRBIAS": 3}, {**NONE}
@@ -172,4 +172,4 @@ def test_latches_that_are_written_have_a_price_on_the_channels_that_write_them()
     total = total_energy_pj(channels)
     assert "wrbias" not in channels[0] and total["wrbias"] == 3 * pim.energy["latch_write_pj"]
     assert channels[1]["io"] == 2 * plain[0]["io"]
-    assert sum(total.values()) == pytest.approx(sum(sum(each.values()) for each in channels))
+    assert sum(total.values()) == pytest.approx(sum(sum(channel.values()) for channel in channels))

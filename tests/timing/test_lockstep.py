@@ -39,18 +39,18 @@ layers = st.builds(
 )
 
 
-def on_aim(*channels: tuple) -> PimProgram:
+def aim_program(*channels: tuple) -> PimProgram:
     """A program of these streams, one a channel."""
     return replace(program(*channels), pim="aim-gddr6", gangs=1, buffers=1, columns_per_row=64, rows=64)
 
 
-def pixel(at: int, bursts: int = 32):
-    return Gwrite(buffer=0, pixel=Affine(at), pixels=1, k=Affine(0), columns=bursts)
+def pixel(index: int, bursts: int = 32):
+    return Gwrite(buffer=0, pixel=Affine(index), pixels=1, k=Affine(0), columns=bursts)
 
 
-def block(at: int = 0, row: int = 0, bursts: int = 32) -> tuple:
+def block(pixel_index: int = 0, row: int = 0, bursts: int = 32) -> tuple:
     """One vector, one row, one result."""
-    return pixel(at, bursts), act(0, row), comp(bursts, row=row), read()
+    return pixel(pixel_index, bursts), act(0, row), comp(bursts, row=row), read()
 
 
 # ---- how channels are dealt ----
@@ -133,7 +133,7 @@ def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
     assert masks == ([0xF << 28, 0xF << 28, 0xE << 28] * chunks) + [0xF << 28, 0xE << 28]
 
 
-def test_several_accumulators_form_products_of_several_tiles_before_results_are_read():
+def test_accumulators_form_products_of_several_tiles_before_they_are_read():
     geometry = ConvGeometry(n=1, h=1, w=3, c=2048, oc=96)  # two chunks, six tiles
     spec = replace(FOREVER, accumulators=3)
     order = Schedule(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
@@ -152,7 +152,7 @@ def test_several_accumulators_form_products_of_several_tiles_before_results_are_
     first = next(place for place, node in enumerate(nodes) if isinstance(node, Readres))
     swapped = list(nodes)
     swapped[first], swapped[first + 1] = (
-        replace(nodes[first + other], channel=nodes[first + 1 - other].channel) for other in (0, 1)
+        replace(nodes[first + offset], channel=nodes[first + 1 - offset].channel) for offset in (0, 1)
     )
     assert not product_coverage(replace(source, channels=(tuple(swapped),))).exact
     assert PimProgram.from_json(source.to_json()) == source
@@ -198,44 +198,46 @@ def test_a_block_by_hand():
     opened = written + 33  # TMOD
     computed = opened + 56 + 2 * 31  # nRCDRDMAC; the last of 32 COMPs
     read_at = computed + 34  # nCCDL, TMOD
-    stream = issue_program(on_aim(block()), FOREVER, 0)
+    stream = issue_program(aim_program(block()), FOREVER, 0)
     assert stream["clock"][[0, 1, 2, -1]].tolist() == [changed, opened, opened + 56, read_at]
-    assert time_program(on_aim(block()), FOREVER).cycles == read_at + 2 == 282
+    assert time_program(aim_program(block()), FOREVER).cycles == read_at + 2 == 282
 
 
 def test_channels_with_the_same_vectors_take_no_longer():
-    alone = time_program(on_aim(block()), FOREVER).cycles
-    assert time_program(on_aim(*[block()] * 16), FOREVER).cycles == alone
+    one_channel_cycles = time_program(aim_program(block()), FOREVER).cycles
+    assert time_program(aim_program(*[block()] * 16), FOREVER).cycles == one_channel_cycles
 
 
 @pytest.mark.parametrize("bursts", [1, 32, 64])
 def test_other_vectors_come_a_clock_of_the_host_apart(bursts):
     """In pieces that a channel's queue takes, so that no group of channels waits for another's."""
-    same = time_program(on_aim(*[block(bursts=bursts)] * 4), FOREVER).cycles
-    other = time_program(on_aim(*(block(at, bursts=bursts) for at in range(4))), FOREVER).cycles
-    assert other - same == 3
+    same = time_program(aim_program(*[block(bursts=bursts)] * 4), FOREVER).cycles
+    different = time_program(
+        aim_program(*(block(pixel_index, bursts=bursts) for pixel_index in range(4))), FOREVER
+    ).cycles
+    assert different - same == 3
 
 
 def test_pieces_of_other_vectors_take_turns(tmp_path):
     path = tmp_path / "x.aim"
-    source = on_aim(block(bursts=40), block(1, bursts=40))
+    source = aim_program(block(bursts=40), block(1, bursts=40))
     path.write_bytes(b"".join(text for text, _ in aim_isr.export(source)))
     writes = [i.operands for i in aim_isr.read(path) if i.opcode == "WR_GB"]
     pieces = [(w["opsize"], w["gpr"], 32 - w["mask"].bit_length()) for w in writes]
-    assert pieces == [(n, 64 * c + at, c) for at, n in ((0, 16), (16, 16), (32, 8)) for c in (0, 1)]
+    assert pieces == [(n, 64 * c + offset, c) for offset, n in ((0, 16), (16, 16), (32, 8)) for c in (0, 1)]
     assert aim_isr.counts(path)["GWRITE"] == 2
 
 
-def unrolled(nodes: tuple) -> tuple:
+def unroll(nodes: tuple) -> tuple:
     """The same commands without loops."""
 
-    def plain(node, at):
+    def plain(node, counters):
         values = {name: getattr(node, name) for name in type(node).__slots__}
         return type(node)(
-            **{k: Affine(v.value(at)) if isinstance(v, Affine) else v for k, v in values.items()}
+            **{k: Affine(v.value(counters)) if isinstance(v, Affine) else v for k, v in values.items()}
         )
 
-    return tuple(plain(node, at) for node, at in walk(nodes))
+    return tuple(plain(node, counters) for node, counters in walk(nodes))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -244,42 +246,45 @@ def test_loops_take_what_their_commands_take(geometry, channels, nREFI):
     spec = replace(AIM, timing=AIM.timing | {"nREFI": nREFI})
     for schedule in schedules(geometry, spec, "fp16"):
         source = lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=schedule)
-        flat = replace(source, channels=tuple(map(unrolled, source.channels)))
+        flat = replace(source, channels=tuple(map(unroll, source.channels)))
         assert time_program(source, spec) == time_program(flat, spec)
 
 
 def test_channels_out_of_step_are_refused():
     streams = block(), (*block(), *block(row=1))  # the first has less to do, and is done sooner
-    assert time_program(on_aim(*streams), AIM).channel_cycles[0] < time_program(on_aim(*streams), AIM).cycles
-    for other in (block(row=1), block(bursts=31), (read(), *block()[:3])):
+    assert (
+        time_program(aim_program(*streams), AIM).channel_cycles[0]
+        < time_program(aim_program(*streams), AIM).cycles
+    )
+    for stream in (block(row=1), block(bursts=31), (read(), *block()[:3])):
         with pytest.raises(TraceError, match="channel 1: not in lockstep with the others; one host issues"):
-            time_program(on_aim(block(), other), AIM)
+            time_program(aim_program(block(), stream), AIM)
 
 
 def test_the_checker_sees_channels_out_of_step():
-    source = on_aim(block(), block(row=1))
-    alone = replace(source, channels=source.channels[1:])
-    stream = issue_program(alone, AIM, 0)
-    assert violations(stream, AIM, alone, 0) == []
-    told = violations(stream, AIM, source, 1)
-    assert told and all("does something else at this step" in text for text in told)
+    source = aim_program(block(), block(row=1))
+    without_first = replace(source, channels=source.channels[1:])
+    stream = issue_program(without_first, AIM, 0)
+    assert violations(stream, AIM, without_first, 0) == []
+    violation_texts = violations(stream, AIM, source, 1)
+    assert violation_texts and all("does something else at this step" in text for text in violation_texts)
 
 
 def test_the_checker_sees_products_that_no_instruction_says():
-    apart = (write(), act(0), read(), comp(4, column=2))
-    told = violations(issue_program(on_aim(apart), AIM, 0), AIM)
-    assert any("no product follows the activation" in text for text in told)
+    separated_stream = (write(), act(0), read(), comp(4, column=2))
+    violation_texts = violations(issue_program(aim_program(separated_stream), AIM, 0), AIM)
+    assert any("no product follows the activation" in text for text in violation_texts)
 
 
 def test_a_program_begins_with_a_change_of_mode():
-    stream = issue_program(on_aim(block()), AIM, 0)
+    stream = issue_program(aim_program(block()), AIM, 0)
     stream["clock"] -= 1
     assert any("first change to registers" in text for text in violations(stream, AIM))
 
 
 def test_a_refresh_in_the_middle_of_a_product_parts_no_instruction():
     spec = replace(AIM, timing=AIM.timing | {"nREFI": 400})
-    source = on_aim(tuple(itertools.chain(*(block(0, row, 64) for row in range(5)))))
+    source = aim_program(tuple(itertools.chain(*(block(0, row, 64) for row in range(5)))))
     stream = issue_program(source, spec, 0)
     assert np.count_nonzero(stream["command"] == 5) > 2
     assert violations(stream, spec, source, 0) == []

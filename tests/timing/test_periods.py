@@ -41,7 +41,7 @@ SCALED = {
 }
 
 
-def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str, int]:
+def step_counts(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str, int]:
     """What `strict` issues for a channel, added up from its commands.
 
     `issue_program` walks without periods.
@@ -60,7 +60,7 @@ def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str,
     }
 
 
-def advanced(source: PimProgram, spec: PimSpec, channel: int = 0) -> tuple[dict[str, int], TimingResult]:
+def engine_counts(source: PimProgram, spec: PimSpec, channel: int = 0) -> tuple[dict[str, int], TimingResult]:
     """The same of the engine that skips periods."""
     result = time_program(replace(source, channels=(source.channels[channel],)), spec)
     row = {"cycles": result.cycles, "gwrite_bursts": result.gwrite_bursts, **result.commands}
@@ -71,7 +71,7 @@ def advanced(source: PimProgram, spec: PimSpec, channel: int = 0) -> tuple[dict[
 @given(bodies(1, ("store",)), bodies(1), st.integers(2, 70), st.integers(1, 70), st.sampled_from(SPECS))
 def test_long_loops(first, second, outer, inner, spec):
     source = program((loop(outer, *first), loop(inner, *second), loop(3, *first)))
-    assert advanced(source, spec)[0] == one_by_one(source, spec)
+    assert engine_counts(source, spec)[0] == step_counts(source, spec)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -95,7 +95,7 @@ def test_layers(layer, spec):
     for schedule in schedules(SCALED[layer], spec, "fp16"):
         source = lower(SCALED[layer], spec, region=layer, dtype="fp16", channels=3, schedule=schedule)
         for channel in distinct_channels(source, spec):
-            assert advanced(source, spec, channel)[0] == one_by_one(source, spec, channel)
+            assert engine_counts(source, spec, channel)[0] == step_counts(source, spec, channel)
         flat = time_trace(expand_to_pim(source, 2), spec, FORK)
         assert time_program(source, spec, FORK).channel_cycles[2] == flat.cycles
 
@@ -122,20 +122,20 @@ def test_cycles_beyond_63_bits():
 def test_rows_and_reads_are_counted_as_unrolled(body, extent):
     """What the stream says about itself, against a count over its commands in Python."""
     source = program((loop(extent, *body),))
-    _, result = advanced(source, NEWTON)
-    held, empty, used, total = set(), 0, [set() for _ in range(NEWTON.gangs)], 0
+    _, result = engine_counts(source, NEWTON)
+    live_buffers, empty, used, total = set(), 0, [set() for _ in range(NEWTON.gangs)], 0
     opened = [False] * NEWTON.gangs
     for command in source.commands(0):
         if command.name == "G_ACT":
             used[command.gang], opened[command.gang] = set(), True
         elif command.name == "COMP":
-            held.add(command.buffer)
+            live_buffers.add(command.buffer)
             for gang in range(NEWTON.gangs):
                 total += opened[gang] and command.column not in used[gang]
                 used[gang].add(command.column)
         elif command.name == "READRES":
-            empty += command.buffer not in held
-            held.discard(command.buffer)
+            empty += command.buffer not in live_buffers
+            live_buffers.discard(command.buffer)
     assert result.empty_reads == empty
     columns = result.commands["G_ACT"] * NEWTON.columns_per_row
     assert result.row_utilisation == (total / columns if columns else 0)

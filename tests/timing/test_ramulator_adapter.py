@@ -66,24 +66,24 @@ def test_stored_output():
 @pytest.mark.parametrize("name", ["GWRITE", "G_ACT", "COMP", "READRES", "PREA", "PRE", "REF", "Cycle"])
 def test_every_line_of_the_output_is_needed_once(name):
     lines = STORED.splitlines(True)
-    mine = next(line for line in lines if line.startswith(f"{name} ") and "energy" not in line)
+    named_line = next(line for line in lines if line.startswith(f"{name} ") and "energy" not in line)
     with pytest.raises(ProfilerError, match=f"no line '{name} <number>'"):
-        parse_output(line for line in lines if line != mine)
+        parse_output(line for line in lines if line != named_line)
     with pytest.raises(ProfilerError, match=f"'{name}' twice"):
-        parse_output([*lines, mine])
+        parse_output([*lines, named_line])
     with pytest.raises(ProfilerError, match=f"no line '{name} <number>'"):
-        parse_output([line.replace(mine, f"{name} many\n") for line in lines])
+        parse_output([line.replace(named_line, f"{name} many\n") for line in lines])
 
 
 def test_its_clock_is_the_time(newton, fake):
-    other = (*STREAM, read())
-    result = Ramulator(fake).time_program(program(STREAM, other, STREAM), newton)
+    stream_with_read = (*STREAM, read())
+    result = Ramulator(fake).time_program(program(STREAM, stream_with_read, STREAM), newton)
     assert result.channel_cycles == (7 * LINES, 7 * (LINES + 1), 7 * LINES)
     assert result.cycles == 7 * (LINES + 1)
     assert result.time_ns == pytest.approx(7 * (LINES + 1) * 8 / 7)
     assert result.commands == {"GWRITE": 9, "G_ACT": 36, "COMP": 288, "READRES": 10, "PRE": 9, "REF": 12}
     assert (result.timing, result.pim, result.violations) == ("ramulator:ramulator", "newton-gddr6", None)
-    built_in = time_program(program(STREAM, other, STREAM), newton)
+    built_in = time_program(program(STREAM, stream_with_read, STREAM), newton)
     assert result.gwrite_bursts == built_in.gwrite_bursts
     assert result.utilisation == pytest.approx(288 * 2 / (result.cycles * 3))
 
@@ -123,12 +123,12 @@ def test_it_leaves_nothing_behind(newton, fake, tmp_path, monkeypatch):
 
 
 def test_a_device_that_the_fork_does_not_know(newton, fake):
-    for other, says in (
+    for other_spec, says in (
         (with_timing(newton, nRCDR=14), "has nRCDR 11, not 14"),
         (replace(newton, gangs=2), "has gangs 4, not 2"),
     ):
         with pytest.raises(SpecError, match=says):
-            Ramulator(fake).time_trace("absent.pim", other)
+            Ramulator(fake).time_trace("absent.pim", other_spec)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,16 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
         ("recorded", path.name, PimProgram.from_json(path.read_text()))
         for path in sorted(tmp_path.glob("*.pimprog"))
     ]
-    found = compare(replay, programs, newton)
-    assert len(found) == 2 * len(programs) == 36
-    assert [each for each in found if not (each.cycles_agree and each.counts_agree)] == []
-    assert max(each.simulated.commands["REF"] for each in found) > 4
-    hidden = [each.simulated.cycles for each in found if each.gwrite_hiding]
-    shown = [each.simulated.cycles for each in found if not each.gwrite_hiding]
+    comparisons = compare(replay, programs, newton)
+    assert len(comparisons) == 2 * len(programs) == 36
+    assert [
+        comparison for comparison in comparisons if not (comparison.cycles_agree and comparison.counts_agree)
+    ] == []
+    assert max(comparison.simulated.commands["REF"] for comparison in comparisons) > 4
+    hidden = [comparison.simulated.cycles for comparison in comparisons if comparison.gwrite_hiding]
+    shown = [comparison.simulated.cycles for comparison in comparisons if not comparison.gwrite_hiding]
     assert sum(hidden) < sum(shown)
-    rows = table(found).splitlines()[2:]
+    rows = table(comparisons).splitlines()[2:]
     assert rows == [
         f"| recorded | {said} | 18 | 72 | {sum(cycles)} | 18 | 18 |"
         for said, cycles in (("hidden", hidden), ("not hidden", shown))
@@ -210,6 +212,6 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
 
 
 def test_a_clock_that_differs_is_said(newton, fake):
-    found = compare(fake, [("mine", "stream", program(STREAM))], newton)
-    assert [each.cycles_agree for each in found] == [False, False]
-    assert table(found).splitlines()[2].endswith("| 0 | 0 |")
+    comparisons = compare(fake, [("mine", "stream", program(STREAM))], newton)
+    assert [comparison.cycles_agree for comparison in comparisons] == [False, False]
+    assert table(comparisons).splitlines()[2].endswith("| 0 | 0 |")

@@ -43,11 +43,11 @@ def test_every_line_was_a_request(trace):
 
 
 def test_it_is_run_on_a_trace(tmp_path, trace):
-    found = simulate(fake(tmp_path / "ramulator2", 1000), LAYER, trace)
+    result = simulate(fake(tmp_path / "ramulator2", 1000), LAYER, trace)
     lines = load_store_trace.counts(trace)
-    assert found.agrees and found.cycles == 1000
-    assert (found.reads, found.writes) == (found.loads, found.stores) == (lines["LD"], lines["ST"])
-    assert found.bus_share == 4 * (found.reads + found.writes) / 1000
+    assert result.agrees and result.cycles == 1000
+    assert (result.reads, result.writes) == (result.loads, result.stores) == (lines["LD"], lines["ST"])
+    assert result.bus_share == 4 * (result.reads + result.writes) / 1000
 
 
 @pytest.mark.parametrize("name", PRINTED)

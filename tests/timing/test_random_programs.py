@@ -49,8 +49,8 @@ def bodies(draw, depth: int = 0, kinds: tuple[str, ...] = ()) -> tuple[Node, ...
                 rows.clear()
         else:
             coefficients = tuple(draw(st.integers(-2, 2)) for _ in range(depth))
-            least = 700 if min(coefficients, default=0) < 0 else 0  # no loop falls by more
-            row = Affine(least + draw(st.integers(0, 3)), coefficients)
+            min_row = 700 if min(coefficients, default=0) < 0 else 0  # no loop falls by more
+            row = Affine(min_row + draw(st.integers(0, 3)), coefficients)
             if kind == "act":
                 gang = draw(st.sampled_from(GANGS))
                 nodes.append(act(gang, row))
@@ -92,7 +92,7 @@ def _deeper(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(out)
 
 
-def unrolled(source: PimProgram) -> PimProgram:
+def unroll(source: PimProgram) -> PimProgram:
     """Loop-free and COMP by COMP."""
     nodes = []
     for command in source.commands(0):
@@ -137,24 +137,24 @@ def test_the_table_of_commands_is_the_commands(source):
 @given(programs | writing_programs)
 def test_time_is_asked_without_pixels_elements_banks_and_the_least_row(source):
     """The stream is that of the program with zeros there, rows counted from the least of all commands."""
-    least = min((c.row for c in source.commands(0) if c.row >= 0), default=0)
+    min_row = min((c.row for c in source.commands(0) if c.row >= 0), default=0)
     nothing = dict.fromkeys(("pixel", "k", "channel"), Affine(0)) | {"bank": 0, "element": 0}
 
-    def cleared(node: Node) -> Node:
+    def clear_operands(node: Node) -> Node:
         if isinstance(node, Loop):
-            return replace(node, body=tuple(map(cleared, node.body)))
-        row = {"row": moved(node.row, -least)} if hasattr(node, "row") else {}
+            return replace(node, body=tuple(map(clear_operands, node.body)))
+        row = {"row": shift_affine(node.row, -min_row)} if hasattr(node, "row") else {}
         return replace(node, **row, **{name: zero for name, zero in nothing.items() if hasattr(node, name)})
 
-    expected = replace(source, channels=(tuple(map(cleared, source.channels[0])),)).channel_words(0)
+    expected = replace(source, channels=(tuple(map(clear_operands, source.channels[0])),)).channel_words(0)
     given_words = source.channel_words(0).copy()
     (words,) = timing_streams(source, NEWTON)
     assert np.array_equal(words, expected)
     assert np.array_equal(source.channel_words(0), given_words)
 
 
-def moved(affine: Affine, by: int) -> Affine:
-    return Affine(affine.base + by, affine.coefficients)
+def shift_affine(affine: Affine, offset: int) -> Affine:
+    return Affine(affine.base + offset, affine.coefficients)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -171,16 +171,16 @@ def test_no_command_could_issue_sooner(source, spec, data):
 @settings(max_examples=examples(80), deadline=None)
 @given(programs, st.sampled_from(SPECS), st.sampled_from(("strict", "ramulator-pimflow")))
 def test_loops_and_runs_change_nothing(source, spec, timing):
-    assert time_program(source, spec, timing) == time_program(unrolled(source), spec, timing)
+    assert time_program(source, spec, timing) == time_program(unroll(source), spec, timing)
 
 
 def test_rows_may_fall():
-    def timed(row: Affine) -> TimingResult:
+    def time_rows(row: Affine) -> TimingResult:
         return time_program(
             program((loop(6, *(act(gang, row) for gang in GANGS), comp(4, row=row)),)), NEWTON
         )
 
-    assert timed(Affine(5, (-1,))) == timed(Affine(0, (1,)))
+    assert time_rows(Affine(5, (-1,))) == time_rows(Affine(0, (1,)))
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -194,9 +194,9 @@ def test_text_has_the_same_ramulator_cycles(source):
 @settings(max_examples=examples(80), deadline=None)
 @given(programs, st.integers(0, 900))
 def test_channels_that_differ_in_place_only(source, rows):
-    def moved(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def move_rows(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(
-            replace(node, body=moved(node.body))
+            replace(node, body=move_rows(node.body))
             if isinstance(node, Loop)
             else replace(node, row=Affine(node.row.base + rows, node.row.coefficients))
             if isinstance(node, GAct | Comp)
@@ -204,8 +204,8 @@ def test_channels_that_differ_in_place_only(source, rows):
             for node in nodes
         )
 
-    both = time_program(program(*source.channels, moved(source.channels[0])), NEWTON)
-    alone = time_program(source, NEWTON)
-    assert both.channel_cycles == 2 * alone.channel_cycles
-    assert both.utilisation == alone.utilisation
-    assert both.commands == {name: 2 * count for name, count in alone.commands.items()}
+    two_channels = time_program(program(*source.channels, move_rows(source.channels[0])), NEWTON)
+    one_channel = time_program(source, NEWTON)
+    assert two_channels.channel_cycles == 2 * one_channel.channel_cycles
+    assert two_channels.utilisation == one_channel.utilisation
+    assert two_channels.commands == {name: 2 * count for name, count in one_channel.commands.items()}

@@ -36,7 +36,7 @@ def test_a_program_meets_the_later_refreshes_alone(source, spec, most):
     assert result.commands["REF"] == len(clocks) + result.refreshes_ahead
     accesses = ("GWRITE", "COMP", "READRES", "WRITE")
     when_due = time_program(source, spec)
-    assert all(result.commands.get(each) == when_due.commands.get(each) for each in accesses)
+    assert all(result.commands.get(command) == when_due.commands.get(command) for command in accesses)
     if not when_due.commands["REF"]:
         assert (result.cycles, result.refreshes_ahead) == (when_due.cycles, 0)
 
@@ -45,9 +45,9 @@ def test_by_hand(newton):
     """COMPs over almost ten intervals: of nine refreshes, eight come before, and one when it is due."""
     nREFI, nRFC = newton.timing["nREFI"], newton.timing["nRFC"]
     source = program((*act_all(), loop((10 * nREFI - 800) // 64, comp(32))))
-    alone = replace(newton, timing=newton.timing | {"nREFI": 10**9})
-    bare, most = time_program(source, alone), replace(newton, refreshes_ahead=8)
-    timed = time_program(source, most)
+    without_refresh = replace(newton, timing=newton.timing | {"nREFI": 10**9})
+    bare, deferring = time_program(source, without_refresh), replace(newton, refreshes_ahead=8)
+    timed = time_program(source, deferring)
     assert bare.cycles < 10 * nREFI
     assert (timed.refreshes_ahead, timed.commands["REF"]) == (8, 9)
     assert nRFC < timed.cycles - bare.cycles < nRFC + 100
@@ -66,8 +66,8 @@ def test_a_stream_without_them_is_overdue_where_none_may_come_ahead(newton):
 def test_the_published_timing_has_none(newton):
     source = program((*act_all(), loop(200, comp(32))))
     ahead = replace(newton, refreshes_ahead=8)
-    found = time_program(source, ahead, "ramulator-pimflow")
-    assert found == time_program(source, newton, "ramulator-pimflow") and found.refreshes_ahead == 0
+    result = time_program(source, ahead, "ramulator-pimflow")
+    assert result == time_program(source, newton, "ramulator-pimflow") and result.refreshes_ahead == 0
 
 
 def test_no_more_than_jedec_lets_come(newton):

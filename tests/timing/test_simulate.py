@@ -111,9 +111,9 @@ def test_bars_and_quiet(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize("block_bytes", (17, 101, 5000))
 def test_blocks_change_nothing(monkeypatch, timing, block_bytes):
     spec, text = PimSpec.load("newton-gddr6"), TEXT * 150
-    whole = time_trace(text, spec, timing)
+    expected = time_trace(text, spec, timing)
     monkeypatch.setattr(trace, "_BLOCK_BYTES", block_bytes)
-    assert time_trace(text, spec, timing) == whole
+    assert time_trace(text, spec, timing) == expected
     assert (trace.Trace.read(text).words == trace.Trace.read(TEXT).words.tolist() * 150).all()
 
 
@@ -139,7 +139,7 @@ def test_per_channel_counts_add_up():
         assert sum(commands[name] for commands in result.channel_commands) == count
 
 
-def interrupted(process: subprocess.Popen) -> str:
+def interrupt_text(process: subprocess.Popen) -> str:
     """What it says on stderr. Python sees a signal just before a read only after it: users press again."""
     for _ in range(10):
         process.send_signal(signal.SIGINT)
@@ -159,7 +159,7 @@ def test_interrupt(tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, path.open("wb") as pipe:
         pipe.write(TEXT)
         pipe.flush()
-        assert interrupted(process) == "pimflow: interrupted\n"
+        assert interrupt_text(process) == "pimflow: interrupted\n"
     assert process.returncode == 130
 
 
@@ -198,9 +198,9 @@ def test_the_first_violations_are_named(tmp_path, capsys):
     path.write_text("".join(lines[:-1]) + other_row * 9 + lines[-1])
     code, out, _ = simulate(capsys, path)
     assert code == 0 and "9 timing violations\n" in out
-    told = r"^  command (\d+) \(COMP at clock (\d+)\): row 1 is not open in every bank$"
-    named = re.findall(told, out, re.MULTILINE)
-    assert len(named) == 5 and named == sorted(named, key=lambda each: int(each[1]))
+    pattern = r"^  command (\d+) \(COMP at clock (\d+)\): row 1 is not open in every bank$"
+    named = re.findall(pattern, out, re.MULTILINE)
+    assert len(named) == 5 and named == sorted(named, key=lambda violation: int(violation[1]))
     _, out, _ = simulate(capsys, path, "--json")
     row = json.loads(out)
     assert row["timing_violations"] == 9 and len(row["first_violations"]) == 5 and row["added"] is None
@@ -221,10 +221,10 @@ def test_commands_that_the_device_adds_are_told_apart(tmp_path, capsys):
     path.write_text(long.to_json())
     code, out, _ = simulate(capsys, path, "--json", "--pim", "newton-gddr6")
     row = json.loads(out)
-    own = command_counts(long)
+    program_counts = command_counts(long)
     assert code == 0 and row["added"]["REF"] > 0 and row["added"]["G_ACT"] >= 0
     assert {name: count - row["added"][name] for name, count in row["commands"].items()} == {
-        name: own[name] for name in row["commands"]
+        name: program_counts[name] for name in row["commands"]
     }
     _, out, _ = simulate(capsys, path, "--pim", "newton-gddr6")
     assert f"  of these the device adds {row['added']['G_ACT']} G_ACT" in out or not row["added"]["G_ACT"]

@@ -35,14 +35,14 @@ from pimflow.simulators.ramulator import load_store_trace
 COLUMN_ADDRESS, ROW_ADDRESS, GANG_ADDRESS = 6, 11, 27
 
 
-def saved(path, chunks):
+def write_chunks(path, chunks):
     """The file that `chunks` make, and what they say they stand for."""
     chunks = list(chunks)
     path.write_bytes(b"".join(text for text, _ in chunks))
     return path, sum(share for _, share in chunks)
 
 
-def expanded(source: PimProgram) -> Counter:
+def count_commands(source: PimProgram) -> Counter:
     return Counter(c.name for channel in range(len(source.channels)) for c in source.commands(channel))
 
 
@@ -68,10 +68,10 @@ def test_pimprog_is_exact(source):
 @given(layer_programs() | programs, st.integers(1, 400))
 def test_pieces_are_the_program(source, most):
     for channel in range(len(source.channels)):
-        found = list(pieces(source, channel, most))
-        commands = [list(piece.commands(0)) for piece in found]
+        parts = list(pieces(source, channel, most))
+        commands = [list(piece.commands(0)) for piece in parts]
         assert [c for piece in commands for c in piece] == list(source.commands(channel))
-        for piece, expansion in zip(found, commands):
+        for piece, expansion in zip(parts, commands):
             single = len(piece.channels[0]) == 1 and isinstance(piece.channels[0][0], Comp)
             assert len(expansion) <= most or single
 
@@ -87,7 +87,7 @@ def test_commands_are_counted_without_expansion(source):
         if c.name == "GWRITE"
     )
     assert counts.pop("gwrite_bursts", 0) == bursts
-    assert counts == expanded(source)
+    assert counts == count_commands(source)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -99,12 +99,12 @@ def test_pim_text_has_every_command_at_its_address(source, most):
         assert len(Trace.read(text)) == sum(1 for _ in source.commands(channel))
 
 
-def of_channel(nodes, counters=()):
+def channel_operations(nodes, counters=()):
     """Gathers, products and readings of one channel in order, by a walk of its own."""
     for node in nodes:
         if isinstance(node, Loop):
             for i in range(node.extent):
-                yield from of_channel(node.body, (*counters, i))
+                yield from channel_operations(node.body, (*counters, i))
         elif isinstance(node, Gwrite):
             yield "WR_GB", node.bursts, (node.pixel.value(counters), node.pixels, node.k.value(counters))
         elif isinstance(node, Comp):
@@ -117,8 +117,8 @@ def of_channel(nodes, counters=()):
             )
         elif isinstance(node, Write):
             for bank, _ in itertools.product(range(node.banks), range(node.count)):
-                where = (node.bank + bank, node.row.value(counters), node.pixel.value(counters))
-                yield "WR_SBK", 1, where
+                address = (node.bank + bank, node.row.value(counters), node.pixel.value(counters))
+                yield "WR_SBK", 1, address
         elif not hasattr(node, "gang"):
             yield "RD_MAC", 1, None
 
@@ -126,45 +126,48 @@ def of_channel(nodes, counters=()):
 def whole_writes(instructions):
     """Pieces of the vectors of several groups of channels, which take turns, as one WR_GB of each group."""
     written = {}
-    for each in [*instructions, aim_isr.AimInstruction("EOC", {})]:
-        if each.opcode == "WR_GB":
-            size = each.operands["opsize"] + written.get(each.operands["mask"], {"opsize": 0})["opsize"]
-            written[each.operands["mask"]] = each.operands | {"opsize": size}
+    for instruction in [*instructions, aim_isr.AimInstruction("EOC", {})]:
+        if instruction.opcode == "WR_GB":
+            size = (
+                instruction.operands["opsize"]
+                + written.get(instruction.operands["mask"], {"opsize": 0})["opsize"]
+            )
+            written[instruction.operands["mask"]] = instruction.operands | {"opsize": size}
             continue
         yield from (aim_isr.AimInstruction("WR_GB", operands) for operands in written.values())
         written.clear()
-        if each.operands:
-            yield each
+        if instruction.operands:
+            yield instruction
 
 
-def aim_is_exact(source, path):
+def check_aim_trace(source, path):
     """Whether the trace of `source`, read back, is what each channel does, in its order."""
-    _, share = saved(path, aim_isr.export(source))
-    wanted = expanded(source)
-    assert share == wanted.total()
-    wanted["WRITE"] = sum(
+    _, share = write_chunks(path, aim_isr.export(source))
+    expected = count_commands(source)
+    assert share == expected.total()
+    expected["WRITE"] = sum(
         command.bursts
         for channel in range(len(source.channels))
         for command in source.commands(channel)
         if command.name == "WRITE"
     )
     counted = ("GWRITE", "COMP", "READRES", "WRBIAS", "WRITE", "AF")
-    assert aim_isr.counts(path) == {name: wanted[name] for name in counted}
+    assert aim_isr.counts(path) == {name: expected[name] for name in counted}
     first, *instructions, last = aim_isr.read(path)
     assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
     assert last.opcode == "EOC"
-    streams = {channel: of_channel(nodes) for channel, nodes in enumerate(source.channels)}
+    streams = {channel: channel_operations(nodes) for channel, nodes in enumerate(source.channels)}
     for instruction in whole_writes(instructions):
         operands = instruction.operands
         members = [c for c in streams if operands["mask"] >> 31 - c & 1]
         assert len(members) == operands["mask"].bit_count()
         steps = {next(streams[channel]) for channel in members}
         assert len(steps) == 1, "one instruction for channels that do different things"
-        opcode, size, where = steps.pop()
+        opcode, size, address = steps.pop()
         assert instruction.opcode == opcode
         assert operands.get("opsize", 1) == size
         if opcode in ("MAC_ABK", "WR_SBK", "WR_ABK"):
-            assert (operands.get("bank", -1), operands["row"]) == where[:2]
+            assert (operands.get("bank", -1), operands["row"]) == address[:2]
     assert all(next(stream, None) is None for stream in streams.values())
 
 
@@ -181,7 +184,7 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
                 list(aim_isr.export(source))
             return
         said["written"] += 1
-        aim_is_exact(source, path)
+        check_aim_trace(source, path)
 
     check()
     assert said["written"] > 5 and said["refused"] > 5
@@ -201,21 +204,21 @@ def test_aim_says_attention_over_a_cache(tmp_path, heads):
         *("new_keys", "scores", "new_values", "values")
     }
     for source in cached.programs.values():
-        aim_is_exact(source, tmp_path / f"{source.region}.aim")
+        check_aim_trace(source, tmp_path / f"{source.region}.aim")
         assert program_violations(source, aim) == 0
     target = replace(system(pim="aim-gddr6"), pim_channels=4)
     runs = [PimRun(program=p, timing=time_program(p, aim)) for p in cached.programs.values()]
-    found = trace.write(tmp_path / "out", runs, target, "aim", lambda _: None)
-    for layer in found.layers:
+    summary = trace.write(tmp_path / "out", runs, target, "aim", lambda _: None)
+    for layer in summary.layers:
         (name,) = layer.files_bytes
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
         assert ("WRITE" in layer.commands) == ("new" in layer.layer)
-    assert "WRITEs on 4 channels" in found.text("out")
+    assert "WRITEs on 4 channels" in summary.text("out")
 
 
 def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
     stream = (write(), *act_all(3), comp(32, row=3), read())
-    path, _ = saved(tmp_path / "x.aim", aim_isr.export(program(*[stream] * 16)))
+    path, _ = write_chunks(tmp_path / "x.aim", aim_isr.export(program(*[stream] * 16)))
     assert path.read_text() == (
         "W CFR 0 1\nAiM WR_GB 32 0 0xffff0000\nAiM MAC_ABK 32 0xffff0000 3\n"
         "AiM RD_MAC 512 0xffff0000\nAiM EOC\n"
@@ -364,13 +367,13 @@ def test_gpu_traffic_is_that_of_every_element(text, dtype):
         geometry = replace(geometry, oc=min(geometry.oc, 3))
     chunks = list(load_store_trace.export(geometry, dtype))
     assert sum(share for _, share in chunks) == geometry.pixels
-    found = b"".join(chunk for chunk, _ in chunks).decode().splitlines()
-    assert found == convolution_accesses(geometry, {"fp16": 2, "fp32": 4}[dtype])
+    accesses = b"".join(chunk for chunk, _ in chunks).decode().splitlines()
+    assert accesses == convolution_accesses(geometry, {"fp16": 2, "fp32": 4}[dtype])
 
 
 def test_gpu_traffic_over_several_tiles(tmp_path):
     geometry = parse_layer("conv:1x3x13x12,140,3x3,s1,p1")
-    path, _ = saved(tmp_path / "x.ldst", load_store_trace.export(geometry, "fp16"))
+    path, _ = write_chunks(tmp_path / "x.ldst", load_store_trace.export(geometry, "fp16"))
     lines = path.read_text().splitlines()
     assert lines == convolution_accesses(geometry, 2)
     assert load_store_trace.counts(path) == Counter(line[:2] for line in lines)
@@ -384,7 +387,7 @@ def test_malformed_gpu_traffic(tmp_path, line):
         load_store_trace.counts(path)
 
 
-def shown(source, spec=NEWTON):
+def perfetto_events(source, spec=NEWTON):
     table = json.loads(b"".join(text for text, _ in perfetto.export(source, spec)))
     return [event for event in table["traceEvents"] if event["ph"] == "X"], table
 
@@ -393,7 +396,7 @@ def shown(source, spec=NEWTON):
 @settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs, st.sampled_from((NEWTON, replace(NEWTON, tCK_ps=333.3))))
 def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
-    events, _ = shown(source, spec)
+    events, _ = perfetto_events(source, spec)
     threads = defaultdict(list)
     for event in events:
         start, duration = round(event["ts"] * 1e6), round(event["dur"] * 1e6)
@@ -404,34 +407,34 @@ def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     for channel in range(len(source.channels)):
         stream = issue_program(source, spec, channel)
-        wanted = Counter()
+        expected = Counter()
         for row in stream:
             name = COMMANDS[row["command"]]
             for gang in range(4) if name == "REF" else [row["gang"]]:
-                wanted[name, row["clock"], gang if name in ("G_ACT", "PRE", "REF") else row["column"]] += 1
-        found = Counter(
+                expected[name, row["clock"], gang if name in ("G_ACT", "PRE", "REF") else row["column"]] += 1
+        shown_counts = Counter(
             (e["name"], e["args"]["clock"], e["args"].get("gang", e["args"].get("column", -1)))
             for e in events
             if e["pid"] == channel
         )
-        assert found == wanted
+        assert shown_counts == expected
 
 
 def test_perfetto_by_hand():
     # GWRITE of 2 bursts at 1 takes 4 cycles; rows open at 2, 19, 36, 53; COMPs at 64 and 66 (53 + nRCDR 11);
     # READRES at 67 (nTREE 1) takes 2, so the rows stay open until 69. A cycle is 8/7 ns.
-    events, table = shown(program((write(bursts=2), *act_all(7), comp(2, row=7), read())))
+    events, table = perfetto_events(program((write(bursts=2), *act_all(7), comp(2, row=7), read())))
     cycle_us = 8 / 7 / 1e3
     spans = [(e["name"], e["tid"], e["ts"] / cycle_us, (e["ts"] + e["dur"]) / cycle_us) for e in events]
-    wanted = [
+    expected = [
         ("COMP", 6, 64, 66),
         ("COMP", 6, 66, 68),
         ("GWRITE", 1, 1, 5),
         ("READRES", 1, 67, 69),
         *(("G_ACT", 2 + gang, 2 + 17 * gang, 69) for gang in range(4)),
     ]
-    assert [span[:2] for span in spans] == [span[:2] for span in wanted]
-    assert np.allclose([span[2:] for span in spans], [span[2:] for span in wanted], atol=1e-2)
+    assert [span[:2] for span in spans] == [span[:2] for span in expected]
+    assert np.allclose([span[2:] for span in spans], [span[2:] for span in expected], atol=1e-2)
     names = {(e["tid"], e["args"]["name"]) for e in table["traceEvents"] if e["name"] == "thread_name"}
     assert names == {(1, "bus"), *((2 + g, f"gang {g}") for g in range(4)), (6, "multipliers")}
     assert table["displayTimeUnit"] == "ns" and table["otherData"]["tCK_ps"] == NEWTON.tCK_ps
