@@ -496,8 +496,8 @@ UNARY = (
 OTHERS = {
     _unary: 5, _scalar: 3, _vector: 2, _conditional_leaky_relu: 1, _pad: 2, _tile: 1, _expand: 1, _gather: 2,
     _strided_slice: 2, _split: 2, _blocks: 2, _conv_transpose: 2, _long_conv: 2, _channel_norm: 2, _window: 2,
-    _reduce_other: 2, _running_sum: 1, _log_softmax: 1, _top_k: 1, _gemm: 2, _gram: 1, _change_rank: 2, _triangle: 1,
-    _cast_like: 1,
+    _reduce_other: 2, _running_sum: 1, _log_softmax: 1, _top_k: 1, _gemm: 2, _gram: 1, _change_rank: 2,
+    _triangle: 1, _cast_like: 1,
 }  # fmt: skip
 
 
