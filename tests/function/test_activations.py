@@ -73,10 +73,10 @@ def test_sums_are_activated(case):
     for schedule in layer.schedules:
         if schedule.resumed:
             continue  # rounded more than once: tested below
-        program = layer.lowered(schedule, initial, activation)
+        program = layer.lower(schedule, initial, activation)
         result = execute(program, layer.image(program, w), x, initial=start)
         assert (abs(result - expected) <= limit).all(), str(schedule)
-        plain = layer.lowered(schedule, initial)
+        plain = layer.lower(schedule, initial)
         bare = execute(plain, layer.image(plain, w), x, initial=start)
         assert np.array_equal(result, np.clip(bare, 0, MOST[activation])), str(schedule)
 
@@ -86,7 +86,7 @@ def test_sums_are_activated(case):
 def test_programs_are_legal_and_exact_and_come_back(case, data):
     layer, initial, activation = case
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
-        program, plain = (layer.lowered(schedule, initial, applied) for applied in (activation, ""))
+        program, plain = (layer.lower(schedule, initial, applied) for applied in (activation, ""))
         program.validate()
         require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)

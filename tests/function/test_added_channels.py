@@ -77,7 +77,7 @@ def test_the_product_adds_the_tensor(layer, also_bias):
         exact, magnitude = exact + term, magnitude + abs(term)
     exact, magnitude = exact[layer.pixels], magnitude[layer.pixels]
     for schedule in layer.schedules:
-        program, begins = layer.lowered(schedule, initial), start if initial else None
+        program, begins = layer.lower(schedule, initial), start if initial else None
         result = execute(program, layer.image(program, w), x, initial=begins, added=added)
         if schedule.resumed:  # rounded several times
             assert check_region(program, w.reshape(layer.oc, -1), x, result, begins, added).matches
@@ -93,7 +93,7 @@ def test_programs_are_legal_and_exact_and_come_back(layer, data):
     """And take what the commands of a layer with as many channels of its own take: zeros are charged."""
     alone = replace(layer, added_channels=0)
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
-        program, dense = layer.lowered(schedule), alone.lowered(schedule)
+        program, dense = layer.lower(schedule), alone.lower(schedule)
         assert PimProgram.from_json(program.to_json()) == program
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
@@ -112,7 +112,7 @@ def test_programs_are_legal_and_exact_and_come_back(layer, data):
 def test_a_mutant_is_found(layer, data):
     """A COMP or a GWRITE less, wherever it is, is seen by who counts products: zeros are products too."""
     schedule = data.draw(st.sampled_from(layer.schedules))
-    program = layer.lowered(schedule)
+    program = layer.lower(schedule)
     channel = data.draw(st.sampled_from([i for i, nodes in enumerate(program.channels) if nodes]))
     stream = flat(program.channels[channel])
     index = data.draw(st.sampled_from([i for i, n in enumerate(stream) if isinstance(n, Comp | Gwrite)]))

@@ -95,7 +95,7 @@ def test_what_is_stored_decides():
 @pytest.mark.parametrize("layer", long_but(["last"], ["first", "last"]))
 @pytest.mark.parametrize("change", long_but([swap], [negate, swap]))
 def test_wrong_weights_outside_pim_are_refused(cases, kind, layer, change):
-    verification = cases[kind].of(with_weight(cases[kind].model, f"{layer}.w", change))
+    verification = cases[kind].verify_model(with_weight(cases[kind].model, f"{layer}.w", change))
     assert all(region.matches for region in verification.regions)
     with pytest.raises(VerificationError, match=r"roundings alone move the reference by .* outside PIM"):
         verification.require()
@@ -109,14 +109,14 @@ def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
     node = next(node for node in wrong.graph.node if node.name == layer)
     pads = next(attribute for attribute in node.attribute if attribute.name == "pads")
     pads.ints[:] = [0, 0, 2, 2]
-    verification = cases[kind].of(wrong)
+    verification = cases[kind].verify_model(wrong)
     assert all(region.matches for region in verification.regions) and not verification.is_verified
 
 
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("change", long_but([swap], [negate, swap]))
 def test_wrong_weights_on_pim_are_refused(cases, kind, change):
-    verification = cases[kind].of(with_weight(cases[kind].model, "left.w", change))
+    verification = cases[kind].verify_model(with_weight(cases[kind].model, "left.w", change))
     assert [region.region for region in verification.regions if not region.matches] == ["left"]
     with pytest.raises(VerificationError, match="PIM region 'left' differs"):
         verification.require()
@@ -135,7 +135,7 @@ def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
         add_region(module, symbol, replace(program, channels=channels), image, bias, taken)
 
     monkeypatch.setattr(codegen, "add_region", dropping)
-    verification = cases[kind].verified(build_on_stand_in(cases[kind].network))
+    verification = cases[kind].verify_build(build_on_stand_in(cases[kind].network))
     assert [region.region for region in verification.regions if not region.matches] == list(ON_PIM)
     assert not verification.is_verified
 

@@ -48,7 +48,7 @@ def first(stream: list, kind: type, number: int = 0) -> int:
 @given(layers(most_channels=4), st.data())
 @settings(max_examples=examples(40))
 def test_every_lowered_program_is_exact(layer, data):
-    program = layer.lowered(data.draw(st.sampled_from(layer.schedules)))
+    program = layer.lower(data.draw(st.sampled_from(layer.schedules)))
     coverage_report = product_coverage(program)
     outputs = (program.pixel_end - program.pixel_begin) * layer.oc
     assert coverage_report.exact and coverage_report.products == outputs * layer.reduction
@@ -63,14 +63,14 @@ def test_buffers_that_are_written_piece_by_piece(columns):
 
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_loops_are_what_they_expand_to(layer, schedule):
-    program = layer.lowered(schedule)
+    program = layer.lower(schedule)
     expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
     assert product_coverage(expanded) == product_coverage(program)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_a_deleted_command_is_missed(layer, schedule):
-    program = layer.lowered(schedule)
+    program = layer.lower(schedule)
     stream = flat(program.channels[0])
     for kind in (Gwrite, GAct, Comp, Readres):
         index = first(stream, kind)
@@ -91,7 +91,7 @@ def test_a_deleted_command_is_missed(layer, schedule):
 
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_a_doubled_command_is_counted(layer, schedule):
-    program = layer.lowered(schedule)
+    program = layer.lower(schedule)
     stream = flat(program.channels[0])
     for kind in (Comp, Readres):
         index = first(stream, kind)
@@ -122,7 +122,7 @@ SHIFTS = {
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_a_shifted_command_is_not_exact(layer, schedule, name):
     kind, shift = SHIFTS[name]
-    program = layer.lowered(schedule)
+    program = layer.lower(schedule)
     stream = flat(program.channels[0])
     index = first(stream, kind)
     coverage_report = product_coverage(
@@ -137,7 +137,7 @@ def test_what_computes_wrong_values_is_not_exact(case, data):
     """Values are the judge: whatever one edit makes of them, the count says so."""
     layer, schedule = case
     layer = replace(layer, dtype="int8")
-    program = layer.lowered(layer.schedules[0] if layer.dtype != case[0].dtype else schedule)
+    program = layer.lower(layer.schedules[0] if layer.dtype != case[0].dtype else schedule)
     channel = data.draw(st.integers(0, layer.channels - 1))
     stream = flat(program.channels[channel])
     index = data.draw(st.integers(0, len(stream) - 1))

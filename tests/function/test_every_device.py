@@ -65,7 +65,7 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
     exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
     limit = bound(exact, magnitude, layer.reduction, layer.dtype)
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)

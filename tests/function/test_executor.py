@@ -41,7 +41,7 @@ try:
 except RuntimeError:
     layer = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
     x, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
     print((execute(program, image, x, 3) == execute(program, image, x, 1)).all())
 """

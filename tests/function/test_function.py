@@ -95,7 +95,7 @@ def test_order_matters(pim, dtype):
 def test_loops_mean_what_they_expand_to(layer):
     x, w = layer.operands()
     for schedule in layer.schedules[::3]:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
         image = layer.image(program, w)
         assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
@@ -228,7 +228,7 @@ def test_work_is_balanced(layer):
     unit = math.ceil(columns / chunks) * chunks
     begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         banks = (schedule.gangs or layer.pim.gangs) * layer.pim.banks_per_gang
         units = (end - begin) * math.ceil(layer.oc / banks)
         comps = [
@@ -243,7 +243,7 @@ def test_work_is_balanced(layer):
 def test_weights_lie_at_their_own_addresses(layer):
     _, w = layer.operands()
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         image = layer.image(program, w)
         assert image.row_begin == program.row_begin == layer.row_begin
         assert image.table.shape == (layer.channels, program.rows)
@@ -262,7 +262,7 @@ def test_weights_lie_at_their_own_addresses(layer):
 def test_pages_hold_every_weight(layer):
     """As a multiset, up to the copies for the slots of a buffer: no weight is lost or changed."""
     _, w = layer.operands()
-    program = layer.lowered(layer.schedules[0])
+    program = layer.lower(layer.schedules[0])
     pages = layer.image(program, w).pages
     weights = np.sort(w.astype(pages.dtype).ravel())
     assert pages.dtype == STORAGE[layer.dtype]
@@ -276,7 +276,7 @@ def test_pages_hold_every_weight(layer):
 def test_rows_without_weights_are_zero(layer):
     x, w = layer.operands()
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         image = layer.image(program, w)
         empty = replace(image, table=np.full_like(image.table, -1))
         assert (execute(program, empty, x) == 0).all()
@@ -314,7 +314,7 @@ def test_programs_do_not_grow_with_the_map():
 @given(layers(most_channels=4))
 def test_issued_streams_are_legal(layer):
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         for channel in {0, layer.channels // 2, layer.channels - 1}:
             assert violations(issue_program(program, layer.pim, channel), layer.pim, program, channel) == []
 

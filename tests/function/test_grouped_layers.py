@@ -93,13 +93,13 @@ def layers_in_groups(draw: st.DrawFn, pim: PimSpec) -> GroupedLayer:
 def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
     layer = data.draw(layers_in_groups(PimSpec.load(name)))
     x, w = layer.operands()
-    exact, magnitude = layer.expected()
+    exact, magnitude = layer.reference_sums()
     limit = bound(exact, magnitude, layer.reduction, layer.dtype)
     g, pixels = layer.geometry, layer.geometry.pixels - layer.pixel_begin
     least_ns = min_work_ns(g, layer.pim, layer.dtype, layer.channels, pixels)
     bound_cycles = lower_bound(g, layer.pim, layer.dtype, layer.channels, pixels).cycles
     for schedule in layer.schedules:
-        program = layer.lowered(schedule)
+        program = layer.lower(schedule)
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)

@@ -60,7 +60,7 @@ def test_sums_start_from_the_values(case):
     exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
     limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
     for schedule in layer.schedules:
-        program = layer.lowered(schedule, initial)
+        program = layer.lower(schedule, initial)
         result = execute(program, layer.image(program, w), x, initial=start)
         assert (abs(result - (exact + added)) <= limit).all(), str(schedule)
 
@@ -70,7 +70,7 @@ def test_sums_start_from_the_values(case):
 def test_programs_are_legal_and_exact_and_come_back(case, data):
     layer, initial = case
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
-        program, plain = layer.lowered(schedule, initial), layer.lowered(schedule)
+        program, plain = layer.lower(schedule, initial), layer.lower(schedule)
         require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
         assert counts["WRBIAS"] == counts["READRES"]
@@ -102,7 +102,7 @@ def test_sums_are_read_and_resumed(case, data):
     """Each is rounded once a chunk, and each vector is written once a pixel and phase."""
     layer, initial = case
     schedule = data.draw(st.sampled_from([order for order in layer.schedules if order.resumed]))
-    program = layer.lowered(schedule, initial)
+    program = layer.lower(schedule, initial)
     assert PimProgram.from_json(program.to_json()) == program
     assert product_coverage(program).exact
     for channel in range(layer.channels):

@@ -111,8 +111,8 @@ def case(layer, schedule) -> MutationCase:
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_the_program_itself_is_not_caught(case):
     assert not case.wrong_values(case.program)
-    assert not case.wrong_values(case.of(case.stream))
-    assert not case.wrong_commands(case.of(case.stream))
+    assert not case.wrong_values(case.with_stream(case.stream))
+    assert not case.wrong_commands(case.with_stream(case.stream))
 
 
 # ---- one command ----
@@ -276,7 +276,7 @@ def test_wrong_command_is_caught(case, mutation):
     mutants, nets = MUTATIONS[mutation]
     count = 0
     for mutant in mutants(case):
-        program = case.of(mutant)
+        program = case.with_stream(mutant)
         if VALUES in nets:
             assert case.wrong_values(program), f"mutant {count} computes the right values"
         if COMMANDS in nets:

@@ -36,7 +36,7 @@ def smallest_objective(costs):
                 group_cost.objective + objective(done | set(group))
                 for size in range(1, len(remaining) + 1)
                 for group in itertools.combinations(remaining, size)
-                if is_runnable(done, group) and (group_cost := costs.of(group))
+                if is_runnable(done, group) and (group_cost := costs.best_group(group))
             ),
             default=0.0,
         )

@@ -99,10 +99,10 @@ def pair(figures: dict) -> str:
 
 def test_what_is_claimed_is_what_is_found(ran, compare_networks):
     """In full, under `strict`: one figure of a price that moves moves these."""
-    figures = plan_figures(ran.searched)
+    figures = plan_figures(ran.search_result)
     convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
     shown = row(BY_CONVENTION, "networks", network=ran.model, **convention)
-    assert tuple(shown.values()) == compare_networks.row(ran.model, ran.searched)
+    assert tuple(shown.values()) == compare_networks.row(ran.model, ran.search_result)
     assumed = row(BY_CONVENTION, "launches", PIM_launch=f"{system().pim_launch_ns:g} ns (assumed)")
     assert assumed[ran.model] == f"{figures['speedup']:.3f}x"
     shown = row(RESULTS, "pimflow speed-up full strict", network=ran.model)
@@ -118,7 +118,7 @@ def test_what_is_claimed_is_what_is_found(ran, compare_networks):
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_the_first_example_is_what_is_found(ran):
     """Layer by layer, and as the paper accounts."""
-    search_result = ran.searched
+    search_result = ran.search_result
     shown = block(BY_CONVENTION, "layers")
     figures = re.findall(r"^(\S+) +(GPU|PIM|SPLIT|PIPELINE) .* (\S+) →\s+(\S+) us$", shown, flags=re.M)
     assert len(figures) > 40
@@ -140,7 +140,7 @@ def test_the_first_example_is_what_is_found(ran):
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_other_conventions_are_what_is_found(ran, compare_networks):
     """Other launches, and the published accounting, timing, loop orders and splits."""
-    search_result, costs = ran.searched, ran.searched.generator.costs
+    search_result, costs = ran.search_result, ran.search_result.generator.costs
     for launch_ns, kind in compare_networks.launches_ns().items():
         launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
         shown = row(BY_CONVENTION, "launches", PIM_launch=launch)

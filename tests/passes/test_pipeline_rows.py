@@ -172,7 +172,7 @@ def runs(draw):
         with builder.dataflow():
             y = x
             for position, layer in enumerate(chain):
-                y = layer.emitted(builder, y, f"conv_{'abcd'[position]}", residuals)
+                y = layer.emit(builder, y, f"conv_{'abcd'[position]}", residuals)
             out = builder.emit_output(relax.op.negative(y))
         builder.emit_func_output(out, [*params, *residuals])
     cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
