@@ -59,7 +59,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     graph, target, tilings = searched.graph, searched.system, searched.generator.tilings
     names = [region.name for region in graph.regions]
     runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
-    runs = [run for run in runs if len(run) < 4 and not tilings.problem(run, GroupTiling(h=8, w=8))]
+    runs = [run for run in runs if len(run) < 4 and not tilings.unsupported_reason(run, GroupTiling(h=8, w=8))]
     inputs = network.example_inputs()
     reference = network.reference(inputs)
     tiled = 0
@@ -69,7 +69,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
             fitting = [run for run in runs if run[0] == remaining[0] and draw.random() < 0.5]
             if fitting:
                 covers, tiling = draw.choice(fitting), GroupTiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
-                if tilings.problem(covers, tiling):  # too large a tile
+                if tilings.unsupported_reason(covers, tiling):  # too large a tile
                     tiling = GroupTiling(h=8, w=8)
                 choices.append(
                     Choice(

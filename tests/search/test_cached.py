@@ -233,7 +233,7 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
 def test_regions_are_counted_once(graph):
     search_result = search(graph, SYSTEM)
     built = SimpleNamespace(programs=search_result.programs())
-    step_fields = {"lengths": Lengths(attended=512), "kinds": {}, "states": (), "outputs": ()}
+    step_fields = {"lengths": Lengths(attended=512), "input_types": {}, "states": (), "outputs": ()}
     step = CompiledStep(**step_fields, search_result=search_result, build=built, verification=None)
     layers = [c for c in search_result.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3

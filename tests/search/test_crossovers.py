@@ -35,7 +35,7 @@ def test_of_lengths(costs):
     attention = replace(STEP, keys=4096, batch=3)
     (caches,) = crossovers.LengthCosts(costs).attention_costs([(attention, 0)])
     for product, ours in ((KEYS, caches.keys[0]), (VALUES, caches.values[0])):
-        its = CacheWork.from_attention(costs.side, attention, product).cost(ours.schedule)
+        its = CacheWork.from_attention(costs.pim_target, attention, product).cost(ours.schedule)
         assert ours.product.time_ns == pytest.approx(its.product.time_ns, rel=0.04)
         assert ours.product.commands["COMP"] == pytest.approx(its.product.commands["COMP"], rel=0.02)
         assert ours.product.traffic_bursts == pytest.approx(its.product.traffic_bursts, rel=0.02)

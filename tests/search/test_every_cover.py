@@ -34,7 +34,7 @@ def value(graph, table, chosen, criterion) -> float:
         for name in waiting & set(names):
             edge = table.fused_epilogue_cost[name] if c.input.fuses_epilogue else table.epilogue_cost[name]
             done[name] = edge.task.energy_pj if edge.task else 0.0
-        waiting = (waiting - set(names)) | ({c.covers[-1]} if c.output.pending else set())
+        waiting = (waiting - set(names)) | ({c.covers[-1]} if c.output.deferred_epilogue else set())
     latency_ns = longest_path_ns(graph, table, chosen)
     timed = criterion.per_ns * latency_ns + criterion.per_pj * (energy_pj + sum(done.values()))
     return timed + criterion.per_error * sum(c.error for c in chosen)

@@ -69,7 +69,7 @@ def plan_bytes(graph, cover):
         tensors = len(live - {"%x"}) + (len(shared) if candidate.input.fuses_epilogue else 0)
         peak_bytes = max(peak_bytes, 4 * ELEMENTS * tensors + up(candidate.workspace_bytes))
         waiting -= takes
-        waiting |= {candidate.covers[-1]} if candidate.output.pending else set()
+        waiting |= {candidate.covers[-1]} if candidate.output.deferred_epilogue else set()
     return peak_bytes
 
 

@@ -27,7 +27,7 @@ def searched():
 def adding(search_result, name):
     """The candidate of a region that leaves both parts to be added, if there is one."""
     candidates = search_result.table.candidates[name]
-    return next((c for c in candidates if c.rewrite.axis == "reduction" and c.output.pending), None)
+    return next((c for c in candidates if c.rewrite.axis == "reduction" and c.output.deferred_epilogue), None)
 
 
 def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
@@ -92,7 +92,7 @@ def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()
     assert any(c.rewrite.axis == "reduction" for c in free.solution.candidates)
     candidates = {
-        name: tuple(c for c in item if not (c.rewrite.axis == "reduction" and c.output.pending))
+        name: tuple(c for c in item if not (c.rewrite.axis == "reduction" and c.output.deferred_epilogue))
         for name, item in table.candidates.items()
     }
     without = replace(table, candidates=candidates)
