@@ -32,7 +32,7 @@ def lower_bounds_ns(graph, pim: str | PimSpec, **changes):
     region = graph.region(REGION)
     region = replace(region, geometry=replace(region.geometry, **changes))
     return {
-        execution.method: execution.lower_bound_ns
+        execution.how: execution.lower_bound_ns
         for execution in elementwise_bounds(region, system(pim=pim), 1000.0)
     }
 
@@ -177,7 +177,7 @@ def test_explain_says_it(graph):
     (way,) = explanation.at_best
     times = f"{way.lower_bound_ns / 1e3:.2f} us at least, the GPU {explanation.gpu_ns / 1e3:.2f} us"
     assert times in explanation.text()
-    assert explanation.to_json()["at_best"][0]["how"] == way.method
+    assert explanation.to_json()["at_best"][0]["how"] == way.how
     assert explain(search_result, graph.region("stem.conv")).at_best == ()
     # As dense products it has candidates like any other layer.
     names = {candidate.name.split()[0] for candidate in explanation.candidates}

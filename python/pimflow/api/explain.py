@@ -119,7 +119,7 @@ class Explanation:
             lines.append(f"          not on PIM: {self.refused}")
         for alternative in self.at_best:
             times = f"{alternative.lower_bound_ns / 1e3:.2f} us at least, the GPU {self.gpu_ns / 1e3:.2f} us"
-            lines.append(f"          {alternative.method}: {times}")
+            lines.append(f"          {alternative.how}: {times}")
         if self.unfinished:
             lines.append(f"          not finished on PIM: {self.unfinished}")
         if self.activation_ns:

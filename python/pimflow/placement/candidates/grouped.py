@@ -19,7 +19,7 @@ from pimflow.hardware import PimSpec, System
 class ElementwiseBound:
     """A method to compute a grouped convolution, and a lower bound of its time, launches included."""
 
-    method: str
+    how: str
     lower_bound_ns: float
 
 
@@ -29,7 +29,7 @@ def elementwise_bounds(region: Region, system: System, submission_ns: float) -> 
     if g is None or g.groups == 1 or not system.pim_channels:
         return []
     return [
-        ElementwiseBound(method=method, lower_bound_ns=submission_ns + ns)
+        ElementwiseBound(how=method, lower_bound_ns=submission_ns + ns)
         for method, ns in _lower_bounds_ns(g, system)
     ]
 
