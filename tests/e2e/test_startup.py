@@ -113,7 +113,7 @@ AT_THE_FIRST_IMPORT = """
 import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "pimflow.moved":
+        if name == "pimflow.tvm_extension":
             sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder())

@@ -112,7 +112,7 @@ def test_a_step_moves_its_tokens_alone(built):
         (kernel,) = gpu_kernels(region, "fp16")
         batch, heads, _, size = region.output_shape
         assert kernel.output_bytes == 2 * batch * heads * form.get("tokens", 1) * size
-    assert search_result.graph.buffers("fp16").size_bytes[regions[0].name] == 0
+    assert search_result.graph.buffer_uses("fp16").size_bytes[regions[0].name] == 0
     assert not network_build.copies
 
 
