@@ -59,7 +59,9 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     graph, target, tilings = searched.graph, searched.system, searched.generator.tilings
     names = [region.name for region in graph.regions]
     runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
-    runs = [run for run in runs if len(run) < 4 and not tilings.unsupported_reason(run, GroupTiling(h=8, w=8))]
+    runs = [
+        run for run in runs if len(run) < 4 and not tilings.unsupported_reason(run, GroupTiling(h=8, w=8))
+    ]
     inputs = network.example_inputs()
     reference = network.reference(inputs)
     tiled = 0

@@ -56,7 +56,10 @@ def gpu_only_plan(search_result):
     channels = search_result.system.gpu.memory_channels
     return with_candidates(
         search_result,
-        tuple(search_result.generator.gpu_candidates(region, channels)[0] for region in search_result.graph.regions),
+        tuple(
+            search_result.generator.gpu_candidates(region, channels)[0]
+            for region in search_result.graph.regions
+        ),
     )
 
 

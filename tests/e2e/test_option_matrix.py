@@ -328,16 +328,16 @@ def told(monkeypatch):
         check = OutputCheck(relative_error=0.0, bound=job.tolerance or 1e-3)
         return Verification(regions=(), outputs=(check,), violations_by_rule={})
 
-    def record_write(out, *, traced, others, **_):
-        records["written"] = [out, sorted(traced), sorted(others)]
+    def record_write(out, *, traced_regions, other_plans, **_):
+        records["written"] = [out, sorted(traced_regions), sorted(other_plans)]
 
     def skip_selection(_, options, cache=None):
         return SimpleNamespace(choices=repr(options), layouts={})
 
     for owner, name, key in MEMOIZED_FUNCTIONS:
         monkeypatch.setattr(owner, name, memoize(getattr(owner, name), key))
-    monkeypatch.setattr(compile_steps, "built", record_build)
-    monkeypatch.setattr(compile_steps, "verified", skip_verification)
+    monkeypatch.setattr(compile_steps, "build_targets", record_build)
+    monkeypatch.setattr(compile_steps, "verify_builds", skip_verification)
     gain = ConventionGain(speedup=1.0, gap=0.0, terms=())
     monkeypatch.setattr(ConventionSearch, "gain", lambda *_: gain)
     monkeypatch.setattr(artifact, "write", record_write)

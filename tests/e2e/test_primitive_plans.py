@@ -79,7 +79,9 @@ def check(network, plan_result):
     """Launches charged and built, but for those of results that a kernel stores besides; and values."""
     charged = [event for event in plan_result.evaluation.timeline.events if event.resource == "gpu"]
     readers = plan_result.graph.consumers
-    stored = sum(bool(c.output.deferred_epilogue) and len(readers[c.covers[-1]]) > 1 for c in plan_result.candidates)
+    stored = sum(
+        bool(c.output.deferred_epilogue) and len(readers[c.covers[-1]]) > 1 for c in plan_result.candidates
+    )
     launch_count = launches_built(build.apply_search_result(network.module, plan_result))
     assert launch_count == sum(event.launched for event in charged) + stored
     inputs = network.example_inputs()

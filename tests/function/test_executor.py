@@ -34,12 +34,12 @@ def test_threads_do_not_change_values(layer):
 
 WITHOUT_THREADS = """
 import threading, numpy as np
-from layers import Layer
+from layers import PimLayer
 from pimflow.simulators.pim.functional import execute
 try:
     threading.Thread(target=print).start()
 except RuntimeError:
-    layer = Layer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
+    layer = PimLayer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
     x, w = layer.operands()
     program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)

@@ -1,5 +1,7 @@
 """Do the kernels of a network change places, and nothing else?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -142,7 +144,9 @@ def test_any_order_has_the_same_regions(mod, draw):
         del remaining[order[-1]]
     after = ReorderLayers(order)(mod)
     relax.analysis.well_formed(after)  # raises
-    assert extract_regions(after).regions == tuple(graph.region(name) for name in order)
+    # Which region reads a tensor first, and may take over what PIM left undone of it, depends on the order.
+    regions = [replace(region, taken_inputs=()) for region in extract_regions(after).regions]
+    assert regions == [replace(graph.region(name), taken_inputs=()) for name in order]
     assert {b.var for b in main_bindings(after)} == {b.var for b in main_bindings(mod)}
 
 

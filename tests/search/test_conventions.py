@@ -48,7 +48,7 @@ def under(monkeypatch):
         names.append(name)
         return find(self, name)
 
-    monkeypatch.setattr(ConventionSearch, "under", record)
+    monkeypatch.setattr(ConventionSearch, "search_under", record)
     return names
 
 

@@ -392,7 +392,7 @@ def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
         goal = Goal(modes=("GPU", "PIM"), solver=solver)
         best[solver] = search(graph, target, COSTS[target.pim.name], goal).evaluation.latency_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finished, "ways", lambda region, system: ())
+        patch.setattr(finished, "device_epilogues", lambda region, system: ())
         without = search(graph, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
     assert best["label"] == pytest.approx(best["exhaustive"], rel=1e-9)
     assert best["label"] <= without.evaluation.latency_ns * (1 + 1e-9)

@@ -140,7 +140,7 @@ def fusing() -> RankedNetwork:
 
 def test_a_mixture_of_ranks_is_what_the_mixed_module_consists_of(chain, branches, residual):
     for forms, free in ((chain, 3), (branches, 3), (residual, 1)):
-        assert len(forms.forms.free) == free
+        assert len(forms.forms.independent_layers) == free
         for chosen in forms.mixtures():
             expected, mixture = forms.graph(chosen), forms.forms.mixture(chosen)
             assert (mixture.regions, mixture.outputs) == (expected.regions, expected.outputs)

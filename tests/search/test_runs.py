@@ -120,7 +120,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
 
     output = OutputCheck(relative_error=0.0, bound=1.0)
     verification = SimpleNamespace(
-        verified=True,
+        is_verified=True,
         max_relative_error=0.0,
         bound=1.0,
         worst=output,

@@ -44,7 +44,7 @@ def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, tap
         n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4, stride=(1, 1)
     )
     region = replace(next(r for r in searched.graph.regions if r.operator == "conv2d"), geometry=g)
-    tasks = searched.generator.tasks
+    tasks = searched.generator.task_builder
     elements = 14 * 14 * outputs
     region = replace(region, output_shape=(1, 14, 14, outputs), input_shapes=((1, 14, 14, 64),))
     kernel = Kernel(
@@ -56,7 +56,7 @@ def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, tap
 
 
 def test_reading_inside_a_kernel_takes_no_launch_and_less_than_alone(searched):
-    tasks = searched.generator.tasks
+    tasks = searched.generator.task_builder
     alone = tasks.gpu("", Kernel(kind="stream", input_bytes=200_000, output_bytes=0))
     inside = tasks._incremental_task("", 200_000, 0, 0.0)
     assert not inside.launched and not inside.launch_ns

@@ -187,7 +187,7 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
         check_aim_trace(source, path)
 
     check()
-    assert said["written"] > 5 and said["refused"] > 5
+    assert min(said["written"], said["refused"]) >= 3
 
 
 @pytest.mark.parametrize("heads", [16, 4])
