@@ -254,7 +254,7 @@ def bytes_of(arrays):
 
 def system_key(system):
     """What kernels and pools depend on."""
-    return system.views, system.dtype, system.padding
+    return system.uses_views, system.dtype, system.padding
 
 
 # What takes long and depends on its arguments alone.
@@ -317,7 +317,7 @@ def told(monkeypatch):
             "memory": memory.plan(()),
             "copies": (),
             "kernels": CudaKernels(),
-            "runs_here": False,
+            "can_run_here": False,
             "calls": (),
             "states": PackedStates(),
         }

@@ -57,10 +57,12 @@ def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, tap
 
 def test_reading_inside_a_kernel_takes_no_launch_and_less_than_alone(searched):
     tasks = searched.generator.task_builder
-    alone = tasks.gpu("", Kernel(kind="stream", input_bytes=200_000, output_bytes=0))
+    alone = tasks.gpu_task("", Kernel(kind="stream", input_bytes=200_000, output_bytes=0))
     inside = tasks._incremental_task("", 200_000, 0, 0.0)
     assert not inside.launched and not inside.launch_ns
-    assert inside.execution_ns + tasks.gpu("", EMPTY_KERNEL).execution_ns == pytest.approx(alone.execution_ns)
+    assert inside.execution_ns + tasks.gpu_task("", EMPTY_KERNEL).execution_ns == pytest.approx(
+        alone.execution_ns
+    )
     assert tasks._incremental_task("", 0, 0, 0.0).execution_ns == 0
     assert tasks._incremental_task("", 200_000, 0, 3.0).execution_ns > inside.execution_ns
 
