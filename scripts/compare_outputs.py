@@ -25,6 +25,7 @@ NETWORKS: dict[str, dict[str, object]] = {
     "tiny-lm": {"conventions": "none"},
 }
 MEASURED = ("search_seconds", "wall_seconds")
+COMPARED = ("plan.json", "regions.json", "timeline.json", "pim.json")  # beside programs and the report
 
 
 def write(folder: Path) -> None:
@@ -38,12 +39,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     files = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if path.suffix == ".pimprog" or path.name in (
-            "plan.json",
-            "regions.json",
-            "timeline.json",
-            "pim.json",
-        ):
+        if path.suffix == ".pimprog" or path.name in COMPARED:
             files[name] = path.read_bytes()
         elif path.name == "report.json":
             report = json.loads(path.read_text())
@@ -54,6 +50,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 def differences(before: Path, after: Path) -> Iterator[str]:
     for network in NETWORKS:
         old, new = contents(before / network), contents(after / network)
+        if "report.json" not in old or "report.json" not in new:
+            yield f"{network}: not compiled in both folders"
+            continue
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):
                 yield f"{network}/{name}"
@@ -72,9 +71,9 @@ def main() -> None:
     if arguments.command == "write":
         write(arguments.folder)
         return
-    found = list(differences(arguments.before, arguments.after))
-    print("\n".join(found) or f"{len(NETWORKS)} networks are the same")
-    sys.exit(bool(found))
+    lines = list(differences(arguments.before, arguments.after))
+    print("\n".join(lines) or f"{len(NETWORKS)} networks are the same")
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

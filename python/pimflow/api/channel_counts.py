@@ -51,7 +51,7 @@ def choose_channels(
 
     Parameters
     ----------
-    model, target_system, **question
+    model, target_system, **keywords
         As for `api.search.search`, without a plan; the objective is not ``memory``.
     progress : callable
         Called with the number that is searched.

@@ -147,7 +147,7 @@ def compile(
 
     Parameters
     ----------
-    model, target_system, plan, options, goal, profiling, **question
+    model, target_system, plan, options, goal, profiling, **keywords
         See `api.search.search`. If layers are decomposed, outputs are verified against those of the
         decomposed network; the report says how far these are from the original's, and which layers stay.
     out : path, optional

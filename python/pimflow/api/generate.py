@@ -106,7 +106,7 @@ def generate(
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
-    target_system, **question
+    target_system, **keywords
         As for `api.search.search`.
 
     Raises

@@ -43,7 +43,7 @@ def pareto(
 
     Parameters
     ----------
-    model, target_system, **question
+    model, target_system, **keywords
         As for `api.search.search`, without a plan. The bounds hold for all plans.
     points : int
         Largest number of plans, 2 or more.

@@ -179,7 +179,7 @@ def search(
     profiling : Profiling, optional
         Sources of times: by default the analytic GPU model, and the PIM engines with the system's timing,
         without a cache on disk.
-    **question
+    **keywords
         Fields that replace those of `options` and `goal`: ``shapes``, ``batch``, ``context``, ``states``,
         ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
         ``solver``, ``search_seconds``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``,

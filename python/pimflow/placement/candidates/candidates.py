@@ -43,7 +43,7 @@ class CandidateGenerator:
         Modes of the candidates, of `core.plan.MODES`; other modes are not timed.
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
-    again : dict of str to float, optional
+    min_l2_rereads : dict of str to float, optional
         By region, a lower bound that `l2_rereads` is raised to.
 
     Raises

@@ -54,7 +54,7 @@ class TilingSearch:
     graph : RegionGraph
         `RegionGraph.fusible` says which regions may be in groups.
     system : System
-    known : dict, optional
+    tiling_cache : dict, optional
         Earlier results for runs of equal regions, shared with other networks, on systems that differ only in
         launch times.
     """
