@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow import Generation, Profiling, generate, search, system, zoo
-from pimflow.api.decoding import shared_regions
-from pimflow.api.generation import StepCosts
-from pimflow.cli.main import main as pimflow
+from pimflow.commands.generate.decoding import shared_regions
+from pimflow.commands.generate.generation import StepCosts
+from pimflow.commands.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement.solvers.capacity import weight_row_bytes

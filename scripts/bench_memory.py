@@ -29,7 +29,7 @@ import tvm
 
 import pimflow
 from pimflow import frontend, memory, zoo
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
 from pimflow.hardware import system
 from pimflow.memory import csv_form

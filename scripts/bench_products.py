@@ -14,7 +14,7 @@ from pathlib import Path
 from bench_generate import PAGE, PIMS, replace_block
 
 from pimflow import Profiling, system, zoo
-from pimflow.api.product_crossovers import (
+from pimflow.commands.generate.product_crossovers import (
     ProductCrossing,
     first_slower_tokens,
     product_crossing,

@@ -14,9 +14,9 @@ from typing import TypeVar
 from update_readme import SPEED, fill
 
 import pimflow
-from pimflow.api import prepare
-from pimflow.api.conventions import ConventionSearch, convention_systems
-from pimflow.api.options import NetworkOptions
+from pimflow.commands.compile.conventions import ConventionSearch, convention_systems
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, SearchResult, profile, search
 from pimflow.placement.solvers.front import TOLERANCE, front
 from pimflow.placement.solvers.objectives import EvaluatedPlan

@@ -11,8 +11,8 @@ import argparse
 
 import pimflow
 from pimflow import placement
-from pimflow.api import prepare
-from pimflow.api.options import NetworkOptions
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Costs, Goal, Profiling, SearchResult
 

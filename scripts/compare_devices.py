@@ -18,7 +18,7 @@ from statistics import fmean, geometric_mean
 from compare_networks import PAPER_NETWORKS, launches_ns
 
 import pimflow
-from pimflow.api.sweep_rows import SweepFigures
+from pimflow.commands.sweep.sweep_rows import SweepFigures
 from pimflow.hardware.systems import CHARGES, SHARINGS
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling

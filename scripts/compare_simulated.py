@@ -18,7 +18,7 @@ from pathlib import Path
 from update_readme import fill
 
 import pimflow
-from pimflow.api.kernel_traces import trace_request
+from pimflow.commands.simulate.kernel_traces import trace_request
 from pimflow.core.candidate import Provenance
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec

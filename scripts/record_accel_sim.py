@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pimflow
-from pimflow.api.kernel_traces import trace_request
+from pimflow.commands.simulate.kernel_traces import trace_request
 from pimflow.core.region import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec

@@ -6,8 +6,8 @@ import re
 import statistics
 from pathlib import Path
 
-from pimflow.api import fuse
-from pimflow.api.fusion_report import FusionReport, layer_shares
+from pimflow.commands.fuse import fuse
+from pimflow.commands.fuse.fusion_report import FusionReport, layer_shares
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers
 from pimflow.fusion.overlap import overlap

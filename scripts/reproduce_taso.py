@@ -14,7 +14,7 @@ from papers import taso_selection, taso_tables
 from papers.taso_selection import NETWORKS, NetworkStudy, Progress
 from update_readme import ROOT, fill, table_of
 
-from pimflow.cli import primitive_options
+from pimflow.commands.command_line import primitive_options
 from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.files import replace_file

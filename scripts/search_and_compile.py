@@ -3,7 +3,7 @@
 import argparse
 
 import pimflow
-from pimflow.api import report_text
+from pimflow.commands.shared import report_text
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pimflow
-from pimflow.api import report_text
-from pimflow.api.report import Report
+from pimflow.commands.shared import report_text
+from pimflow.commands.shared.report import Report
 
 ROOT = Path(__file__).parent.parent
 README, CONVENTIONS, SPEED = (ROOT / name for name in ("README.md", "docs/conventions.md", "docs/speed.md"))

@@ -7,7 +7,7 @@ import textwrap
 from update_readme import ROOT
 
 import pimflow
-from pimflow.cli import parser
+from pimflow.commands import parser
 
 FOLDER = ROOT / "docs" / "reference"
 WRITTEN = "<!-- written by scripts/update_reference.py -->"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_layering import LAYERS
 
-from pimflow.cli import parser
+from pimflow.commands import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -32,12 +32,31 @@ LAYERS = (
     ("placement",),
     ("compiler",),
     ("decomposition", "primitive_selection", "report_page"),
-    ("api",),
-    ("cli", "tvm_extension"),
+    ("commands",),
+    ("tvm_extension",),
     ("", "__main__"),
 )
 # Of a room, each folder and the folders that it imports; "." is the room's own files.
+# The families of commands, and what each uses beside what all share.
+FAMILIES = {
+    "catalogue": set(),
+    "compile": {"simulate"},
+    "fuse": set(),
+    "generate": set(),
+    "memory": set(),
+    "pages": set(),
+    "primitives": {"profile"},
+    "profile": set(),
+    "run": set(),
+    "simulate": set(),
+    "sweep": {"profile"},
+}
 INSIDE = {
+    "commands": {
+        ".": {"command_line", *FAMILIES},
+        "command_line": {"shared"},
+        **{family: {"shared", "command_line", *others} for family, others in FAMILIES.items()},
+    },
     "compiler": {"c_code": {"."}, "measurement": {"."}},
     "fusion": {"kernels": {"."}},
     "pim_backend": {"runtime": {"programs"}},
@@ -78,26 +97,27 @@ WITHOUT_TVM = (
         "placement",
         "report_page",
     ),
-    *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
+    *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "commands.main"),
+    *("commands.command_line", "commands.parser"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
     *("decomposition.report", "primitive_selection.problem"),
     *("primitive_selection.options", "primitive_selection.report", "compiler.c_report"),
     *(
         "primitive_selection.search",
-        "api.report",
-        "api.report_text",
-        "api.make_report",
-        "api.explain",
-        "api.options",
-        "api.timeline",
-        "api.trace",
-        "api.kernel_traces",
-        "api.fuse",
-        "api.fusion_report",
-        "api.front",
-        "api.layer_details",
-        "api.pages",
-        "api.generation",
+        "commands.shared.report",
+        "commands.shared.report_text",
+        "commands.compile.make_report",
+        "commands.compile.explain",
+        "commands.shared.options",
+        "commands.compile.timeline",
+        "commands.simulate.trace",
+        "commands.simulate.kernel_traces",
+        "commands.fuse.fuse",
+        "commands.fuse.fusion_report",
+        "commands.shared.front",
+        "commands.shared.layer_details",
+        "commands.pages.pages",
+        "commands.generate.generation",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")
@@ -284,7 +304,7 @@ def test_no_package_hands_on_the_name_of_one_of_its_files():
         ("pimflow.core.plan", "from pimflow import simulators"),
         ("pimflow.core.plan", "import pimflow.relay_passes.flat"),
         ("pimflow.core.plan", "from ..zoo import weights"),
-        ("pimflow.core.plan", "from .. import api"),
+        ("pimflow.core.plan", "from .. import commands"),
         ("pimflow.core.plan", "import pimflow"),
         ("pimflow.compiler.verification", "from pimflow import compile"),
         ("pimflow.core.plan", "import tvm"),
@@ -302,15 +322,15 @@ def test_no_package_hands_on_the_name_of_one_of_its_files():
         ("pimflow.placement.solvers.plan_search", "from pimflow.placement.candidates import tasks"),
         ("pimflow.placement.best_plan", "from pimflow.fusion.kernels import execution"),
         ("pimflow.decomposition.skips", "from pimflow.primitive_selection import layers"),
-        ("pimflow.compiler.verification", "from pimflow.api.compile import compile"),
+        ("pimflow.compiler.verification", "from pimflow.commands.compile.compile import compile"),
         ("pimflow.memory.exact", "from pimflow.simulators.pim.timing import time_program"),
         ("pimflow.memory.exact", "import tvm"),
         ("pimflow.zoo.weights", "from pimflow.core.region import Region"),
         ("pimflow.zoo.weights", "from ..hardware import system"),
-        ("pimflow.api.compile", "import simulators"),
-        ("pimflow.api.compile", "from relay_passes.flat import shape"),
-        ("pimflow.cli.main", "from pim_backend import programs"),
-        ("pimflow.cli.main", "from pimflow.tvm_extension import install"),
+        ("pimflow.commands.compile.compile", "import simulators"),
+        ("pimflow.commands.compile.compile", "from relay_passes.flat import shape"),
+        ("pimflow.commands.main", "from pim_backend import programs"),
+        ("pimflow.commands.main", "from pimflow.tvm_extension import install"),
     ],
 )
 def test_a_violation_is_seen(module, line):
@@ -325,7 +345,7 @@ def test_a_violation_is_seen(module, line):
         ("pimflow.relay_passes.flat", "import tvm"),
         ("pimflow.zoo.weights", "from ..errors import ModelError\nfrom .shapes import Shape"),
         ("pimflow.placement.candidates.tasks", "from pimflow.simulators.pim.timing import time_program"),
-        ("pimflow.api.compile", "from pimflow import compiler, frontend, zoo"),
+        ("pimflow.commands.compile.compile", "from pimflow import compiler, frontend, zoo"),
         ("pimflow.fusion.kernels.execution", "import tvm"),
         ("pimflow.simulators.pim.timing", "import tvm_ffi"),
     ],
@@ -337,10 +357,10 @@ def test_what_is_allowed_passes(module, line):
 @pytest.mark.parametrize(
     "line",
     [
-        "from pimflow.api import _search",
+        "from pimflow.commands import _search",
         "import pimflow._native",
         "import simulators.timing",
-        "from pimflow import api\napi._search()",
+        "from pimflow import commands\ncommands._search()",
     ],
 )
 def test_a_script_violation_is_seen(line):
@@ -349,12 +369,15 @@ def test_a_script_violation_is_seen(line):
 
 def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
-    packages = ("zoo", "placement", "simulators.pim.timing", "memory", "cli.main", "api.trace", "fusion")
-    api_modules = ("api.simulate", "api.fuse", "api.timeline", "api.report", "api.options")
-    other_modules = ("api.explain", "api.report_text", "primitive_selection.problem")
-    names = ", ".join(f"pimflow.{module_path}" for module_path in (*packages, *api_modules, *other_modules))
+    names = (
+        *("zoo", "placement", "simulators.pim.timing", "memory", "fusion", "primitive_selection.problem"),
+        *("commands.main", "commands.simulate.trace", "commands.simulate.simulate", "commands.fuse.fuse"),
+        *("commands.compile.timeline", "commands.compile.explain", "commands.shared.report"),
+        *("commands.shared.options", "commands.shared.report_text"),
+    )
+    modules = ", ".join(f"pimflow.{name}" for name in names)
     heavy = {"tvm", "tvm_ffi", "torch"}
-    code = f"import sys, pimflow, {names}; sys.exit(not {heavy}.isdisjoint(sys.modules))"
+    code = f"import sys, pimflow, {modules}; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0
 
 

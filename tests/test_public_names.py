@@ -58,7 +58,7 @@ def test_help_shows_arguments_and_what_is_raised(name):
     function = getattr(pimflow, name)
     first = next(iter(inspect.signature(function).parameters))
     assert first in ("model", "models", "path", "directory", "layer")
-    assert inspect.getdoc(function) and function.__module__.startswith("pimflow.api.")
+    assert inspect.getdoc(function) and function.__module__.startswith("pimflow.commands.")
 
 
 WRONG = [

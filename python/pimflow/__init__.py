@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from pimflow.tvm_extension import install as _tvm_extension
 
 if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and editors
-    from pimflow.api.channel_counts import choose_channels
-    from pimflow.api.compile import Compiled, compile
-    from pimflow.api.decompose import export_decomposed
-    from pimflow.api.fuse import fuse, fuse_decomposed
-    from pimflow.api.generate import generate
-    from pimflow.api.generation import Generation
-    from pimflow.api.memory import NetworkMemory, plan_memory
-    from pimflow.api.options import NetworkOptions
-    from pimflow.api.pareto import pareto
-    from pimflow.api.relax_pipeline import relax_pipeline
-    from pimflow.api.report import Report
-    from pimflow.api.run import Inference, Session, infer, run
-    from pimflow.api.search import search, search_network
-    from pimflow.api.select import select
-    from pimflow.api.simulate import simulate
-    from pimflow.api.sweep import sweep
-    from pimflow.api.timeline import trace_plan
-    from pimflow.api.trace import trace
+    from pimflow.commands.compile.channel_counts import choose_channels
+    from pimflow.commands.compile.compile import Compiled, compile
+    from pimflow.commands.compile.pareto import pareto
+    from pimflow.commands.compile.relax_pipeline import relax_pipeline
+    from pimflow.commands.compile.timeline import trace_plan
+    from pimflow.commands.fuse.fuse import fuse, fuse_decomposed
+    from pimflow.commands.generate.generate import generate
+    from pimflow.commands.generate.generation import Generation
+    from pimflow.commands.memory.decompose import export_decomposed
+    from pimflow.commands.memory.memory import NetworkMemory, plan_memory
+    from pimflow.commands.primitives.select import select
+    from pimflow.commands.run.run import Inference, Session, infer, run
+    from pimflow.commands.shared.options import NetworkOptions
+    from pimflow.commands.shared.report import Report
+    from pimflow.commands.shared.search import search, search_network
+    from pimflow.commands.simulate.simulate import simulate
+    from pimflow.commands.simulate.trace import trace
+    from pimflow.commands.sweep.sweep import sweep
     from pimflow.compiler.measurement.allocations import measure_allocations
     from pimflow.fusion.kernels.execution import execute as execute_fused
     from pimflow.hardware import GpuSpec, PimSpec, System, system
@@ -53,24 +53,24 @@ if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and edi
 
 # By module, the public names that come from it; ``public=name`` if the name differs there.
 _NAMES_BY_MODULE = {
-    "pimflow.api.channel_counts": "choose_channels",
-    "pimflow.api.compile": "Compiled compile",
-    "pimflow.api.decompose": "export_decomposed",
-    "pimflow.api.fuse": "fuse fuse_decomposed",
-    "pimflow.api.generate": "generate",
-    "pimflow.api.generation": "Generation",
-    "pimflow.api.memory": "NetworkMemory plan_memory",
-    "pimflow.api.options": "NetworkOptions",
-    "pimflow.api.pareto": "pareto",
-    "pimflow.api.relax_pipeline": "relax_pipeline",
-    "pimflow.api.report": "Report",
-    "pimflow.api.run": "Inference Session infer run",
-    "pimflow.api.search": "search search_network",
-    "pimflow.api.select": "select",
-    "pimflow.api.simulate": "simulate",
-    "pimflow.api.sweep": "sweep",
-    "pimflow.api.timeline": "trace_plan",
-    "pimflow.api.trace": "trace",
+    "pimflow.commands.compile.channel_counts": "choose_channels",
+    "pimflow.commands.compile.compile": "Compiled compile",
+    "pimflow.commands.memory.decompose": "export_decomposed",
+    "pimflow.commands.fuse.fuse": "fuse fuse_decomposed",
+    "pimflow.commands.generate.generate": "generate",
+    "pimflow.commands.generate.generation": "Generation",
+    "pimflow.commands.memory.memory": "NetworkMemory plan_memory",
+    "pimflow.commands.shared.options": "NetworkOptions",
+    "pimflow.commands.compile.pareto": "pareto",
+    "pimflow.commands.compile.relax_pipeline": "relax_pipeline",
+    "pimflow.commands.shared.report": "Report",
+    "pimflow.commands.run.run": "Inference Session infer run",
+    "pimflow.commands.shared.search": "search search_network",
+    "pimflow.commands.primitives.select": "select",
+    "pimflow.commands.simulate.simulate": "simulate",
+    "pimflow.commands.sweep.sweep": "sweep",
+    "pimflow.commands.compile.timeline": "trace_plan",
+    "pimflow.commands.simulate.trace": "trace",
     "pimflow.compiler.measurement.allocations": "measure_allocations",
     "pimflow.fusion.kernels.execution": "execute_fused=execute",
     "pimflow.hardware": "GpuSpec PimSpec System system",

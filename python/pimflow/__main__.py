@@ -24,7 +24,7 @@ def run() -> None:
     codes: list[int] = []
     if not atexit._ncallbacks():  # callbacks registered earlier would run after `_leave`, so never
         atexit.register(_leave, codes)  # registered first, so called last
-    from pimflow.cli.main import main  # slow, so that it may be interrupted
+    from pimflow.commands.main import main  # slow, so that it may be interrupted
     from pimflow.host import without_torch
 
     without_torch.install()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import placement
-from pimflow.api.options import NetworkOptions
-from pimflow.api.profile import region_graph
+from pimflow.commands.profile.profile import region_graph
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System, system

@@ -121,8 +121,8 @@ def select_networks(
     ProfileError
         See `select_for`; or if a stored profile is too small to predict from.
     """
-    from pimflow.api.options import NetworkOptions
-    from pimflow.api.profile import region_graph
+    from pimflow.commands.profile.profile import region_graph
+    from pimflow.commands.shared.options import NetworkOptions
 
     graphs = {name: region_graph(name, NetworkOptions(), cache) for name in networks}
     if profile not in MODES:

@@ -11,8 +11,8 @@ import onnx
 
 from papers.trained_networks import accuracy, shares, train
 from pimflow import frontend, zoo
-from pimflow.api import prepare
-from pimflow.api.options import NetworkOptions
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import phases
 from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.calibration import Calibration, agreement

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import frontend
-from pimflow.api import prepare
-from pimflow.api.options import NetworkOptions
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler.measurement import allocations
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.output_error import relative_error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
@@ -189,7 +189,7 @@ def test_what_cannot_be_shown(capsys, tmp_path, monkeypatch, name, code, message
 
 def test_showing_devices_does_not_load_tvm():
     code = (
-        "import sys, pimflow.cli.main as cli; "
+        "import sys, pimflow.commands.main as cli; "
         "cli.main(['devices', 'hbm-pim']); sys.exit('tvm' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 
 pytestmark = pytest.mark.long
 

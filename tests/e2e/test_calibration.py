@@ -8,7 +8,7 @@ from skip_networks import hourglass
 
 import pimflow
 from pimflow import frontend
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
@@ -114,7 +114,7 @@ def test_the_report_has_it(tmp_path):
     assert shares == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(
         f"top{top}_accuracy{which}" for top in (1, 5) for which in ("", "_original")
     )
-    from pimflow.api import report_text
+    from pimflow.commands.shared import report_text
 
     assert "the original's class comes first for 100.0%" in report_text.table(compiled.report, None)
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from pimflow import zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:

@@ -8,8 +8,8 @@ import json
 import pytest
 
 import pimflow
-from pimflow.api.kernel_traces import TracedKernel
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.simulate.kernel_traces import TracedKernel
 from pimflow.hardware import GpuSpec, PimSpec
 
 GPU, PIM = GpuSpec.load("rtx-2060-pim32"), PimSpec.load("newton-gddr6")

@@ -17,10 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.api import prepare, timeline
-from pimflow.api import run as inference
-from pimflow.api.report_text import MAX_LINES, summary
-from pimflow.api.report_text import table as report_table
+from pimflow.commands.compile import timeline
+from pimflow.commands.run import run as inference
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.report_text import MAX_LINES, summary
+from pimflow.commands.shared.report_text import table as report_table
 from pimflow.compiler import build, phases
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.compiler.measurement.kernel_times import kernel_times

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import pimflow
-from pimflow.api import report_text, run
+from pimflow.commands.run import run
+from pimflow.commands.shared import report_text
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 

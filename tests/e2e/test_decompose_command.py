@@ -8,8 +8,8 @@ import pytest
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import report_text
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.shared import report_text
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.api.decompose import export_decomposed
+from pimflow.commands.memory.decompose import export_decomposed
 from pimflow.core.output_error import relative_error
 from pimflow.core.plan import Plan
 from pimflow.decomposition.calibration import Calibration

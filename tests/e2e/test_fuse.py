@@ -10,8 +10,8 @@ from tvm import relay
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import search
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.shared import search
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice

@@ -10,7 +10,7 @@ from tvm import relax
 
 import pimflow
 from pimflow import frontend
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
 from pimflow.decomposition.activations import fuse_runs

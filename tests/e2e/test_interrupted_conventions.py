@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import pimflow
-from pimflow.api.conventions import ConventionSearch, convention_systems
-from pimflow.cli.main import main
+from pimflow.commands.compile.conventions import ConventionSearch, convention_systems
+from pimflow.commands.main import main
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.host import directories
 
@@ -18,7 +18,7 @@ NAMES = tuple(convention_systems(pimflow.system()))
 COMMAND = f"""
 import os, time
 import pimflow.__main__
-from pimflow.api.conventions import ConventionSearch
+from pimflow.commands.compile.conventions import ConventionSearch
 gain = ConventionSearch.gain
 
 def slow(self, name):

@@ -7,7 +7,7 @@ import pytest
 from trace_reader import read_kernels_list, read_trace
 
 import pimflow
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan

@@ -9,7 +9,7 @@ import time
 import pytest
 from length import long_but
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.errors import UsageError
 from pimflow.host import directories, interrupts
 
@@ -24,7 +24,7 @@ list(Processes(2).map(time.sleep, [60.0, 60.0]))
 COMMAND = """
 import sys, types
 import pimflow.__main__
-from pimflow.cli import main
+from pimflow.commands import main
 from pimflow.errors import PimflowError
 import signal
 
@@ -160,7 +160,7 @@ def test_errors_of_commands_that_nobody_interrupts_stay(monkeypatch, capsys):
     def raise_usage_error(_argv):
         raise UsageError("not this")
 
-    monkeypatch.setattr("pimflow.cli.parser.parse", raise_usage_error)
+    monkeypatch.setattr("pimflow.commands.parser.parse", raise_usage_error)
     assert main([]) == 2 and capsys.readouterr().err == "pimflow: error: not this\n"
 
 

@@ -10,10 +10,10 @@ from branching import randomly_wired, wide_branches
 
 import pimflow
 from pimflow import frontend
-from pimflow.api.memory import plan_memory
-from pimflow.api.options import NetworkOptions
-from pimflow.api.report_text import table
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.memory.memory import plan_memory
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.report_text import table
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.hardware.reader import SPECS

@@ -9,11 +9,11 @@ import pytest
 from branching import convolution, model
 
 import pimflow
-from pimflow.api import prepare
-from pimflow.api.memory import plan_memory
-from pimflow.api.options import NetworkOptions
-from pimflow.api.search import SearchRequest
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.memory.memory import plan_memory
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Profiling

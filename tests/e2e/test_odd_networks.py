@@ -9,7 +9,7 @@ import pytest
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.artifact import file_stems
 
 ALONE = ("--conventions", "none")

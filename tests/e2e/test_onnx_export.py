@@ -10,9 +10,9 @@ from skip_networks import hourglass
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import decompose as onnx_export
-from pimflow.api import prepare
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.memory import decompose as onnx_export
+from pimflow.commands.shared import prepare
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UnsupportedOpError, VerificationError

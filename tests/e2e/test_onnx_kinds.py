@@ -15,7 +15,7 @@ from onnx_kinds import KINDS
 
 import pimflow
 from pimflow import frontend, hardware, zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler import build
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ModelError, UnsupportedOpError

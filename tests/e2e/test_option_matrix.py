@@ -22,11 +22,12 @@ import tvm_ffi
 from decoders import DecoderModel
 
 from pimflow import memory, zoo
-from pimflow.api import compile_steps, prepare
-from pimflow.api.compile_steps import BuildSet
-from pimflow.api.conventions import ConventionGain, ConventionSearch
-from pimflow.cli import parser
-from pimflow.cli.main import main
+from pimflow.commands import parser
+from pimflow.commands.compile import compile_steps
+from pimflow.commands.compile.compile_steps import BuildSet
+from pimflow.commands.compile.conventions import ConventionGain, ConventionSearch
+from pimflow.commands.main import main
+from pimflow.commands.shared import prepare
 from pimflow.compiler import artifact
 from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.smaller_pool import PoolPlanning

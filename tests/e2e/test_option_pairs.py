@@ -5,7 +5,7 @@ import json
 import pytest
 
 import pimflow
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.errors import InfeasibleError, UsageError
 
 # Options as the API and as the command take them, and what is said of which of them.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from length import long_but
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.errors import ArtifactError
 from pimflow.host.directories import DirectoryKind, check_target, new_directory
 from pimflow.host.files import file_sha256
@@ -71,8 +71,8 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
 
 def test_every_command_that_writes_is_here():
     """And takes `--force`."""
-    from pimflow.cli.parser import COMMANDS as KNOWN
-    from pimflow.cli.parser import build_parser, command_name
+    from pimflow.commands.parser import COMMANDS as KNOWN
+    from pimflow.commands.parser import build_parser, command_name
 
     flags = {command_name(command): set(build_parser(command).flags) for command in KNOWN}
     writing = {

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import run as inference
-from pimflow.api.simulate import simulate
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.run import run as inference
+from pimflow.commands.simulate.simulate import simulate
 from pimflow.compiler import artifact
 from pimflow.core.program import PimProgram
 from pimflow.errors import ArtifactError, UsageError

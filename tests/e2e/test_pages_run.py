@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "extending.md")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import pimflow
-from pimflow.api.front import ParetoPoint, pareto_front
-from pimflow.api.search import SearchRequest
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.shared.front import ParetoPoint, pareto_front
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 
@@ -105,7 +105,7 @@ def test_plans_keep_to_the_bounds():
 def test_a_decomposed_network_has_a_front():
     points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
     question = SearchRequest.from_arguments(None, plan=points[-1].plan, decompose="tucker:0.25").validate()
-    _, search_result = question.find_plan(pimflow.api.prepare.load("toy", question.options))
+    _, search_result = question.find_plan(pimflow.commands.shared.prepare.load("toy", question.options))
     assert search_result.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
 
 
@@ -116,7 +116,7 @@ def test_a_front_has_layers_that_suit_each_figure():
     points = pimflow.pareto("toy", points=4, decompose=request)
     for number, objective in enumerate(("latency", "energy", "memory")):
         question = SearchRequest.from_arguments(None, decompose=request, objective=objective).validate()
-        prepared = question.prepare_network(pimflow.api.prepare.load("toy", question.options))
+        prepared = question.prepare_network(pimflow.commands.shared.prepare.load("toy", question.options))
         search_result, choice = question.place_network(prepared)
         evaluation = search_result.evaluation
         best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
@@ -127,7 +127,7 @@ def test_a_front_has_layers_that_suit_each_figure():
     assert len(layers) > 1
     for point in points:
         question = SearchRequest.from_arguments(None, plan=point.plan, decompose=request).validate()
-        _, search_result = question.find_plan(pimflow.api.prepare.load("toy", question.options))
+        _, search_result = question.find_plan(pimflow.commands.shared.prepare.load("toy", question.options))
         assert search_result.evaluation.latency_ns == pytest.approx(point.latency_ns)
 
 

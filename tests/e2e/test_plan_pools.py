@@ -8,7 +8,7 @@ from drawn_plans import random_plan
 from length import long_but
 
 from pimflow import frontend, memory
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.core.stages import Pipeline
 from pimflow.hardware import system

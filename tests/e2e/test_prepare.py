@@ -13,8 +13,8 @@ from tvm import relay
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import prepare
-from pimflow.api.options import NetworkOptions, merge_keywords
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions, merge_keywords
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.hardware import system

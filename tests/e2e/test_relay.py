@@ -63,7 +63,7 @@ m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
 m.set_input("input", np.load("x.npy"))
 m.run()
 np.save("y.npy", m.get_output(0).numpy())
-assert "pimflow.api.compile" not in sys.modules
+assert "pimflow.commands.compile.compile" not in sys.modules
 """
 
     def start(first):

@@ -7,10 +7,10 @@ import pytest
 
 import pimflow
 from pimflow import system
-from pimflow.api.profile import profile
-from pimflow.api.sweep import sweep
-from pimflow.cli import parser
-from pimflow.cli.main import main
+from pimflow.commands import parser
+from pimflow.commands.main import main
+from pimflow.commands.profile.profile import profile
+from pimflow.commands.sweep.sweep import sweep
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Profiling

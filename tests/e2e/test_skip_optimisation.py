@@ -8,9 +8,9 @@ from skip_networks import hourglass
 
 import pimflow
 from pimflow import frontend
-from pimflow.api.options import NetworkOptions
-from pimflow.api.prepare import MinimumPools, reduce_skips
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.prepare import MinimumPools, reduce_skips
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
 from pimflow.decomposition.request import DecompositionRequest

@@ -102,7 +102,7 @@ def test_every_public_name_is_there():
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
     import pimflow
-    from pimflow.api import simulate as simulation
+    from pimflow.commands.simulate import simulate as simulation
 
     assert all(callable(getattr(pimflow, name)) for name in pimflow.__all__)
     assert pimflow.simulate is simulation.simulate

@@ -10,7 +10,7 @@ from decoders import DecoderModel, gqa_model
 from length import long_but
 
 from pimflow import compile, frontend, run
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler import build
 from pimflow.compiler.artifact import Interface
 from pimflow.compiler.verification import verify

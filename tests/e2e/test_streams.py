@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from pimflow.cli import output, streams
-from pimflow.cli.main import main
+from pimflow.commands.command_line import output, streams
+from pimflow.commands.main import main
 from pimflow.errors import UsageError
 
 TABLE = "id,lower,upper,size\na,0,2,64\nb,1,3,64\n"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pimflow import hardware
-from pimflow.api import trace
-from pimflow.cli import main, output
+from pimflow.commands import main
+from pimflow.commands.command_line import output
+from pimflow.commands.simulate import trace
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core.program import PimProgram
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.trace import Trace

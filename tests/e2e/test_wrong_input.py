@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.errors import ArtifactError
 from pimflow.host.directories import DirectoryKind

@@ -8,7 +8,7 @@ import pytest
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.api import run
+from pimflow.commands.run import run
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 pytestmark = pytest.mark.long

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
-from pimflow.api import search
+from pimflow.commands.shared import search
 from pimflow.compiler import build
 from pimflow.core.plan import Choice
 from pimflow.hardware import system

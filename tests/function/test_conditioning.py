@@ -17,7 +17,7 @@ from rounding_networks import ON_PIM, SYSTEMS, build_on_stand_in, model, plan_on
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
@@ -186,7 +186,7 @@ def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
     """``run --compare`` refuses no outputs that compilation accepted."""
     pimflow.compile(model("damps"), tmp_path / "out", target="c", tolerance=0.05, conventions="none")
     assert PlacedRegions.load(tmp_path / "out").bounds == (0.05,)
-    monkeypatch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
+    monkeypatch.setattr("pimflow.commands.run.run.OUTPUT_BOUND", {"fp16": -1.0})
     assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05
 
 

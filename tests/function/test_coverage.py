@@ -10,7 +10,7 @@ from layers import NEWTON, SHORT, PimLayer, flat, layers, small_buffer_program
 from length import examples
 from reference import Window, convolve
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.verification import inexact_products
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram

@@ -8,9 +8,9 @@ from length import long_but
 from replay import replay
 
 from pimflow import zoo
-from pimflow.api import fuse
-from pimflow.api.fusion_report import layer_shares
-from pimflow.cli.main import main
+from pimflow.commands.fuse import fuse
+from pimflow.commands.fuse.fusion_report import layer_shares
+from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import (

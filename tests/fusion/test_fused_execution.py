@@ -13,8 +13,8 @@ from onnx_networks import all_tensors, classifiers, models
 from replay import replay
 
 from pimflow import zoo
-from pimflow.api import fuse
-from pimflow.cli.main import main
+from pimflow.commands.fuse import fuse
+from pimflow.commands.main import main
 from pimflow.errors import InfeasibleError, UnsupportedOpError, UsageError, VerificationError
 from pimflow.fusion import Accelerator, Group, GroupTiling, layers_from_onnx, place
 from pimflow.fusion.channels import possible_runs

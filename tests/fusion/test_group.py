@@ -11,7 +11,7 @@ from layer_graphs import graphs
 from length import examples
 from replay import replay
 
-from pimflow.api.fusion_report import FusionReport
+from pimflow.commands.fuse.fusion_report import FusionReport
 from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import InfeasibleError, VerificationError

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.artifact import Interface
 from pimflow.core.output_error import relative_error
 from pimflow.errors import PimflowError

@@ -70,7 +70,7 @@ def test_forked_processes_run_kernels():
 import contextlib, io, sys
 sys.path.insert(0, {str(scripts)!r})
 import fuzz
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 
 def compiled():
     with contextlib.redirect_stdout(io.StringIO()):

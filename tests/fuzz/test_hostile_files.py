@@ -25,7 +25,7 @@ from targets import command_failure
 
 import pimflow
 from pimflow import zoo
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core import table_files
 from pimflow.errors import ArtifactError, TraceError
 from pimflow.host import machine, result_cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.hardware.pim import PimSpec
 from pimflow.host import native
 from pimflow.simulators.pim import timing

@@ -8,7 +8,7 @@ import tvm
 from fused_cuda import compile_group_for_cuda
 
 from pimflow import zoo
-from pimflow.api import fuse
+from pimflow.commands.fuse import fuse
 from pimflow.fusion import Accelerator
 from pimflow.fusion.kernels import execution
 from pimflow.fusion.kernels.onnx_formulas import computations

@@ -15,13 +15,19 @@ from onnx import numpy_helper
 from small_system import small
 
 from pimflow import zoo
-from pimflow.api import generation
-from pimflow.api.decode_step import DecodeStep
-from pimflow.api.decoding import CompiledStep, StepRunner, place_step, step_regions, verification_inputs
-from pimflow.api.generate import generate
-from pimflow.api.generation import DecodeCostModel, StepCosts, length_weights
-from pimflow.api.language import open_language_model
-from pimflow.api.search import SearchRequest
+from pimflow.commands.generate import generation
+from pimflow.commands.generate.decode_step import DecodeStep
+from pimflow.commands.generate.decoding import (
+    CompiledStep,
+    StepRunner,
+    place_step,
+    step_regions,
+    verification_inputs,
+)
+from pimflow.commands.generate.generate import generate
+from pimflow.commands.generate.generation import DecodeCostModel, StepCosts, length_weights
+from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import Region, RegionGraph
 from pimflow.zoo.language import graph
@@ -166,7 +172,7 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     prompts = [[3, 4, 5], [7]]
     model = zoo.load_model(graph.step_graph(SMALL, 16))
     language = replace(open_language_model(model), step=step_of, by_token=by_token, fixed_context=None)
-    monkeypatch.setattr("pimflow.api.generate.open_language_model", lambda _: language)
+    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda _: language)
     said: list[str] = []
     result = generate("small", tokens=prompts, n=7, context=16, modes="gpu", progress=said.append)
     for request, prompt in zip(result.requests, prompts):

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 import torch
 
 from pimflow import frontend
-from pimflow.api.generate import generate
-from pimflow.api.language import open_language_model
+from pimflow.commands.generate.generate import generate
+from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import VerificationError
 from pimflow.hardware import system
 

@@ -13,12 +13,13 @@ from decoders import SMALL
 from onnx import TensorProto, numpy_helper
 
 from pimflow import frontend, zoo
-from pimflow.api import decoding, prepare
-from pimflow.api.generate import generate
-from pimflow.api.generation import Generation
-from pimflow.api.language import open_language_model
-from pimflow.api.search import SearchRequest
-from pimflow.cli.main import main
+from pimflow.commands.generate import decoding
+from pimflow.commands.generate.generate import generate
+from pimflow.commands.generate.generation import Generation
+from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.main import main
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
 from pimflow.zoo.language import graph
@@ -126,7 +127,7 @@ def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch
         return zoo.load_model(graph.step_graph(SMALL, context, tokens=tokens, batch=batch))
 
     language = replace(open_language_model(step_model), step=step)  # the file is for one sequence
-    monkeypatch.setattr("pimflow.api.generate.open_language_model", lambda _: language)
+    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda _: language)
     prompts = [PROMPT, [7], [9, 10, 11, 12, 13]]
     result = generate("small", tokens=prompts, n=6)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}

@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, RopeScalingType, quants
 
 from pimflow import zoo
-from pimflow.api.generate import generate
-from pimflow.api.language import open_language_model
-from pimflow.cli.main import main
+from pimflow.commands.generate.generate import generate
+from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.main import main
 from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pimflow import Profiling
-from pimflow.api.generation import StepCosts
+from pimflow.commands.generate.generation import StepCosts
 from pimflow.zoo.language import shapes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimflow import system
-from pimflow.api.export import llmservingsim
-from pimflow.cli.main import main
+from pimflow.commands.generate.export import llmservingsim
+from pimflow.commands.main import main
 from pimflow.errors import UsageError
 from pimflow.simulators.exports.llmservingsim import AttentionLine
 

@@ -16,8 +16,8 @@ pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 
 from pimflow import zoo
-from pimflow.api import language
-from pimflow.api.generate import generate
+from pimflow.commands.generate import language
+from pimflow.commands.generate.generate import generate
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder

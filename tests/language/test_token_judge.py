@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pimflow.api.language import open_language_model
-from pimflow.api.requests import GenerationRequest
-from pimflow.api.token_judge import TokenVerifier
+from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.token_judge import TokenVerifier
 from pimflow.errors import VerificationError
 from pimflow.zoo.language.tokens import TokenText
 

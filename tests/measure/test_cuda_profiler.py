@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.measurement import cuda_profiler, single_kernels
 from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, kernel_rows
 from pimflow.compiler.phases import lower

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from pimflow import memory
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.memory import csv_form, validator
 
 DATA = Path(__file__).parent / "data"

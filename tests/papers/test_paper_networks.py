@@ -58,7 +58,7 @@ def ran(request, tmp_path_factory):
         return prepared, search_result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pimflow.api.search.search_network", record_search)
+        patch.setattr("pimflow.commands.shared.search.search_network", record_search)
         y = snippet(path, x)
     (search_result,) = search_results
     return NetworkRun(model=request.param, y=y, reference=reference[0], search_result=search_result)

@@ -14,8 +14,8 @@ from papers import taso_selection, taso_tables
 from papers.taso_selection import LIBRARIES, claims, restrict_library, study_network
 from selections import min_time_ns
 
-from pimflow.api.options import NetworkOptions
-from pimflow.api.profile import region_graph
+from pimflow.commands.profile.profile import region_graph
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.layers import Layers, separate_concats

@@ -11,7 +11,7 @@ import pytest
 import rpc_machines
 import tvm
 
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.c_code import builds
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import ProfilerError, UsageError

@@ -7,7 +7,7 @@ import pytest
 
 import pimflow
 from pimflow import frontend, memory
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache

@@ -8,7 +8,7 @@ from branching import convolution, model
 from conv_layers import ON_CUDA, layers_for
 
 import pimflow
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec

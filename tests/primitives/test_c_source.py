@@ -18,7 +18,7 @@ from length import long_but
 from tvm import relax
 
 import pimflow
-from pimflow.cli.main import main
+from pimflow.commands.main import main
 from pimflow.compiler.c_code import builds, kernels
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.network import require_no_pim
@@ -169,7 +169,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     assert "999 threads: the C library runs on at most" in run_error("--threads", "999", code=2)
     assert "--repeat -1: give a number" in run_error("--repeat", "-1", code=2)
     with monkeypatch.context() as patch:
-        patch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
+        patch.setattr("pimflow.commands.run.run.OUTPUT_BOUND", {"fp16": -1.0})
         assert "outputs of c differ from those of llvm+pim by" in run_error("--compare", code=5)
     monkeypatch.setenv("CC", "no-such-compiler")
     assert "or run the twin: --target llvm+pim" in run_error(code=3)

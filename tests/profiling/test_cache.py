@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow.api.conventions import SPEEDUP_MODULES
-from pimflow.api.profile import REGION_MODULES
+from pimflow.commands.compile.conventions import SPEEDUP_MODULES
+from pimflow.commands.profile.profile import REGION_MODULES
 from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import CODE_PACKAGES, ResultCache, default_path, sources_digest
 from pimflow.primitive_selection import gpu_model_times

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
 from pimflow import placement, system
-from pimflow.api.options import field_names
-from pimflow.api.sweep import SweepFigures, SweepRow, sweep, with_pareto
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.shared.options import field_names
+from pimflow.commands.sweep.sweep import SweepFigures, SweepRow, sweep, with_pareto
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.api.options import NetworkOptions
-from pimflow.api.profile import region_graph
+from pimflow.commands.profile.profile import region_graph
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.errors import InfeasibleError, PimflowError, ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.host.executors import Dask, Processes, Serial, parse_executor

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pimflow import zoo
-from pimflow.api.options import NetworkOptions
-from pimflow.api.profile import region_graph
-from pimflow.api.profilers import forms, parse_profilers
-from pimflow.cli.main import main
+from pimflow.commands.main import main
+from pimflow.commands.profile.profile import region_graph
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.profilers import forms, parse_profilers
 from pimflow.errors import UsageError
 from pimflow.host.result_cache import ResultCache
 

@@ -3,7 +3,7 @@
 import pytest
 from chromium import NARROW, WIDE, needs_chromium, wait_for
 
-from pimflow.api import pages
+from pimflow.commands.pages import pages
 
 pytestmark = [pytest.mark.long, needs_chromium]
 
@@ -112,7 +112,7 @@ def test_plans_side_by_side_are_drawn(opened, directory, tmp_path):
 
 
 def test_a_picture_is_interactive(opened, directory, tmp_path):
-    from pimflow.api import timeline
+    from pimflow.commands.compile import timeline
 
     timeline.draw(tmp_path / "t.html", timeline.trace_plan(directory))
     browser = opened(tmp_path / "t.html")

@@ -10,7 +10,8 @@ import pytest
 from chromium import needs_chromium, open_page
 from hostile_names import FOLDERS, MARK, NAMES
 
-from pimflow.api import pages, timeline
+from pimflow.commands.compile import timeline
+from pimflow.commands.pages import pages
 from pimflow.compiler.artifact import TIMELINE, Interface
 from pimflow.core.liveness import Lifetime
 from pimflow.memory import plan as plan_memory

@@ -18,11 +18,11 @@ from hostile_names import MARK, NAMES
 
 import pimflow
 from pimflow import frontend
-from pimflow.api import pages
-from pimflow.cli import compile as compile_command
-from pimflow.cli import parser
-from pimflow.cli.main import main
-from pimflow.cli.options import target_system
+from pimflow.commands import parser
+from pimflow.commands.command_line.options import target_system
+from pimflow.commands.compile import compile_command
+from pimflow.commands.main import main
+from pimflow.commands.pages import pages
 from pimflow.compiler.artifact import Interface
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.systems import CHARGES

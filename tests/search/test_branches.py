@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from problems import problems
 
 from pimflow import frontend
-from pimflow.api import prepare
-from pimflow.api.report import Estimate
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.report import Estimate
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns

@@ -9,7 +9,7 @@ import pytest
 from length import long_but
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator
 from pimflow.placement.candidates.tasks import gpu_kernel

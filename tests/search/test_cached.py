@@ -12,9 +12,9 @@ from problems import longest_path_ns
 from tvm import relax
 
 from pimflow import frontend
-from pimflow.api.decoding import CompiledStep, Lengths
-from pimflow.api.explain import explain
-from pimflow.api.layer_details import all_candidates
+from pimflow.commands.compile.explain import explain
+from pimflow.commands.generate.decoding import CompiledStep, Lengths
+from pimflow.commands.shared.layer_details import all_candidates
 from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
 from pimflow.errors import InfeasibleError, PlanError

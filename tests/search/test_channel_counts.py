@@ -6,8 +6,8 @@ import pytest
 from length import long_but
 
 import pimflow
-from pimflow.api.channel_counts import counts
-from pimflow.cli.main import main
+from pimflow.commands.compile.channel_counts import counts
+from pimflow.commands.main import main
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 

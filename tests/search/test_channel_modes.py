@@ -14,9 +14,9 @@ from problems import graph_of
 from test_modes import networks, slow_system
 
 import pimflow
-from pimflow.api.options import NetworkOptions
-from pimflow.api.profile import region_graph
-from pimflow.api.timeline import PlanTrace
+from pimflow.commands.compile.timeline import PlanTrace
+from pimflow.commands.profile.profile import region_graph
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.candidate import (
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,

@@ -14,7 +14,7 @@ from problems import graph_of
 from test_modes import networks, slow_system
 
 from pimflow import frontend, memory
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import (

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pimflow import frontend
-from pimflow.api import conventions, prepare
-from pimflow.api.conventions import ConventionSearch, convention_names, convention_systems
-from pimflow.api.search import place
+from pimflow.commands.compile import conventions
+from pimflow.commands.compile.conventions import ConventionSearch, convention_names, convention_systems
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.search import place
 from pimflow.core.plan import Choice
 from pimflow.errors import UsageError
 from pimflow.hardware import system

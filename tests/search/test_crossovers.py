@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pimflow.api import crossovers
+from pimflow.commands.generate import crossovers
 from pimflow.core.attention import Attention
 from pimflow.hardware import system
 from pimflow.placement import Costs, Profiling

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.api.explain import explain
+from pimflow.commands.compile.explain import explain
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import PlanError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pimflow.api.explain import explain
+from pimflow.commands.compile.explain import explain
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres, Write
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry

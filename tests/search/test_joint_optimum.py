@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.core.candidate import Cost
 from pimflow.core.stages import Pipeline
 from pimflow.decomposition.layer_errors import layer_errors

@@ -15,7 +15,7 @@ from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.compiler import phases
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples, long_but
 
 from pimflow import frontend
-from pimflow.api.report import Estimate
+from pimflow.commands.shared.report import Estimate
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import MODES
 from pimflow.core.region import ConvGeometry, Region, RegionGraph

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend, system
-from pimflow.api.explain import explain
+from pimflow.commands.compile.explain import explain
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.core.region import ELEMENT_BYTES

@@ -9,7 +9,7 @@ from length import examples, long_but
 from problems import covers, problems
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import InfeasibleError

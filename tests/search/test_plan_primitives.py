@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.api import prepare
-from pimflow.api.explain import explain
+from pimflow.commands.compile.explain import explain
+from pimflow.commands.shared import prepare
 from pimflow.core.candidate import IN_ALL_CHANNELS, IN_PIM_CHANNELS
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimflow import zoo
-from pimflow.api import product_crossovers as crossovers
+from pimflow.commands.generate import product_crossovers as crossovers
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.region import ELEMENT_BYTES, convolution_kernel
 from pimflow.hardware import system

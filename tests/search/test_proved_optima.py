@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.solvers.plan_search import PlanSearch

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import frontend
-from pimflow.api.prepare import regions
+from pimflow.commands.shared.prepare import regions
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import combine_alternatives, decompose

@@ -11,10 +11,10 @@ from length import examples
 from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
-from pimflow.api import report_text
-from pimflow.api.explain import explain
-from pimflow.api.make_report import make_report
-from pimflow.api.report import Changes, GpuPart, PoolReport
+from pimflow.commands.compile.explain import explain
+from pimflow.commands.compile.make_report import make_report
+from pimflow.commands.shared import report_text
+from pimflow.commands.shared.report import Changes, GpuPart, PoolReport
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pimflow import frontend
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel
 from pimflow.core.split import Split
 from pimflow.hardware import system

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend, fusion
-from pimflow.api import prepare
+from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError

@@ -7,8 +7,8 @@ import pytest
 from length import long_but
 
 import pimflow
-from pimflow.api import timeline
-from pimflow.cli.main import main
+from pimflow.commands.compile import timeline
+from pimflow.commands.main import main
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import OutputError, UsageError
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 from timing_programs import act, act_all, comp, loop, program, read, store, write
 
-from pimflow.cli import main, output
+from pimflow.commands import main
+from pimflow.commands.command_line import output
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS

@@ -14,7 +14,7 @@ from length import examples
 from test_random_programs import programs
 from timing_programs import act, act_all, comp, program, read, store, write
 
-from pimflow.api import trace
+from pimflow.commands.simulate import trace
 from pimflow.core.attention import Attention
 from pimflow.core.commands import Comp, Gwrite, Loop, Write
 from pimflow.core.layer_text import parse_layer
@@ -192,7 +192,7 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
 
 @pytest.mark.parametrize("heads", [16, 4])
 def test_aim_says_attention_over_a_cache(tmp_path, heads):
-    """Appends, and products of vectors that share rows; all legal, and `api.trace` writes the same."""
+    """Appends, and products of vectors that share rows; all legal, and `pimflow.trace` writes the same."""
     aim = PimSpec.load("aim-gddr6")
     attention = Attention(
         batch=1, heads=16, kv_heads=heads, head_size=40, value_size=24, queries=1, keys=70, scale=1.0,

@@ -25,7 +25,7 @@ from pimflow.relay_passes.memory.buffers import MainBuffers, buffers
 class PoolPlanning:
     """Options for planning the pool of a network; the defaults are those of an executable.
 
-    See `api.memory.plan_memory` for each attribute.
+    See `pimflow.plan_memory` for each attribute.
     """
 
     in_place: bool = True

@@ -47,7 +47,7 @@ def choose_layers(
         Samples on which errors of layers are measured if they are bounded. Without them, the error of a layer
         is that of its filters.
     fuse_activations, fuse : bool
-        See `api.compile.compile`.
+        See `pimflow.compile`.
 
     Raises
     ------

@@ -136,7 +136,7 @@ def execute(
     Parameters
     ----------
     model, baseline, shapes, batch
-        The network of `plan`; see `api.fuse.layer_graph`.
+        The network of `plan`; see `commands.fuse.fuse.layer_graph`.
     plan : FusionPlan
         A plan in fp32 or fp16.
     seed : int

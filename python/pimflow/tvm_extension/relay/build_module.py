@@ -118,7 +118,7 @@ def build(
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved, options = _resolve_target(target), pass_options.current()
     from pimflow import frontend
-    from pimflow.api.search import search_network
+    from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels

@@ -1,1 +1,0 @@
-"""The command line: options, progress, and what each command prints."""

@@ -1,0 +1,1 @@
+"""Commands: a folder for each family, with its Python API and its side of the command line."""

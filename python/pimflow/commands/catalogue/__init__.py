@@ -1,0 +1,1 @@
+"""Devices and networks that there are."""

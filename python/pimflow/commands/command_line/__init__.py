@@ -1,0 +1,1 @@
+"""The command line itself: parsers, streams, and how results are printed."""

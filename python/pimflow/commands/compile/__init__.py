@@ -1,0 +1,1 @@
+"""Compile a network; its report, fronts, conventions and timeline."""

@@ -1,0 +1,268 @@
+"""Compile a network: prepare, search, select, build, verify, report, write."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pimflow.commands.compile import channel_counts
+from pimflow.commands.compile import compile_steps as steps
+from pimflow.commands.compile.conventions import (
+    ALL,
+    ConventionGain,
+    ConventionSearch,
+    convention_names,
+    with_gains,
+)
+from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.options import PlanKeywords, as_system
+from pimflow.commands.shared.report import Report
+from pimflow.commands.shared.report_text import summary
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.simulate import trace as tracing
+from pimflow.compiler.artifact import WrittenDirectory
+from pimflow.compiler.build import Build
+from pimflow.compiler.verification import Verification
+from pimflow.core.plan import Plan
+from pimflow.core.program import PimProgram
+from pimflow.decomposition.calibration import Data
+from pimflow.errors import UsageError
+from pimflow.hardware import System
+from pimflow.placement import SearchResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.frontend import Model
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A compiled and verified network.
+
+    Attributes
+    ----------
+    search_result : SearchResult
+        The plan, with the region graph, candidates and costs that it was chosen from.
+    builds : tuple of Build
+        For the requested target, and for the CPU that stands in for a GPU.
+    programs : dict of str to PimProgram
+        By region.
+    verification : Verification
+        Of the requested target if its device is present, else of the stand-in.
+    report : Report
+        The contents of ``report.json``, which `Report.to_json` gives.
+    convention_search : ConventionSearch
+        See `with_conventions`.
+    directory : WrittenDirectory, optional
+        Where it was written.
+    """
+
+    search_result: SearchResult
+    builds: tuple[Build, ...]
+    programs: dict[str, PimProgram]
+    verification: Verification
+    report: Report
+    convention_search: ConventionSearch
+    directory: WrittenDirectory | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was compiled."""
+        return self.search_result.plan
+
+    def with_conventions(
+        self, conventions: str | Sequence[str] = ALL, progress: Progress = lambda _: None
+    ) -> Compiled:
+        """Return a copy whose report has speed-ups under other conventions; its directory's report too.
+
+        Parameters
+        ----------
+        conventions : str or sequence of str
+            See `compile`. Conventions that the report has already are not searched again.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            On an interrupt. The directory is complete, and its report has the conventions searched so far.
+        """
+        base = self.search_result.system
+        names = [
+            name for name in convention_names(conventions, base) if name in self.report.conventions_missing
+        ]
+        if not names:
+            return self
+        begin, gains = time.perf_counter(), dict[str, ConventionGain]()
+        progress("searching under other conventions")
+        try:
+            for name in names:
+                gains[name] = self.convention_search.gain(name)
+        except KeyboardInterrupt:
+            if self.directory is None:
+                raise
+            self._with_gains(gains, begin)
+            missing = ", ".join(name for name in names if name not in gains)
+            raise KeyboardInterrupt(
+                f"{self.directory.path} is whole, and its report lacks {missing}"
+            ) from None
+        return self._with_gains(gains, begin)
+
+    def _with_gains(self, gains: Mapping[str, ConventionGain], begin: float) -> Compiled:
+        seconds = self.report.wall_seconds + time.perf_counter() - begin
+        report = with_gains(replace(self.report, wall_seconds=seconds), self.search_result.system, gains)
+        if self.directory is not None:
+            self.directory.replace_report(report.to_json())
+        return replace(self, report=report)
+
+    def __repr__(self) -> str:
+        """One line, since networks and programs are long."""
+        return f"Compiled({self.report!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{html.escape(summary(self.report, None))}</pre>"
+
+
+# Most of its lines are the signature and the description of each argument.
+@public(PlanKeywords)
+def compile(
+    model: Model,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    target_system: System | None = None,
+    pim_channels: str | None = None,
+    calibration: Data | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    tolerance: float | None = None,
+    pareto: int | None = None,
+    conventions: str | Sequence[str] = ALL,
+    emit_traces: bool = False,
+    force: bool = False,
+    progress: Progress = lambda _: None,
+    **keywords: Unpack[PlanKeywords],
+) -> Compiled:
+    """Search, rewrite, generate code, run, verify, and write a compiled directory.
+
+    Parameters
+    ----------
+    model, target_system, plan, options, goal, profiling, **keywords
+        See `pimflow.search`. If layers are decomposed, outputs are verified against those of the
+        decomposed network; the report says how far these are from the original's, and which layers stay.
+    out : path, optional
+        Directory to write; nothing is written if None.
+    pim_channels : str, optional
+        ``auto``: the number of PIM channels that is best for the network (`choose_channels`), in place of
+        that of `target_system`. The report has the figures for each number.
+    target : str
+        ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too, which run, are verified
+        and timed if there is a CUDA device. ``c``: C source of the whole network too, for any compiler; it
+        is built, verified and timed if there is a compiler.
+    select : SelectionOptions, or mapping of str to its fields, optional
+        Such as ``{"profile": "measured"}``: choose a primitive for each convolution that the stand-in CPU
+        computes; with target ``c``, for each convolution in the C code, by times of C on this machine unless
+        the options name others. With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives of
+        the GPU are candidates of the plan, and ``memory_budget_bytes`` bounds the plan's memory.
+    calibration : path, or mapping of str to ndarray, optional
+        With `decompose`: samples on which the decomposed network is compared with the original
+        (`calibration.Calibration.read`); the report says how often they agree.
+    inputs : mapping of str to ndarray, optional
+        Inputs of the verification; random ones of `zoo.example_arrays` by default.
+    tolerance : float, optional
+        Largest error of outputs, as a fraction of the reference's largest value. By default 2e-3 for fp16 and
+        1e-5 for fp32; if an output exceeds that, twice the deviation that roundings alone cause in the
+        reference (`conditioning`). PIM regions always have a rounding bound of their own.
+    pareto : int, optional
+        Number of plans of a front of latency, energy and memory to search too (`pimflow.pareto`). The
+        report lists them, and the directory has their files.
+    conventions : str or sequence of str
+        Further conventions to search the network under, after it is verified and written: ``all``, ``none``,
+        or names such as ``pim-launch=0`` (docs/conventions.md), as a list or in one text with commas. Each
+        takes a few seconds at most. The report has their speed-ups. After an interrupt the directory is
+        complete, and its report lists those that are missing (`Compiled.with_conventions`).
+    emit_traces : bool
+        Whether to write ``.pim`` traces too: one for each region and channel; they are large.
+    force : bool
+        Whether to write although `out` has other files, which stay, or changed files, which are replaced.
+    progress : callable
+        Called with a text that says what is being done.
+
+    Raises
+    ------
+    PimflowError
+        `UsageError` for an unknown keyword, a value of another type or an option without effect;
+        `VerificationError` if a result is wrong, and then nothing is written; others as their classes say.
+    """
+    begin = time.perf_counter()
+    convention_names(conventions, as_system(target_system))  # raises for an unknown name before the work
+    choice = None
+    if pim_channels:
+        choice = _channels(model, target_system, progress, keywords)
+        target_system = choice.system
+    search_request = SearchRequest.from_arguments(target_system, **keywords)
+    request = steps.CompileRequest(
+        **vars(search_request),
+        tolerance=tolerance,
+        pareto=pareto,
+        emit_traces=emit_traces,
+        out=out,
+        force=force,
+        progress=progress,
+    )
+    request = steps.check_request(request, calibration)
+    prepared, reference = steps.prepare_network(request, model, inputs, calibration)
+    placed = steps.place_network(request, prepared)
+    points = steps.front(request, model, prepared, placed)
+    selection = steps.select_primitives(request, prepared)
+    build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
+    verification = steps.verify_builds(request, prepared.network, build_set, reference)
+    selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
+    changes = steps.changes(request, prepared, placed, reference, selection, build_set, points)
+    report = steps.assemble_report(placed, build_set, verification, reference, changes, begin)
+    if choice is not None:
+        report = replace(report, channel_counts=choice.counts)
+    programs = placed.search_result.programs()
+    convention_search = steps.convention_search(request, prepared, placed)
+    del prepared  # linking needs the memory of its weights, which the builds contain
+    directory = None
+    if out is not None:
+        traced_regions = tracing.traceable_regions(programs, progress) if emit_traces else ()
+        progress("writing")
+        interface = steps.interface(request, reference, build_set)
+        directory = steps.write_directory(
+            request,
+            placed.search_result,
+            build_set,
+            verification,
+            interface,
+            report,
+            programs,
+            traced_regions,
+            points,
+        )
+    compiled = Compiled(
+        search_result=placed.search_result,
+        builds=build_set.builds,
+        programs=programs,
+        verification=verification,
+        report=report,
+        convention_search=convention_search,
+        directory=directory,
+    )
+    return compiled.with_conventions(conventions, progress)
+
+
+def _channels(
+    model: Model, target_system: System | None, progress: Progress, keywords: Mapping[str, Any]
+) -> channel_counts.ChannelChoice:
+    if keywords.get("plan") is not None:
+        raise UsageError("--pim-channels auto searches plans, and one is given; give a number of channels")
+    search_keywords = {name: value for name, value in keywords.items() if name != "plan"}
+    return channel_counts.choose_channels(model, target_system, progress=progress, **search_keywords)

@@ -1,0 +1,417 @@
+"""The steps of `compile`, in order: check, prepare, place, select, build, verify, report, write."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pimflow.commands.compile.conventions import ConventionSearch
+from pimflow.commands.compile.make_report import make_report
+from pimflow.commands.compile.pareto import require_points, search_front
+from pimflow.commands.compile.timeline import PlanTrace
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.front import ParetoPoint
+from pimflow.commands.shared.front import files as front_files
+from pimflow.commands.shared.options import plan_modes, require_effect, require_type
+from pimflow.commands.shared.prepare import PreparedNetwork
+from pimflow.commands.shared.report import Changes, GpuPart, PoolReport, Report
+from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
+from pimflow.compiler import artifact, build
+from pimflow.compiler.artifact import Interface, WrittenDirectory
+from pimflow.compiler.build import Build
+from pimflow.compiler.c_code import network as c_code
+from pimflow.compiler.c_code.network import CNetwork
+from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
+from pimflow.compiler.plan_pools import PoolChoice
+from pimflow.compiler.verification import Verification, require_finite, verify
+from pimflow.core.plan import Plan
+from pimflow.core.program import PimProgram
+from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.report import DecompositionReport
+from pimflow.errors import UsageError
+from pimflow.frontend import Network
+from pimflow.host.directories import check_target
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import SearchResult
+from pimflow.placement.candidates.candidates import require_primitives
+from pimflow.primitive_selection import selection as primitive_selection
+from pimflow.primitive_selection.network_time import network_time
+from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
+from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
+from pimflow.primitive_selection.selection import Selection
+from pimflow.report_page.page import render_page
+
+if TYPE_CHECKING:
+    from pimflow.frontend import Model
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest(SearchRequest):
+    """The request of a compilation: that of a search, and what is built and written."""
+
+    tolerance: float | None
+    pareto: int | None
+    emit_traces: bool
+    out: str | os.PathLike[str] | None
+    force: bool
+    progress: Progress
+
+
+def check_request(request: CompileRequest, calibration: Data | None) -> CompileRequest:
+    """Check a request before any work, and return it with its final goal."""
+    if request.out is not None:
+        check_target(request.out, artifact.KIND, force=request.force)
+    require_type("tolerance", request.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
+    if request.tolerance is not None and not 0 < request.tolerance < 1:
+        raise UsageError(f"tolerance {request.tolerance:g} is not between 0 and 1")
+    if request.pareto is not None:
+        require_points(request.pareto)
+    request = _with_budget(request)
+    require_effect(
+        request.goal, plan=request.plan, in_c=request.in_c, options=request.options, pareto=request.pareto
+    )
+    goal = request.goal
+    if request.in_c:
+        c_code.require_no_pim(request.plan)
+        goal = replace(goal, modes="gpu")
+    check_device(request.select, targets.C_TARGET if request.in_c else request.target)
+    goal = goal_with_primitives(goal, request.select)
+    request.system.require_network_dtype()
+    request.profiling.require(request.system, plan_modes(goal, request.plan))
+    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {"GPU"}:
+        raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
+    if goal.primitives:
+        require_primitives(request.system, request.profiling.gpu)
+    if calibration is not None and request.options.decomposition_request is None:
+        raise UsageError(
+            "--calibration compares a decomposed network with the original: give --decompose too"
+        )
+    # Primitives of the GPU are part of the plan; those of a CPU are selected later, for its code.
+    return replace(request, goal=goal, select=None if goal.primitives else request.select)
+
+
+def _with_budget(request: CompileRequest) -> CompileRequest:
+    """Apply the bound on memory to the selection for a CPU too; for C code to the selection only."""
+    budget, select = request.goal.max_memory_bytes, request.select
+    if budget is None or select is None or select.device == CUDA:
+        return request
+    if select.memory_budget_bytes is None:
+        select = replace(select, memory_budget_bytes=budget)
+    goal = replace(request.goal, max_memory_bytes=None) if request.in_c else request.goal
+    return replace(request, goal=goal, select=select)
+
+
+@dataclass(kw_only=True)
+class ReferenceRun:
+    """What the build is verified against: inputs, and the outputs of the reference.
+
+    `prepare` calls `inspect` once layers are decomposed, which computes the outputs.
+
+    Attributes
+    ----------
+    samples : Calibration, optional
+        Calibration samples; None once the networks were compared on them.
+    states : mapping of str to int
+        By input that is a resident cache, the index of the output that is its content after a step.
+    decomposition : DecompositionReport, optional
+        The decomposed layers, and the difference of these outputs from the original's.
+    """
+
+    interface: Interface
+    inputs: Mapping[str, np.ndarray]
+    samples: Calibration | None
+    progress: Progress
+    states: Mapping[str, int]
+    expected: Sequence[np.ndarray] = ()
+    decomposition: DecompositionReport | None = None
+
+    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
+        """Compute the outputs of `network`, and compare a decomposed network with its original."""
+        self.progress("computing the reference")
+        self.expected = network.reference(self.inputs)
+        require_finite(self.expected)
+        if change is None:
+            return
+        self.decomposition = change.summary(self.inputs, self.expected)
+        if self.samples is not None:
+            self.progress(f"comparing {self.samples.samples} samples")
+            calibration = agreement(self.samples, change)
+            self.decomposition = replace(self.decomposition, calibration=calibration)
+            self.samples = None
+
+
+def prepare_network(
+    request: CompileRequest, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
+) -> tuple[PreparedNetwork, ReferenceRun]:
+    """Load and prepare the network of `model`, and compute its reference."""
+    request.progress("loading")
+    network = prepare.load(model, request.options)
+    prepare.require_decomposed(network, request.options)
+    network.require_memory()
+    interface = Interface(
+        inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
+    )
+    reference = ReferenceRun(
+        interface=interface,
+        inputs=network.example_inputs() if inputs is None else interface.order_inputs(inputs),
+        samples=None if calibration is None else Calibration.read(calibration, network),
+        progress=request.progress,
+        states={state.name: state.result for state in network.states},
+    )
+    prepared = request.prepare_network(network, reference.inspect, request.progress, reference.samples)
+    return prepared, reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedNetwork:
+    """The plan of a network; see `Question.place_network` for `pool`, and `Report` for `gpu_known`."""
+
+    search_result: SearchResult
+    search_seconds: float
+    gpu_known: dict[str, int]
+    pool: PoolChoice | None
+
+
+def place_network(request: CompileRequest, prepared: PreparedNetwork) -> PlacedNetwork:
+    """Search the plan of a network, or apply the one that is given."""
+    request.progress("searching")
+    begin = time.perf_counter()
+    search_result, pool = request.place_network(prepared)
+    seconds, gpu_known = time.perf_counter() - begin, search_result.generator.costs.kernel_counts()
+    return PlacedNetwork(search_result=search_result, search_seconds=seconds, gpu_known=gpu_known, pool=pool)
+
+
+def convention_search(
+    request: CompileRequest, prepared: PreparedNetwork, placed: PlacedNetwork
+) -> ConventionSearch:
+    """The search of the network under other conventions."""
+    copies = prepare.with_other_copies(request.system)
+    return ConventionSearch(
+        search_result=placed.search_result,
+        plan=request.plan,
+        copies_graph=prepared.regions_for(copies),
+        copies_original=prepared.original_regions_for(copies),
+    )
+
+
+def front(
+    request: CompileRequest, model: Model, prepared: PreparedNetwork, placed: PlacedNetwork
+) -> tuple[ParetoPoint, ...] | None:
+    """The front of plans, if requested; `model` is loaded again if objectives decompose other layers."""
+    if request.pareto is None:
+        return None
+    request.progress("searching the front")
+    return search_front(
+        request,
+        lambda: prepare.load(model, request.options),
+        prepared.network,
+        placed.search_result,
+        request.pareto,
+    )
+
+
+def select_primitives(request: CompileRequest, prepared: PreparedNetwork) -> Selection | None:
+    """Select primitives for the layers of a CPU, if requested; with target ``c`` by times of C code."""
+    if request.select is None:
+        return None
+    request.progress("selecting primitives")
+    options = request.select
+    if request.in_c and not options.target:
+        options = replace(options, target=targets.C_TARGET)
+    graph = prepare.regions(prepared.network, request.system)
+    return primitive_selection.select_for(graph, options, cache=request.profiling.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSet:
+    """The builds, that of the requested target first, and the network in C."""
+
+    builds: tuple[Build, ...]
+    c_part: CNetwork | None
+
+
+def build_targets(
+    request: CompileRequest,
+    network: Network,
+    search_result: SearchResult,
+    selection: Selection | None,
+    reference: ReferenceRun,
+) -> BuildSet:
+    """Build the network for the requested target, for the stand-in, and in C if that is the target."""
+    request.progress("generating code")
+    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
+    cpu_choices = None if request.in_c else choices
+    stored = request.out is not None
+    builds = tuple(
+        build.build(
+            network, search_result, targets.target_by_name(name), cpu_choices, layouts, keep_code=stored
+        )
+        for name in dict.fromkeys([request.target, "llvm+pim"])
+    )
+    if not request.in_c:
+        return BuildSet(builds=builds, c_part=None)
+    request.progress("building C")
+    inputs, expected = reference.inputs, reference.expected
+    c_part = c_code.c_network(network, request.system, choices, layouts, inputs, expected, request.tolerance)
+    return BuildSet(builds=builds, c_part=c_part)
+
+
+def verify_builds(
+    request: CompileRequest, network: Network, build_set: BuildSet, reference: ReferenceRun
+) -> Verification:
+    """Verify every build that runs on this machine; returns the result of the first that does."""
+    request.progress("verifying")
+    for target_build in reversed(build_set.builds):
+        if target_build.can_run_here:
+            verification = verify(
+                network, target_build, request.system, reference.inputs, reference.expected, request.tolerance
+            )
+            verification.require()
+    return verification
+
+
+def with_kernel_times(
+    request: CompileRequest, selection: Selection | None, target_build: Build, reference: ReferenceRun
+) -> Selection | None:
+    """Return `selection` with times of the kernels of the whole network."""
+    if selection is None or not target_build.calls:
+        return selection
+    request.progress("timing kernels")
+    network_ns = network_time(target_build.calls, request.profiling.cache)
+    if network_ns is not None:
+        network_ns = replace(network_ns, measured_ns=inference_ns(target_build, reference.inputs))
+    return primitive_selection.with_network(selection, network_ns)
+
+
+def changes(
+    request: CompileRequest,
+    prepared: PreparedNetwork,
+    placed: PlacedNetwork,
+    reference: ReferenceRun,
+    selection: Selection | None,
+    build_set: BuildSet,
+    points: Sequence[ParetoPoint] | None,
+) -> Changes:
+    """The parts of the report that are not about placement."""
+    search_result, order = placed.search_result, prepared.order
+    primitives: SelectionReport | PlanPrimitives | None = None
+    if search_result.goal.primitives:
+        primitives = plan_primitives(search_result, replace_primitives(search_result, request.plan))
+    elif selection is not None:
+        primitives = primitive_selection.summary(selection)
+    return Changes(
+        order=None if order is None else order_report(order, search_result, request.plan, request.costs),
+        decomposition=reference.decomposition,
+        skips=None if prepared.skips is None else prepared.skips.summary(),
+        primitives=primitives,
+        c_part=None if build_set.c_part is None else build_set.c_part.report,
+        front=None if points is None else _with_plan_files(request, points),
+    )
+
+
+def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
+    """`points` with the names of their plan files in place of plans, if they are written."""
+    if request.out is None:
+        return tuple(points)
+    return tuple(
+        replace(point, plan=file) for point, file in zip(points, front_files(request.out, len(points)))
+    )
+
+
+def assemble_report(
+    placed: PlacedNetwork,
+    build_set: BuildSet,
+    verification: Verification,
+    reference: ReferenceRun,
+    changes: Changes,
+    begin: float,
+) -> Report:
+    """The report of a compiled and verified network."""
+    target_build = build_set.builds[0]
+    return make_report(
+        placed.search_result,
+        verification,
+        gpu_part=_gpu_part(placed.search_result, target_build, reference.inputs),
+        memory=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
+        changes=changes,
+        gpu_known=placed.gpu_known,
+        search_seconds=placed.search_seconds,
+        wall_seconds=time.perf_counter() - begin,
+    )
+
+
+def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
+    """The part of the report about GPU kernels, with measured times if a device can run them."""
+    measured_ns, measured_on = None, ""
+    if target_build.target != "llvm+pim" and target_build.can_run_here:
+        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
+        measured_on = str(target_build.device.device_name)
+    kernels = target_build.kernels
+    return GpuPart.from_search(
+        search_result, target_build.target, kernels.compiler, kernels.flaw, measured_ns, measured_on
+    )
+
+
+def interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
+    """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
+    interface, packed = reference.interface, build_set.builds[0].states.to_table()
+    states = {
+        name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
+        for name, output in reference.states.items()
+    }
+    interface = replace(interface, states=states)
+    if build_set.c_part is not None:
+        source = build_set.c_part.source
+        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
+    return replace(interface, cpu=targets.cpu_name()) if request.select is not None else interface
+
+
+def write_directory(
+    request: CompileRequest,
+    search_result: SearchResult,
+    build_set: BuildSet,
+    verification: Verification,
+    interface: Interface,
+    summary: Report,
+    programs: Mapping[str, PimProgram],
+    traced_regions: Collection[str],
+    points: Sequence[ParetoPoint] | None,
+) -> WrittenDirectory:
+    """Write the compiled directory."""
+    assert request.out is not None
+    system, plans = search_result.system, [point.plan for point in points or ()]
+    names = front_files("", len(plans))
+    front_plans = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
+    return artifact.write(
+        request.out,
+        builds=build_set.builds,
+        interface=interface,
+        plan=search_result.plan,
+        placed_regions=artifact.PlacedRegions(
+            graph=search_result.graph,
+            gpu=system.gpu.name,
+            dtype=system.dtype,
+            padding=system.padding,
+            bounds=verification.wider_bounds(system.dtype),
+        ),
+        pim=system.pim,
+        timeline=PlanTrace.from_search(search_result).to_perfetto(),
+        report=summary.to_json(),
+        programs=programs,
+        traced_regions=traced_regions,
+        c_files=None if build_set.c_part is None else build_set.c_part.source.files(),
+        other_plans=front_plans,
+        page=functools.partial(render_page, name=Path(request.out).name),
+        force=request.force,
+    )

@@ -1,0 +1,126 @@
+"""Search the Pareto front of a network's plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.front import ParetoPoint, pareto_front
+from pimflow.commands.shared.options import RequestKeywords
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.compiler.plan_pools import PlanPools
+from pimflow.core.frames import Rows
+from pimflow.errors import UsageError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import SearchResult
+from pimflow.placement.front_plans import front_plans
+from pimflow.placement.solvers.front import select_spread
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.frontend import Model
+
+MIN_POINTS = 2  # points of a front
+MAX_POINTS = 1000
+OBJECTIVES = ("latency", "energy", "memory")  # criteria of a front
+
+
+@public(RequestKeywords)
+def pareto(
+    model: Model,
+    target_system: System | None = None,
+    points: int = 8,
+    **keywords: Unpack[RequestKeywords],
+) -> Rows[ParetoPoint]:
+    """Search plans of which none is as good as another in latency, energy and memory.
+
+    Parameters
+    ----------
+    model, target_system, **keywords
+        As for `pimflow.search`, without a plan. The bounds hold for all plans.
+    points : int
+        Largest number of plans, 2 or more.
+
+    Returns
+    -------
+    Rows of FrontPoint
+        The fastest plan first. `memory_bytes` is the size of the pool that is built for the target.
+
+    Raises
+    ------
+    UsageError, PimflowError
+        See `pimflow.search`.
+    """
+    require_points(points)
+    request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    network = prepare.load(model, request.options)
+    return Rows(search_front(request, lambda: network, *request.find_plan(network), points))
+
+
+def require_points(points: object) -> None:
+    """Raise `UsageError` for a number of points out of range."""
+    if not isinstance(points, int) or isinstance(points, bool):
+        raise UsageError(f"pareto is a number of points, not {points!r}")
+    if points < MIN_POINTS:
+        raise UsageError(f"--pareto {points}: a front has at least {MIN_POINTS} points")
+    if points > MAX_POINTS:
+        raise UsageError(f"--pareto {points}: each point is a search; give at most {MAX_POINTS}")
+
+
+def search_front(
+    request: SearchRequest,
+    load_network: Callable[[], Network],
+    network: Network,
+    search_result: SearchResult,
+    points: int,
+) -> tuple[ParetoPoint, ...]:
+    """Search the front of a request, whose result `search_result` has a plan of `network`.
+
+    With ``where=pays`` each objective decomposes other layers: then there is a search for each of the three
+    objectives, of the network that `load_network` loads.
+    """
+    candidates, decomposition = (
+        list(_front(network, search_result, points, request.target)),
+        request.options.decomposition_request,
+    )
+    if decomposition is not None and decomposition.where == "pays":
+        original = load_network()
+        for objective in OBJECTIVES:
+            if objective != request.goal.objective:
+                objective_request = replace(request, goal=replace(request.goal, objective=objective))
+                candidates += _front(*objective_request.find_plan(original), points, request.target)
+    best = pareto_front(candidates)
+    return tuple(best[number] for number in select_spread([point.figures for point in best], points))
+
+
+def _front(
+    network: Network, search_result: SearchResult, points: int, target: str
+) -> tuple[ParetoPoint, ...]:
+    """The front of one network's layers, with the pools of `target` within the bound on memory."""
+    pools = PlanPools(network=network, target=targets.target_by_name(target), system=search_result.system)
+    max_bytes = search_result.goal.max_memory_bytes or math.inf
+
+    def point(plan: SearchResult) -> ParetoPoint:
+        return ParetoPoint(
+            latency_ns=plan.evaluation.latency_ns,
+            energy_pj=plan.evaluation.energy_pj,
+            memory_bytes=pools.pool_bytes(plan),
+            weight_bytes=sum(
+                candidate.filter_bytes + candidate.placed_bytes for candidate in plan.candidates
+            ),
+            plan=replace(plan.plan, options=search_result.plan.options, ranks=search_result.plan.ranks),
+        )
+
+    front_points = [
+        candidate
+        for candidate in map(point, front_plans(search_result, points))
+        if candidate.memory_bytes <= max_bytes
+    ]
+    return pareto_front(front_points or [point(search_result)])

@@ -1,0 +1,1 @@
+"""Deep Fusion of a network."""

@@ -1,0 +1,109 @@
+"""The step of one token: compiled once for all lengths, and charged by the tokens that it attends to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx
+
+from pimflow.commands.generate.decoding import CompiledStep, Lengths, compile_step, place_step, step_regions
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.core.graph_by_length import GraphByLength
+from pimflow.core.region import RegionGraph
+from pimflow.frontend import Network
+from pimflow.host.garbage_collection import release_memory
+from pimflow.placement import SearchResult
+from pimflow.placement.given_plan import Charges, graph_charges
+
+MIN_TOKENS = 2  # tokens of a graph: one of the cache, and the step's own
+
+
+class DecodeStep:
+    """A step of one token over a cache.
+
+    It is searched, compiled and verified over all places of the cache. Its cost follows from the tokens that
+    are in the cache.
+
+    Parameters
+    ----------
+    graph : callable
+        Gives the ONNX graph of a step that attends to so many tokens.
+    context, batch : int
+        Places of the caches, and number of sequences.
+    grows : bool
+        Whether there are graphs for fewer tokens than the context. If not, a step always attends to all.
+    """
+
+    def __init__(
+        self,
+        graph: Callable[[int], onnx.ModelProto],
+        search_request: SearchRequest,
+        context: int,
+        batch: int,
+        *,
+        grows: bool = True,
+    ) -> None:
+        self.context, self.batch = context, batch
+        self._grows = grows and context > MIN_TOKENS
+        self._graph, self._search_request = graph, search_request
+        self._charges: dict[int, Charges] = {}
+
+    def lengths(self, tokens: int) -> Lengths:
+        """The lengths of a step that attends to so many tokens."""
+        places = self.context if self.context > 1 else 0
+        return Lengths(attended=self.effective_tokens(tokens), batch=self.batch, places=places)
+
+    @functools.cached_property
+    def search_result(self) -> SearchResult:
+        """The search result of the step over all places."""
+        search_result = place_step(
+            self._graph(self.context), self._search_request, self.lengths(self.context)
+        )[2]
+        release_memory()  # the weights that the graph was loaded with
+        return search_result
+
+    def compile(
+        self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
+    ) -> CompiledStep:
+        """Build the step and verify it on `inputs`; raises as `compile_step`."""
+        graph, lengths, search_result = (
+            self._graph(self.context),
+            self.lengths(self.context),
+            self.search_result,
+        )
+        return compile_step(graph, self._search_request, lengths, inputs, progress, search_result)
+
+    def effective_tokens(self, tokens: int) -> int:
+        """The number of tokens that a step over `tokens` is charged for."""
+        return tokens if self._grows else self.context
+
+    def charges(self, tokens: int) -> Charges:
+        """The cost of a step over so many tokens."""
+        tokens = self.effective_tokens(tokens)
+        if tokens not in self._charges:
+            self._charges[tokens] = graph_charges(self.search_result, self.regions(tokens))
+        return self._charges[tokens]
+
+    def regions(self, tokens: int) -> RegionGraph:
+        """The regions of a step over so many tokens."""
+        if tokens == self.context:
+            return self.search_result.graph
+        try:
+            return self._graph_by_length.graph_of_length(tokens)
+        except ValueError:  # a file whose sizes are not linear in the tokens
+            return self._load_regions(max(tokens, MIN_TOKENS))
+
+    @functools.cached_property
+    def _graph_by_length(self) -> GraphByLength:
+        shorter_length = max(self.context // 2, MIN_TOKENS)
+        longer = (self.context, self.search_result.graph)
+        return GraphByLength(
+            places=self.context, longer=longer, shorter=(shorter_length, self._load_regions(shorter_length))
+        )
+
+    def _load_regions(self, tokens: int) -> RegionGraph:
+        graph = step_regions(self._graph(tokens), self._search_request, self.lengths(tokens))
+        release_memory()
+        return graph

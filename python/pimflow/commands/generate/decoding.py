@@ -1,0 +1,319 @@
+"""Steps of a language model: compiled like other networks, and run with resident caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import tvm
+
+from pimflow import frontend
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.compiler import build
+from pimflow.compiler.build import Build
+from pimflow.compiler.verification import Verification, observe, require_finite
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.stages import whole_name
+from pimflow.core.state import State
+from pimflow.frontend import Network
+from pimflow.host.garbage_collection import release_memory
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import SearchResult
+from pimflow.relay_passes.canonical.keep_states import POSITION
+from pimflow.simulators.pim.bound import row_limited_ns
+
+PAST, PRESENT = "past_key_values.", "present."
+InputTypes = Mapping[str, tuple[tuple[int, ...], str]]
+Caches = Mapping[str, np.ndarray]
+
+
+def step_inputs(
+    input_types: InputTypes,
+    tokens: np.ndarray,
+    past_lengths: np.ndarray,
+    begin: np.ndarray,
+    caches: Caches | None = None,
+) -> dict[str, np.ndarray]:
+    """Inputs of a step by name, of the shapes and types in `input_types`.
+
+    Parameters
+    ----------
+    tokens : ndarray, [batch, n]
+        The tokens of the step.
+    past_lengths : ndarray, [batch]
+        Number of earlier tokens of each sequence, which are in the cache.
+    begin : ndarray, [batch]
+        Place in the cache of the step's first token; the earlier tokens end before it.
+    caches : mapping of str to ndarray, optional
+        Keys and values of the earlier tokens, by input, [batch, heads, at least held, head_size]; without
+        them the result has no caches.
+    """
+    new, first = np.arange(tokens.shape[1]), (begin - past_lengths)[:, None]
+    places = np.arange(input_types["attention_mask"][0][1])
+    values = {
+        "input_ids": tokens,
+        "attention_mask": (places >= first) & (places <= begin[:, None] + new[-1]),
+        "position_ids": past_lengths[:, None] + new,
+        POSITION: begin,
+    }
+    inputs = {name: values[name].astype(dtype) for name, (_, dtype) in input_types.items() if name in values}
+    for name, (shape, dtype) in input_types.items():
+        if caches is not None and name.startswith(PAST):
+            inputs[name] = np.zeros(shape, dtype)
+            for row, (start, count) in enumerate(zip(first[:, 0], past_lengths)):
+                if count:
+                    inputs[name][row, :, start : start + count] = caches[name][row, :, :count]
+    return inputs
+
+
+def verification_inputs(
+    network: Network, tokens: np.ndarray, past_lengths: np.ndarray, caches: Caches
+) -> dict[str, np.ndarray]:
+    """Inputs for the verification of a step: as `step_inputs`, with tokens where its reference reads them.
+
+    The reference of a step whose caches grow takes full caches only: their tokens end at the last place.
+    """
+    places = network.inputs["attention_mask"][0][1]
+    is_stateful = network.states and POSITION not in network.inputs
+    begin = past_lengths if is_stateful else np.full(len(past_lengths), places - tokens.shape[1])
+    return step_inputs(network.inputs, tokens, past_lengths, begin, caches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """The lengths of a step.
+
+    Attributes
+    ----------
+    attended : int
+        Tokens that its last token attends to, itself included: the first places of the cache.
+    tokens, batch : int
+        Tokens of each sequence in the step, and number of sequences.
+    places : int
+        Places of the resident cache that it writes into; 0 without one.
+    """
+
+    attended: int
+    tokens: int = 1
+    batch: int = 1
+    places: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """A step of one or several tokens after a cache, searched, built and verified.
+
+    Attributes
+    ----------
+    lengths : Lengths
+    input_types : dict of str to (tuple of int, str)
+        Shape and dtype of every input.
+    states : tuple of State
+        Resident caches. Without them the step returns the caches that it was given, with its tokens added.
+    outputs : tuple of str
+        Names of its results, in order.
+    verification : Verification
+        Of one run: every PIM region, all outputs, commands and their times.
+    results : tuple of ndarray
+        Outputs of that run if it has no resident caches: the step of a prompt does not run again.
+    """
+
+    lengths: Lengths
+    input_types: dict[str, tuple[tuple[int, ...], str]]
+    states: tuple[State, ...]
+    outputs: tuple[str, ...]
+    search_result: SearchResult
+    build: Build
+    verification: Verification
+    results: tuple[np.ndarray, ...] = ()
+
+    @property
+    def logits(self) -> np.ndarray:
+        """The logits in `results`, [batch, tokens, vocabulary]."""
+        return self.results[self.outputs.index("logits")]
+
+    def caches(self) -> dict[str, np.ndarray]:
+        """Keys and values of the step's own tokens in `results`, as `step_inputs` takes them."""
+        return {
+            PAST + name.removeprefix(PRESENT): value[:, :, -self.lengths.tokens :]
+            for name, value in zip(self.outputs, self.results)
+            if name.startswith(PRESENT)
+        }
+
+    @property
+    def layers_on_pim(self) -> frozenset[str]:
+        """Layers that PIM computes, wholly or in part."""
+        return frozenset(
+            whole_name(program.region, self.search_result.candidate_by_region)
+            for program in self.build.programs.values()
+        )
+
+    @property
+    def regions_on_pim(self) -> int:
+        """Number of regions that PIM computes, wholly or in part, appends to caches included."""
+        return sum(len(candidate.pim_regions) for candidate in self.search_result.candidates)
+
+
+def shared_regions(graph: RegionGraph) -> frozenset[str]:
+    """Regions that all blocks of a decoder share: those that depend on positions and mask only."""
+    names = {f"%{name}" for name in ("attention_mask", "position_ids", POSITION)}
+    for region in graph.regions:
+        if region.inputs and names.issuperset(region.inputs):
+            names.add(region.name)
+    return frozenset(region.name for region in graph.regions if region.name in names)
+
+
+def bound_ns(search_result: SearchResult, lengths: Lengths, kv_elements: float, uses: int) -> float:
+    """Lower bound of PIM's time for a step: products with weights, and with the cache.
+
+    Each element of the cache is used `uses` times; it has `kv_elements` for each token and sequence.
+    """
+    system = search_result.system
+    cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
+    cache_ns = row_limited_ns(cache_bytes, uses * lengths.tokens, system.pim, system.pim_channels)
+    return weights_bound_ns(search_result, lengths.batch * lengths.tokens) + cache_ns
+
+
+def weights_bound_ns(search_result: SearchResult, uses: int) -> float:
+    """Lower bound of PIM's time for a network's products with weights, each weight used `uses` times."""
+    system = search_result.system
+    geometries = [region.geometry for region in search_result.graph.regions if region.geometry]
+    weight_bytes = sum(g.oc * g.reduction for g in geometries) * ELEMENT_BYTES[system.dtype]
+    return row_limited_ns(weight_bytes, uses, system.pim, system.pim_channels)
+
+
+class StepRunner:
+    """Runs a step with resident caches repeatedly; the executable stays loaded.
+
+    Parameters
+    ----------
+    caches : mapping of str to ndarray, optional
+        Initial contents of the caches, as `step_inputs` takes them.
+    cache_tensors : mapping of str to GgufTensor, optional
+        `cache_tensors` of a runner of another step, to share its cache tensors.
+    """
+
+    def __init__(
+        self,
+        step: CompiledStep,
+        caches: Caches | None = None,
+        cache_tensors: Mapping[str, tvm.runtime.Tensor] | None = None,
+    ) -> None:
+        self.step = step
+        self._executor = step.build.module["default"](step.build.device)
+        for state in step.states:
+            if cache_tensors:
+                self._executor["set_input_zero_copy"](state.name, cache_tensors[state.name])
+                continue
+            shape, dtype = step.input_types[state.name]
+            places = np.zeros(shape, dtype)
+            if caches:
+                places[:, :, : caches[state.name].shape[2]] = caches[state.name]
+            self._set(state.name, places)
+
+    def cache_tensors(self) -> dict[str, tvm.runtime.Tensor]:
+        """The tensors of the caches, in their packed layout, by input."""
+        return {state.name: self._executor["get_input"](state.name) for state in self.step.states}
+
+    def caches(self) -> dict[str, np.ndarray]:
+        """The contents of the caches, as `step_inputs` takes them."""
+        packed_inputs = self.step.build.states.inputs
+        arrays = {name: tensor.numpy() for name, tensor in self.cache_tensors().items()}
+        return {
+            name: packed_inputs[name].unpack(array) if name in packed_inputs else array
+            for name, array in arrays.items()
+        }
+
+    def _set(self, name: str, value: np.ndarray) -> None:
+        packed = self.step.build.states.pack_input(name, value)
+        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
+
+    def __call__(self, tokens: np.ndarray, past_lengths: np.ndarray) -> np.ndarray:
+        """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `past_lengths` [batch] tokens a
+        sequence.
+        """
+        for name, value in step_inputs(self.step.input_types, tokens, past_lengths, past_lengths).items():
+            self._set(name, value)
+        self._executor["run"]()
+        logits: np.ndarray = self._executor["get_output"](self.step.outputs.index("logits")).numpy()
+        return logits
+
+
+def compile_step(
+    graph: onnx.ModelProto,
+    search_request: SearchRequest,
+    lengths: Lengths,
+    inputs: Callable[[Network], Mapping[str, np.ndarray]],
+    progress: Callable[[str], None],
+    search_result: SearchResult | None = None,
+) -> CompiledStep:
+    """Search a step of a decoder, build it for the CPU that stands in for the GPU, and verify it.
+
+    Parameters
+    ----------
+    inputs : callable
+        Gives the inputs of the verification for a network.
+    search_result : SearchResult, optional
+        The result of `place_step` for this step, if it is known.
+
+    Raises
+    ------
+    UnsupportedOpError
+        If a cache cannot be resident.
+    VerificationError
+        If results are wrong.
+    """
+    network, prepared, search_result = place_step(graph, search_request, lengths, search_result)
+    arrays, perturbed = inputs(network), prepared.perturbed
+    expected = network.reference(arrays)
+    require_finite(expected)
+    input_types, states = network.inputs, network.states
+    del network  # its weights take as much memory as those of the build
+    step_build = build.build(prepared, search_result, targets.target_by_name(search_request.target))
+    release_memory()
+    progress("verifying")
+    observation = observe(prepared, step_build, search_result.system, arrays)
+    del prepared
+    release_memory()
+    verification = observation.verify_outputs(perturbed, expected)
+    verification.require()
+    return CompiledStep(
+        lengths=lengths,
+        input_types=input_types,
+        states=states,
+        outputs=tuple(output.name for output in graph.graph.output),
+        search_result=search_result,
+        build=step_build,
+        verification=verification,
+        results=() if states else tuple(observation.outputs),
+    )
+
+
+def place_step(
+    graph: onnx.ModelProto,
+    search_request: SearchRequest,
+    lengths: Lengths,
+    search_result: SearchResult | None = None,
+) -> tuple[Network, Network, SearchResult]:
+    """Load, prepare and search a step; returns the loaded network, the prepared one, and the result.
+
+    Caches are resident if the step has places for them. A plan in `search_request` is applied in place of a
+    search; `search_result` is returned as it is.
+    """
+    network = _network(graph, lengths)
+    prepared = search_request.prepare_network(network)
+    if search_result is None:
+        search_result, _ = search_request.place_network(prepared, bounded=False)
+    return network, prepared.network, search_result
+
+
+def step_regions(graph: onnx.ModelProto, search_request: SearchRequest, lengths: Lengths) -> RegionGraph:
+    """The regions that a search of a step places."""
+    return search_request.prepare_network(_network(graph, lengths)).regions
+
+
+def _network(graph: onnx.ModelProto, lengths: Lengths) -> Network:
+    places = lengths.places or None
+    return frontend.load(graph, context=places and lengths.attended, places=places)

@@ -1,0 +1,171 @@
+"""Export figures of a model on a PIM device in the file formats of other tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.shared.options import as_profiling, as_system
+from pimflow.core.attention import Attention
+from pimflow.core.json_form import Json
+from pimflow.errors import UsageError
+from pimflow.hardware import System
+from pimflow.placement import Costs, Profiling
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
+from pimflow.simulators.exports.llmservingsim import AttentionLine
+
+LENGTHS = (128, 256, 512, 1024, 1536, 2048)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingAttention:
+    """Times of a layer's attention in PIM, for one request, as LLMServingSim takes them.
+
+    Attributes
+    ----------
+    channels : int
+        Channels for the request: all PIM channels, or one for each KV head if these are fewer.
+    schedules : dict of str to str
+        Schedule of each product, for all lengths.
+    line : AttentionLine
+        Times in ns on these channels.
+    """
+
+    model: str
+    pim: str
+    dtype: str
+    timing: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    channels: int
+    schedules: dict[str, str]
+    line: AttentionLine
+
+    @property
+    def entry(self) -> dict[str, float]:
+        """The entry of the simulator's table for this device."""
+        return self.line.coefficients(self.heads, self.kv_heads, self.head_size, self.channels)
+
+    def to_json(self) -> dict[str, Json]:
+        """The contents of the file."""
+        products = " and ".join(f"{name} {schedule}" for name, schedule in self.schedules.items())
+        return {
+            "attn_model": {
+                f"{self.pim}_pim": {name: coefficient for name, coefficient in self.entry.items()}
+            },
+            "for": {
+                "model": self.model,
+                "n_head": self.heads,
+                "kv_head": self.kv_heads,
+                "head_dim": self.head_size,
+                "channel_split": self.channels,
+                "dtype": self.dtype,
+            },
+            "line": {
+                "slope_ns": self.line.slope_ns,
+                "intercept_ns": self.line.intercept_ns,
+                "max_relative_error": self.line.residual,
+            },
+            "points_ns": {str(tokens): time for tokens, time in self.line.points.items()},
+            "made": [
+                f"pimflow's PIM programs for one request's attention in one layer on {self.pim}, timed with "
+                f"'{self.timing}' rules, refresh included",
+                f"both products over a cache of {max(self.line.points)} places of which so many are in use, "
+                f"and the append of a token; schedules: {products}; no softmax, no launch",
+                "the line has the least squares of relative errors at these points; slope and intercept of "
+                "attn_model are those of the line times channel_split, over the factors by which "
+                "estimate_with_linear scales from 32 heads on 8 of keys, 128 each: they hold for this model",
+            ],
+        }
+
+    def text(self) -> str:
+        """The entry as text."""
+        entry = self.entry
+        return "\n".join(
+            [
+                f"model     {self.model}: {self.heads} heads on {self.kv_heads} of keys, "
+                f"{self.head_size} each, {self.dtype}",
+                f"device    {self.pim}, {self.channels} channels for a request, timing {self.timing}",
+                f"line      {self.line.slope_ns:.4f} ns a token + {self.line.intercept_ns:.1f} ns, within "
+                f"{self.line.residual:.1%} at {', '.join(map(str, self.line.points))} tokens",
+                f'entry     "{self.pim}_pim": {{"slope": {entry["slope"]:.4f}, '
+                f'"intercept": {entry["intercept"]:.4f}}}',
+            ]
+        )
+
+
+def llmservingsim(
+    model: str | os.PathLike[str],
+    target_system: System | None = None,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    profiling: Profiling | None = None,
+) -> ServingAttention:
+    """Time attention of a model in PIM, and fit the line over tokens that LLMServingSim takes.
+
+    Parameters
+    ----------
+    model : str or path
+        A language model of the zoo, or a GGUF file.
+    target_system : System, optional
+        Gives PIM device, channels, timing and storage type.
+    lengths : sequence of int
+        Numbers of tokens in the cache to time, two at least; the largest is the size of the cache.
+
+    Raises
+    ------
+    UnknownNameError, ModelError, UsageError
+        If there is no such model, its heads are not known, there are fewer than two lengths, or the system
+        has no PIM channels.
+    UnsupportedOpError, InfeasibleError
+        If PIM cannot store its cache.
+    """
+    decoder = open_language_model(model).decoder
+    if decoder is None:
+        raise UsageError(
+            f"'{model}': heads of ONNX files are not known; give a model of the zoo or a .gguf file"
+        )
+    if len(set(lengths)) < 2 or min(lengths) < 1:
+        raise UsageError("a line needs two lengths of a cache, each of 1 token or more")
+    system = as_system(target_system)
+    if not system.pim_channels:
+        raise UsageError("the system has no PIM channels; give --pim-channels 1 or more")
+    system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
+    attention = Attention(
+        batch=1,
+        heads=decoder.heads,
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        value_size=decoder.head_size,
+        queries=1,
+        keys=max(lengths),
+        scale=decoder.head_size**-0.5,
+        causal=True,
+        positioned=True,
+    )
+    costs = Costs(system, as_profiling(profiling))
+    full = costs.attention_costs([(attention, 0)])[0]
+    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
+    points = {}
+    for tokens in sorted(set(lengths)):
+        work = [
+            CacheWork.from_attention(costs.pim_target, attention, product, tokens)
+            for product in (KEYS, VALUES)
+        ]
+        timed = [entry.cost(fastest[entry.product]) for entry in work]
+        points[tokens] = sum(total_ns(entry) for entry in timed)
+    return ServingAttention(
+        model=decoder.name,
+        pim=system.pim.name,
+        dtype=system.dtype,
+        timing=system.timing,
+        heads=decoder.heads,
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        channels=system.pim_channels,
+        schedules={name: str(entry) for name, entry in fastest.items()},
+        line=AttentionLine.fit(points),
+    )

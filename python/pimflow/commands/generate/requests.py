@@ -1,0 +1,81 @@
+"""A request to a language model: a prompt, and the tokens that the model appends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pimflow.commands.generate.decoding import CompiledStep
+from pimflow.commands.generate.generation import Completion
+from pimflow.commands.generate.language import LanguageModel
+from pimflow.commands.generate.token_judge import TokenVerifier
+
+
+class GenerationRequest:
+    """The state of one prompt: its cached tokens, new tokens, and their verification.
+
+    Attributes
+    ----------
+    past_length : int
+        Number of tokens whose keys and values are in the cache.
+    pending_tokens : list of int
+        Tokens that run next: at first the prompt, then the newest token.
+    verifier : TokenVerifier
+    """
+
+    def __init__(
+        self, language: LanguageModel, ids: Sequence[int], dtype: str, n: int, on_text: Callable[[str], None]
+    ) -> None:
+        self.past_length, self.pending_tokens, self.verifier = 0, list(ids), TokenVerifier(language, dtype)
+        self._prompt, self._n, self._end = len(ids), n, language.end
+        self._new: list[int] = []
+        self._parts: list[str] = []
+        self._unverified: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []
+        self._decoder = language.tokenizer.decoder() if language.tokenizer else None
+        self._on_text = on_text
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has all its tokens, or the token that ends a text."""
+        return len(self._new) == self._n or self._new[-1:] == [self._end]
+
+    def next_tokens(self, count: int) -> list[int]:
+        """`count` tokens for a step: the pending ones, and padding that does not affect them."""
+        return (self.pending_tokens + self.pending_tokens[-1:] * count)[:count]
+
+    def record_step(self, tokens: Sequence[int], logits: np.ndarray, step: CompiledStep) -> None:
+        """Record that `step` ran `tokens`, with `logits` [copies, vocabulary] after the last of them."""
+        is_new = len(tokens) == len(self.pending_tokens)
+        self._unverified.append((list(tokens), logits, step.layers_on_pim, is_new))
+        self.past_length += len(tokens)
+        del self.pending_tokens[: len(tokens)]
+        if is_new:
+            self.pending_tokens = [int(logits[0].argmax())]
+            self._emit_token(self.pending_tokens[0])
+
+    def verify(self) -> None:
+        """Compare recorded logits with the reference, which needs memory from now on.
+
+        Raises
+        ------
+        VerificationError
+            If logits are not those of the model.
+        """
+        for tokens, logits, layers, is_new in self._unverified:
+            self.verifier.compare(tokens, logits, layers, is_new=is_new)
+        self._unverified.clear()
+
+    def _emit_token(self, token: int) -> None:
+        self._new.append(token)
+        if self._decoder:
+            self._parts.append(self._decoder.text(token, self.is_done))
+        self._on_text(self._parts[-1] if self._decoder else f"{token} ")
+
+    def completion(self) -> Completion:
+        """The new tokens and their text."""
+        return Completion(
+            prompt_tokens=self._prompt,
+            tokens=tuple(self._new),
+            text="".join(self._parts) if self._decoder else None,
+        )

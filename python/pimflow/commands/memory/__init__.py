@@ -1,0 +1,1 @@
+"""Memory of networks, and networks with decomposed layers (Occamy, TeMCO)."""

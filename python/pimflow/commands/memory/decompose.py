@@ -1,0 +1,176 @@
+"""Write decomposed networks as ONNX models, for training by other tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError
+
+from pimflow import frontend, zoo
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.options import GoalKeywords, as_profiling, as_system, merge_keywords
+from pimflow.core.output_error import relative_error
+from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
+from pimflow.decomposition.onnx_chains import with_chains
+from pimflow.decomposition.report import ExportReport
+from pimflow.errors import ArtifactError, UsageError, VerificationError
+from pimflow.frontend import onnx_graph, onnx_runtime
+from pimflow.hardware import System
+from pimflow.host.files import MODEL, check_file, replace_file
+from pimflow.placement import Costs, Goal, Profiling
+from pimflow.relay_passes.decomposition.decompose import decomposable_layers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.commands.shared.options import Shapes
+    from pimflow.frontend import Model
+
+# Largest `relative_error` between ONNX Runtime and TVM that the order of sums may cause in fp32; assumed.
+EXPORT_BOUND = 1e-4
+
+
+@public(GoalKeywords)
+def export_decomposed(
+    model: Model,
+    request: DecompositionLike,
+    out: str | os.PathLike[str],
+    *,
+    target_system: System | None = None,
+    shapes: Shapes | None = None,
+    batch: int | None = None,
+    goal: Goal | None = None,
+    calibration: Data | None = None,
+    force: bool = False,
+    profiling: Profiling | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    **keywords: Unpack[GoalKeywords],
+) -> ExportReport:
+    """Decompose layers of an ONNX model, and write it as an ONNX model.
+
+    Other nodes and weights, batch norms, and open dimensions of the model stay unchanged. The written model
+    is run by ONNX Runtime, and compared with the network that pimflow would compile.
+
+    Parameters
+    ----------
+    model : str, path or ModelProto
+        See `frontend.load`.
+    request : Request or str
+        `decompose` of `pimflow.NetworkOptions`.
+    out : path
+        Model to write; an existing file is replaced if this function wrote it.
+    force : bool
+        Whether to replace any file.
+    target_system, profiling, goal
+        Used by ``where=pays`` to choose layers; see `pimflow.search`.
+    calibration : path, or mapping of str to ndarray, optional
+        See `pimflow.compile`.
+    **keywords
+        Fields that replace those of `goal`.
+
+    Raises
+    ------
+    UsageError
+        If `model` is no ONNX model, or there is nothing to decompose.
+    UnsupportedOpError
+        If no chain of ONNX nodes can replace a layer.
+    VerificationError
+        If the outputs differ; nothing is written.
+    """
+    options, goal = merge_keywords(
+        {"shapes": shapes, "batch": batch, "decompose": request, **keywords}, None, goal
+    )
+    target_system = as_system(target_system)
+    if not zoo.is_onnx(model):
+        raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
+    check_file(out, MODEL, force=force)
+    progress("loading")
+    proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    network = frontend.load(proto)
+    samples = None if calibration is None else Calibration.read(calibration, network)
+    costs = Costs(target_system, as_profiling(profiling))
+    change = prepare.decompose_layers(
+        network, options, target_system, costs=costs, goal=goal, samples=samples, progress=progress
+    )
+    change = _with_layers(change, network.name)
+    constants: dict[str, np.ndarray] = {}
+    layers = decomposable_layers(onnx_graph.from_onnx(proto, constants))
+    exported = with_chains(proto, change.layers, {layer.name: layer for layer in layers}, constants)
+    progress("comparing outputs")
+    inputs = network.example_inputs()
+    expected = change.network.reference(inputs)
+    error = _error(exported, change, expected)
+    summary = change.summary(inputs, expected)
+    if samples is not None:
+        progress(f"comparing {samples.samples} samples")
+        summary = replace(summary, calibration=agreement(samples, change))
+    _open_dims(model, exported)
+    exported.producer_name = "pimflow"  # `check_file` recognises the file by it
+    data = _bytes(exported, out)
+    replace_file(out, data)
+    return ExportReport(
+        **vars(summary),
+        output=os.fspath(out),
+        nodes=len(exported.graph.node),
+        bytes=len(data),
+        export_error=error,
+    )
+
+
+def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:
+    """Return `change`; raises `UsageError` if it decomposes no layer."""
+    if change is None:
+        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+    if not change.layers:
+        raise UsageError(
+            f"'{change.request.text}' leaves all layers of '{network}' as they are: nothing to write"
+        )
+    return change
+
+
+def _error(exported: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
+    """The largest relative error of outputs of `exported`; raises `VerificationError` if it is too large."""
+    outputs = onnx_runtime.reference(exported)(change.original.example_inputs())
+    error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
+    if not error <= EXPORT_BOUND:
+        raise VerificationError(
+            f"'{change.original.name}': outputs of what was to be written differ from the decomposed "
+            f"network's by {error:.1e} of the largest value, more than {EXPORT_BOUND:g}; decompose fewer "
+            "layers"
+        )
+    return error
+
+
+def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, exported: onnx.ModelProto) -> None:
+    """Make those dimensions of inputs and outputs of `exported` open that are open in `model`."""
+    if isinstance(model, str) and model in zoo.all_names():
+        return  # networks of the zoo have no open dimensions
+    declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
+    has_open_dims = any(
+        not dim.HasField("dim_value") for x in declared.graph.input for dim in x.type.tensor_type.shape.dim
+    )
+    for name in ("input", "output"):
+        shapes = {value.name: value.type.tensor_type for value in getattr(declared.graph, name)}
+        for value in getattr(exported.graph, name):
+            kind = shapes.get(value.name)
+            if has_open_dims and kind is not None and not kind.HasField("shape"):
+                for dim in value.type.tensor_type.shape.dim:
+                    dim.Clear()  # inferred for fixed inputs
+            for dim, declared_dim in zip(value.type.tensor_type.shape.dim, kind.shape.dim if kind else ()):
+                if not declared_dim.HasField("dim_value"):
+                    dim.CopyFrom(declared_dim)
+
+
+def _bytes(exported: onnx.ModelProto, out: str | os.PathLike[str]) -> bytes:
+    try:
+        return bytes(exported.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise ArtifactError(f"{Path(out)}: cannot be written: ONNX files hold at most 2 GiB") from error

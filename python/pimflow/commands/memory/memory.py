@@ -1,0 +1,256 @@
+"""Memory of a network: the pool of its compiled form, compared with other allocators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+
+from pimflow import memory
+from pimflow.commands.memory.internal_memory import InternalMemory, uncompiled_memory
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.options import NetworkKeywords, NetworkOptions, as_system, network_options
+from pimflow.commands.shared.prepare import PreparedNetwork
+from pimflow.compiler import phases
+from pimflow.compiler.build import apply_search_result
+from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, frugal_plan
+from pimflow.compiler.smaller_pool import PoolPlanning
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import Json, json_form
+from pimflow.core.liveness import Liveness
+from pimflow.decomposition.network import DecomposedNetwork, require_all
+from pimflow.decomposition.report import DecompositionReport
+from pimflow.decomposition.skips import SkipOptimisation
+from pimflow.errors import UsageError
+from pimflow.frontend import Network, relax_module
+from pimflow.hardware import System
+from pimflow.memory import MemoryPlan
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Costs, Profiling
+from pimflow.relay_passes.decomposition.layer_flops import flops
+from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
+from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from typing_extensions import Unpack
+
+    from pimflow.frontend import Model
+
+WEIGHTS = ("resident", "streamed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkMemory:
+    """The planned memory of a network, compared with other allocators.
+
+    Attributes
+    ----------
+    liveness : Liveness
+        Lifetimes of the tensors that the plan places.
+    plan : MemoryPlan
+    tvm_pool_bytes : int
+        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, without weights.
+    eager_bytes : int
+        Size of all tensors together (Occamy, section II).
+    lazy_peak_bytes : int
+        Peak if each tensor is allocated at its first use and freed after its last, without fragmentation.
+    eager_allocations, lazy_groups : int
+        Number of allocations, and of groups of lazy allocations with no kernel between (Occamy, Table I).
+    overwritten : int
+        Results that are stored in place of an operand.
+    copies : tuple of TensorCopy
+        Parts of tensors that are copied.
+    order : LayerOrder, optional
+        Order of its layers, if another one was searched for.
+    decomposition : DecompositionReport, optional
+        Report of the decomposed layers, if there are any.
+    skips : SkipOptimisation, optional
+        Result of the optimisation of skip connections, if requested.
+    internal : InternalMemory
+        Internal tensors of the original network and of this one.
+    fused : list of list of str
+        Runs of layers that are fused into one kernel each, if requested.
+    """
+
+    liveness: Liveness
+    plan: MemoryPlan
+    tvm_pool_bytes: int
+    eager_bytes: int
+    lazy_peak_bytes: int
+    eager_allocations: int
+    lazy_groups: int
+    overwritten: int
+    copies: tuple[TensorCopy, ...]
+    internal: InternalMemory
+    decomposition: DecompositionReport | None = None
+    order: LayerOrder | None = None
+    skips: SkipOptimisation | None = None
+    fused: list[list[str]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """One line, since there are many lifetimes."""
+        return f"NetworkMemory({len(self.plan.offsets_bytes)} tensors in {self.plan.pool_bytes} bytes)"
+
+    def to_json(self) -> dict[str, Json]:
+        """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
+        return {
+            **self.plan.to_json(),
+            "tvm_pool_bytes": self.tvm_pool_bytes,
+            "eager_bytes": self.eager_bytes,
+            "lazy_peak_bytes": self.lazy_peak_bytes,
+            "eager_allocations": self.eager_allocations,
+            "lazy_groups": self.lazy_groups,
+            "overwritten": self.overwritten,
+            "copies": json_form(self.copies),
+            "order": json_form(self.order.summary()) if self.order else None,
+            "decomposition": json_form(self.decomposition),
+            "skips": json_form(self.skips.summary()) if self.skips else None,
+            **self.internal.summary(),
+            "fused": json_form(self.fused),
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each tensor, with its offset; raises `UsageError` if pandas is not installed."""
+        offsets = self.plan.offsets_bytes
+        return data_frame(
+            {"name": life.name, "begin": life.begin, "end": life.end, "bytes": life.size_bytes}
+            | {"memory": life.memory, "offset": offsets[life.name]}
+            for life in self.plan.lifetimes
+        )
+
+
+@public(NetworkKeywords)
+def plan_memory(
+    model: Model,
+    target_system: System | None = None,
+    *,
+    target: str = "llvm+pim",
+    options: NetworkOptions | None = None,
+    policy: str = "exact",
+    weights: str = "",
+    in_place: bool = True,
+    capacity_bytes: int | None = None,
+    alignment_bytes: int | None = None,
+    seconds: float = memory.TIME_LIMIT_SECONDS,
+    **keywords: Unpack[NetworkKeywords],
+) -> NetworkMemory:
+    """Plan the memory of a network whose layers all run on the GPU, or on the CPU that stands in for it.
+
+    Parameters
+    ----------
+    target : str
+        Target that it is lowered for: kernels and storage type depend on it.
+    options : NetworkOptions, optional
+        Rewrites of the network before. Layers that may be fused are fused if that makes the pool smaller.
+    policy, capacity_bytes, seconds
+        See `memory.plan`.
+    alignment_bytes : int, optional
+        Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
+    weights : str
+        ``resident``, ``streamed``, or empty; see `relay_passes.memory.buffers.Buffers.liveness`.
+    in_place : bool
+        Whether elementwise results may overwrite operands that are not used later.
+    **keywords
+        Fields that replace those of `options`.
+
+    Raises
+    ------
+    UnknownNameError, UsageError
+        For an unknown criterion or keyword, another value of `weights`, a value of another type, and if skip
+        connections are to be reduced while no layer is decomposed.
+    InfeasibleError
+        If the network does not fit the capacity.
+    """
+    if weights not in ("", *WEIGHTS):
+        raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
+    options = network_options(keywords, options)
+    require_all(options.decomposition_request, "the plan of its memory")
+    target_system = as_system(target_system)
+    pools = PoolPlanning(
+        in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, policy=policy, seconds=seconds
+    )
+    planning = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
+    network = prepare.load(model, options)
+    prepared = prepare.prepare(
+        network, options, target_system, target=target, pools=pools, inspect=planning.inspect
+    )
+    del network  # frees its weights
+    return planning.memory(prepared, capacity_bytes)
+
+
+class _MemoryPlanner:
+    """Plans the memory of a network, and measures it before it is compiled (`inspect`)."""
+
+    def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning):
+        self.system, self.lowered_for, self.pools = system, lowered_for, pools
+        self.uncompiled: dict[str, Any] = {}
+        self.decomposition: DecompositionReport | None = None
+
+    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
+        """Measure the original and the decomposed network; `prepare` calls it."""
+        original = change.original if change else network
+        self.decomposition = change.summary() if change else None
+        self.uncompiled = uncompiled_memory(
+            original, network if change else None, self.lowered_for, self.system, self.pools
+        )
+
+    def memory(self, prepared: PreparedNetwork, capacity_bytes: int | None) -> NetworkMemory:
+        """Plan the memory of a prepared network."""
+        network, pools, system = prepared.network, self.pools, self.system
+        module, groups = self._gpu_module(prepared)
+        lowered = phases.allocate(module, self.lowered_for, system)
+        tensors = buffers(lowered, in_place=pools.in_place)
+        liveness = pools.liveness(tensors)
+        plan = pools.plan(liveness, capacity_bytes)
+        internal = pools.plan(tensors.liveness()) if pools.weights else plan
+        separate = pools.liveness(buffers(lowered, in_place=False))
+        unaliased = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
+        copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
+        return NetworkMemory(
+            liveness=liveness,
+            plan=plan,
+            tvm_pool_bytes=_tvm_pool_bytes(copying),
+            eager_bytes=sum(life.size_bytes for life in unaliased),
+            lazy_peak_bytes=separate.peak_bytes,
+            eager_allocations=len(unaliased),
+            lazy_groups=len({life.begin for life in unaliased}),  # each before its first use
+            overwritten=len(tensors.overwritten),
+            copies=copies(module, views=system.uses_views),
+            internal=InternalMemory(
+                **self.uncompiled,
+                internal_peak_bytes=internal.pool_bytes,
+                weight_bytes=relax_module.weight_bytes(network.module),
+                flops=flops(network.module),
+            ),
+            order=prepared.order,
+            skips=prepared.skips,
+            decomposition=self.decomposition,
+            fused=[*fused_runs(module), *map(list, groups)],
+        )
+
+    def _gpu_module(self, prepared: PreparedNetwork) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
+        """The module on the GPU alone with the smallest pool, and the groups of regions fused in tiles."""
+        network = prepared.network
+        pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
+        placed = frugal_plan(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
+        return apply_search_result(network.module, placed), placed.group_tilings().keys()
+
+
+def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:
+    """Size of the storage that TVM's planner allocates, and of the tensors that it does not place there."""
+    planned_module = relax.transform.StaticPlanBlockMemory()(lowered)
+    total = 0
+    for binding in (b for block in planned_module["main"].body.blocks for b in block.bindings):
+        kind = operator(binding.value)
+        if kind == "memory.alloc_storage":
+            total += int(binding.value.args[0].values[0])
+        elif kind == "builtin.alloc_tensor":
+            total += tensor_bytes(binding.var)
+    return total

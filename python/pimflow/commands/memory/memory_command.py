@@ -1,0 +1,182 @@
+"""``pimflow memory``: plan the buffers of a network or a table, and say how good the plan is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line.command_parser import CommandParser, refuse
+from pimflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from pimflow.commands.memory.memory import NetworkMemory
+    from pimflow.memory import MemoryPlan
+
+SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
+_NETWORK_OPTIONS = (
+    *("shape", "batch", "context", "state", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
+    *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
+)
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Add the arguments of the command, which `run` takes."""
+    sub.show_first("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
+    sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
+    sub.option(
+        "memory",
+        "--policy",
+        metavar="NAME",
+        default="exact",
+        help="how buffers are placed: best, exact, ortools, first-fit, best-fit, longer-first, bigger-first "
+        "(default: %(default)s)",
+    )
+    sub.option("memory", "--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
+    options.network_options(sub)
+    sub.option("output", "-o", "--output", metavar="FILE.csv", help="write the buffers with their offsets")
+    options.force_option(sub)
+    options.plot_option(sub, "memory over time")
+    options.target_option(sub, "what a network is lowered for")
+    options.system_option(sub)
+    sub.option("system", "--dtype", metavar="TYPE", help="storage type of a network on a GPU: fp16, fp32")
+    options.fuse_option(sub)
+    sub.option(
+        "memory",
+        "--alignment",
+        metavar="BYTES",
+        type=int,
+        help="alignment of buffers (default: 64 for networks, 1 for tables)",
+    )
+    sub.option("memory", "--weights", metavar="HOW", help="place weights and inputs too: resident, streamed")
+    sub.option("memory", "--no-in-place", action="store_true", help="let no result take over a dead operand")
+    options.reorder_option(sub)
+    sub.option(
+        "memory",
+        "--time-limit",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="longest search (default: %(default)g)",
+    )
+    options.decompose_option(sub)
+    options.chain_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan the network or table of `args`, print the result, and write the requested files."""
+    from pimflow import memory
+    from pimflow.host import files, pictures
+    from pimflow.memory import csv_form, plot
+
+    _check(args)
+    if args.output:
+        files.check_file(args.output, files.CSV, force=args.force)
+    if args.plot:
+        pictures.check_format(args.plot, force=args.force)
+    network = None if _is_table(args.source) else _network(args)
+    if network is None:
+        lifetimes = tuple(csv_form.read(args.source, args.alignment or 1))
+        output.say(f"planning {len(lifetimes)} buffers …", args.quiet)
+        plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity, seconds=args.time_limit)
+    else:
+        lifetimes, plan = network.liveness.lifetimes, network.plan
+    policies = memory.policy_bytes(lifetimes)
+    best = min(policies, key=policies.__getitem__)
+    policies["best"] = policies[best]
+    policies[args.policy] = plan.pool_bytes
+    if args.output:
+        csv_form.write(args.output, lifetimes, plan.offsets_bytes)
+    if args.plot:
+        plot.write(args.plot, lifetimes, plan, Path(args.source).name)
+    if args.json:
+        row = network.to_json() | {"best_policy": best} if network else plan.to_json()
+        output.print_json(row | {"policies": policies})
+    else:
+        print(_text(plan, policies))
+        if network:
+            print(_network_text(network))
+
+
+def _is_table(source: str) -> bool:
+    return source.endswith(".csv") or (
+        Path(source).is_file() and Path(source).suffix not in (".onnx", ".pt2")
+    )
+
+
+def _network(args: argparse.Namespace) -> NetworkMemory:
+    from pimflow.commands.memory.memory import plan_memory
+    from pimflow.hardware import system
+
+    output.say(f"lowering {args.source} …", args.quiet)
+    return plan_memory(
+        args.source,
+        system(args.system, dtype=args.dtype),
+        target=args.target,
+        policy=args.policy,
+        weights=args.weights or "",
+        in_place=not args.no_in_place,
+        capacity_bytes=args.capacity,
+        alignment_bytes=args.alignment,
+        seconds=args.time_limit,
+        **options.network(args),
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    if _is_table(args.source):
+        refuse(args, _NETWORK_OPTIONS, f"{args.source} is a table of buffers, not a network")
+    if args.alignment is not None and args.alignment < 1:
+        raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
+    if args.capacity is not None and args.capacity < 0:
+        raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
+    if not 0 < args.time_limit < float("inf"):
+        raise UsageError(f"--time-limit {args.time_limit:g}: give a positive number of seconds")
+
+
+def _network_text(network: NetworkMemory) -> str:
+    from pimflow.commands.shared.report_text import order_text
+
+    pool = max(network.plan.pool_bytes, 1)
+    width = len("each tensor while it is live")
+    rows = {
+        "TVM's own planner": network.tvm_pool_bytes,
+        "each tensor while it is live": network.lazy_peak_bytes,
+        "all tensors at once": network.eager_bytes,
+    }
+    lines = [f"  {name:<{width}} {size:>14} B  {size / pool:.3f} x pool" for name, size in rows.items()]
+    lines.append(
+        f"{network.overwritten} results take over a dead operand; "
+        f"{len(network.copies)} slices and concatenations are copied"
+    )
+    lines += [f"  {copied.layer}: {copied.size_bytes} B, {copied.reason}" for copied in network.copies]
+    if network.skips:
+        from pimflow.decomposition.report import skips_text
+
+        lines.append(f"skips {skips_text(network.skips.summary())}")
+    if network.order:
+        lines.append(f"order {order_text(network.order.summary())}")
+    if network.decomposition:
+        from pimflow.decomposition.report import decomposition_text
+
+        lines.append(decomposition_text(network.decomposition))
+    if network.fused:
+        lines.append(f"{len(network.fused)} runs of layers are one kernel each")
+    return "\n".join(lines)
+
+
+def _text(plan: MemoryPlan, policies: dict[str, int]) -> str:
+    lines = []
+    for pool in plan.pools:
+        proof = "the smallest" if pool.optimal else f"at most {100 * pool.gap:.2f} % above the smallest"
+        lines.append(
+            f"{pool.memory}: {pool.pool_bytes} B ({pool.policy}), {proof}; "
+            f"lower bound {pool.lower_bound_bytes} B"
+        )
+    lines.append(f"{len(plan.offsets_bytes)} buffers planned in {plan.seconds:.3f} s")
+    width = max(map(len, policies))
+    for name, size in policies.items():
+        ratio = f"  {size / plan.lower_bound_bytes:.3f} x bound" if plan.lower_bound_bytes else ""
+        lines.append(f"  {name:<{width}} {size:>14} B{ratio}")
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""The command line of ``pimflow``: its commands, and the arguments of each."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from pimflow.commands.catalogue import devices_command, models_command
+from pimflow.commands.command_line import options
+from pimflow.commands.command_line.command_parser import CommandParser, OneLineParser
+from pimflow.commands.compile import compile_command, timeline_command
+from pimflow.commands.fuse import fuse_command
+from pimflow.commands.generate import export_command, generate_command
+from pimflow.commands.memory import decompose_command, memory_command
+from pimflow.commands.pages import compare_command, report_command
+from pimflow.commands.primitives import select_command
+from pimflow.commands.profile import profile_command
+from pimflow.commands.run import run_command
+from pimflow.commands.simulate import simulate_command, trace_command
+from pimflow.commands.sweep import sweep_command
+from pimflow.errors import UnknownNameError, UsageError, is_utf8
+
+# Each command is a module ``NAME_command`` with `SUMMARY`, `add_arguments` and `run`.
+GROUPS = (
+    (
+        "compile a network and run it",
+        (compile_command, run_command, generate_command, report_command, compare_command),
+    ),
+    ("ask what a system would do", (profile_command, sweep_command, timeline_command)),
+    (
+        "change a network, plan its memory and its layers",
+        (decompose_command, memory_command, fuse_command, select_command),
+    ),
+    ("simulate PIM programs, write traces", (simulate_command, trace_command, export_command)),
+    ("see what there is", (models_command, devices_command)),
+)
+COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
+_MIN_SUMMARY_WIDTH = 11  # smallest width of a summary in characters, as argparse has for its help
+DESCRIPTION = "A TVM back end for GPUs whose DRAM computes"
+
+
+class _Version(argparse.Action):
+    """Prints the version of the installed package; it is looked up only when it is needed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('pimflow')}")
+        parser.exit()
+
+
+def command_name(command: ModuleType) -> str:
+    """The name of a command on the command line."""
+    return command.__name__.rpartition(".")[2].removesuffix("_command")
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line, with the arguments of every command, or of `only` one."""
+    top_parser = OneLineParser(
+        prog="pimflow",
+        usage="pimflow COMMAND [ARGUMENT …]",
+        description=_description(shutil.get_terminal_size().columns - 2),
+        epilog="'pimflow COMMAND --help' says what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    top_parser.add_argument("-h", "--help", action="help", help="print this help and exit")
+    top_parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top_parser.add_subparsers(parser_class=CommandParser, help=argparse.SUPPRESS)
+    for command in COMMANDS:
+        name = command_name(command)
+        sub = commands.add_parser(name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY))
+        sub.set_defaults(command=command.run, parser=sub)
+        if only in (name, None):
+            _add_arguments(command, sub)
+    return top_parser
+
+
+def build_parser(command: ModuleType) -> CommandParser:
+    """The parser of one of `COMMANDS`, for its documentation."""
+    sub = CommandParser(prog=f"pimflow {command_name(command)}", description=_sentence(command.SUMMARY))
+    _add_arguments(command, sub)
+    return sub
+
+
+def _add_arguments(command: ModuleType, sub: CommandParser) -> None:
+    command.add_arguments(sub)
+    options.output_options(sub)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; ``command`` of the result is the function that runs it, ``parser`` its parser.
+
+    Raises
+    ------
+    UsageError
+        For an unknown command, an unknown option or a value that cannot be parsed.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    name = next((argument for argument in argv if not argument.startswith("-")), "")
+    names = [command_name(command) for command in COMMANDS]
+    if name and name not in names:
+        raise UnknownNameError("command", name, names)
+    args, remaining = parser(name).parse_known_args(argv)
+    flags = args.parser.flags if name else ["--help", "--version"]
+    prog = args.parser.prog if name else "pimflow"
+    for flag in (argument.partition("=")[0] for argument in remaining if argument.startswith("-")):
+        near = " or ".join(difflib.get_close_matches(flag, flags, n=2))
+        advice = f"did you mean {near}?" if near else f"see '{prog} --help'"
+        raise UsageError(f"'{prog}' has no option {flag}; {advice}")
+    if remaining:
+        raise UsageError(f"'{prog}' takes no further argument '{remaining[0]}'; see '{prog} --help'")
+    if not name:
+        raise UsageError(f"give a command: {', '.join(names)}; see 'pimflow --help'")
+    _require_utf8(argv)
+    return args
+
+
+def _require_utf8(argv: Sequence[str]) -> None:
+    """Raise `UsageError` for text that is not UTF-8: compilers, JSON and pages cannot take it."""
+    for text in argv:
+        if not is_utf8(text):
+            advice = "rename it" if os.path.lexists(text) else "write it in UTF-8"
+            raise UsageError(f"{text} is not UTF-8; {advice}")
+
+
+def _description(width: int) -> str:
+    """The commands in their groups, with the summary of each."""
+    width_of_names = 4 + max(len(command_name(command)) for command in COMMANDS)
+    indent = " " * width_of_names
+    width = max(width, width_of_names + _MIN_SUMMARY_WIDTH)
+    lines = [DESCRIPTION]
+    for title, commands in GROUPS:
+        lines += ["", f"{title}:"]
+        for command in commands:
+            first = f"  {command_name(command)}".ljust(width_of_names)
+            lines += textwrap.wrap(command.SUMMARY, width, initial_indent=first, subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."

@@ -1,0 +1,1 @@
+"""Convolution primitives for a network (TASO)."""

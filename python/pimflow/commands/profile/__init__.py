@@ -1,0 +1,1 @@
+"""Time the candidates of networks."""

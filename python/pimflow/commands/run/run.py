@@ -1,0 +1,383 @@
+"""Run compiled directories: outputs, times, and differences between targets."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tvm
+
+from pimflow import zoo
+from pimflow.commands.shared.arguments import public
+from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
+from pimflow.compiler.c_code import builds
+from pimflow.compiler.c_code.source import FILES, CSource
+from pimflow.compiler.timing import call_times_ns
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import Json, json_form
+from pimflow.core.output_error import OUTPUT_BOUND, relative_error
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
+from pimflow.pim_backend.runtime.network_module import infer as inferred
+from pimflow.pim_backend.runtime.network_module import load
+from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """The result of a run.
+
+    Attributes
+    ----------
+    target : str
+        Target of the build that ran.
+    outputs : list of ndarray
+    names : tuple of str
+        Names of the outputs; their numbers if the model has no names for them.
+    compiler : str
+        Compiler of the C library; empty for another target.
+    threads : int or None
+        Threads of the C library; None for another target, whose threads are those of TVM's runtime.
+    calls : int
+        Number of timed calls, after warm-up.
+    median_ns : float or None
+        Median time of a call; None if none was timed.
+    max_relative_error : dict of str to float
+        By other target, the largest difference of outputs, over its largest value.
+    """
+
+    target: str
+    outputs: list[np.ndarray]
+    names: tuple[str, ...] = ()
+    compiler: str = ""
+    threads: int | None = None
+    calls: int = 0
+    median_ns: float | None = None
+    max_relative_error: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        """The result as JSON; outputs by shape, dtype and range, without their values."""
+        fields = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
+        return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in fields}
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each output; raises `UsageError` if pandas is not installed."""
+        return data_frame(self._rows())
+
+    def _rows(self) -> list[Json]:
+        named = enumerate(zip(self.names, self.outputs))
+        return [{"output": index, "name": name, **_summary(array)} for index, (name, array) in named]
+
+
+def _summary(array: np.ndarray) -> dict[str, Json]:
+    """Shape, dtype and range of an array; NaN and infinity, which JSON lacks, become None."""
+    ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
+    low, high = (end if math.isfinite(end) else None for end in ends)
+    return {"shape": [*array.shape], "dtype": str(array.dtype), "min": low, "max": high}
+
+
+Inputs = Mapping[str, np.ndarray] | np.ndarray
+
+
+@public()
+def run(
+    directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
+) -> list[np.ndarray]:
+    """Run a compiled directory, PIM regions by their command streams; returns the outputs.
+
+    Parameters
+    ----------
+    inputs, target
+        See `infer`.
+    """
+    return infer(directory, inputs, target=target).outputs
+
+
+@public()
+def infer(
+    directory: str | os.PathLike[str],
+    inputs: Inputs | None = None,
+    *,
+    target: str | None = None,
+    repeat: int = 0,
+    compare: bool = False,
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Inference:
+    """Run a compiled directory.
+
+    Parameters
+    ----------
+    inputs : mapping of str to ndarray, or ndarray, optional
+        Every input by name, of its shape, converted to its dtype; a single array for a network of one input;
+        example inputs if None.
+    target : str, optional
+        The target that it was compiled for (the default), or ``llvm+pim``, which every compiled directory
+        has. ``c`` is built first, by this machine's C compiler.
+    repeat : int
+        Number of further calls to time.
+    compare : bool
+        Whether to run the directory's other targets too, as far as they run here, and compare outputs.
+    threads : int, optional
+        Threads of the C library; one by default.
+    progress : callable
+        Called with a text that says what is being done.
+
+    Raises
+    ------
+    ArtifactError
+        If it is no compiled directory, one of its files was changed, an input is missing, unknown or of
+        another shape, the target's device is missing, or C cannot be built.
+    UnknownNameError
+        If it was not built for `target`.
+    UsageError
+        If there is no other target to compare with, or for too many threads.
+    VerificationError
+        If outputs differ by more than the bound of the storage type (`core.output_error.OUTPUT_BOUND`), and
+        by more than the bound that compilation used.
+    """
+    path = Path(directory)
+    interface = Interface.load(path)
+    arrays = interface.order_inputs(_inputs_by_name(interface, inputs))
+    target = target or interface.targets[0]
+    if target not in interface.targets:
+        raise UnknownNameError("target", target, interface.targets)
+    if threads is not None and target != C_TARGET:
+        raise UsageError(f"threads are of the C library; those of {target} are TVM_NUM_THREADS")
+    for name in interface.sha256:
+        interface.check(path, name)
+    if target == C_TARGET:
+        progress("building C")
+    runner = (
+        _CRunner(path, interface, threads or 1) if target == C_TARGET else _Runner(path, interface, target)
+    )
+    outputs = runner.outputs(arrays)
+    target_errors = _target_errors(path, interface, target, arrays, outputs) if compare else {}
+    return Inference(
+        target=target,
+        outputs=outputs,
+        names=_names(interface, len(outputs)),
+        compiler=runner.compiler,
+        threads=runner.threads,
+        calls=repeat,
+        median_ns=runner.median_ns(arrays, repeat) if repeat else None,
+        max_relative_error=target_errors,
+    )
+
+
+class Session:
+    """A compiled directory that stays loaded, for steps of a decoder with resident caches.
+
+        session = pimflow.Session("build/decoder")
+        for position, token in enumerate(tokens):
+            logits = session.run({"input_ids": [[token]], "position": [position]})["logits"]
+
+    Other inputs of the model, such as ``attention_mask``, are set likewise. An input keeps its value until it
+    is set again.
+
+    Parameters
+    ----------
+    directory : path
+        Directory that `pimflow compile --context N` wrote. For a network without caches, each run is an
+        inference.
+    target : str, optional
+        As for `infer`, but not ``c``.
+
+    Raises
+    ------
+    ArtifactError, UnknownNameError
+        As `infer`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, target: str | None = None):
+        path = Path(directory)
+        self._interface = Interface.load(path)
+        targets = [name for name in self._interface.targets if name != C_TARGET]
+        target = target or next(iter(targets), C_TARGET)
+        if target not in targets:
+            raise UnknownNameError("target", target, targets)
+        for name in self._interface.sha256:
+            self._interface.check(path, name)
+        runner = _Runner(path, self._interface, target)
+        self._states, self._executor = runner.states, runner.executor()
+        self._outputs = self._executor["get_num_outputs"]()
+        self.set(
+            {
+                name: np.zeros(*self._interface.inputs[name])  # no token yet
+                for name in self._interface.states
+            }
+        )
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Names of the inputs that are resident caches."""
+        return tuple(self._interface.states)
+
+    def set(self, inputs: Inputs) -> None:
+        """Set some inputs by name, caches too; the others keep their values.
+
+        Raises
+        ------
+        ArtifactError, UsageError
+            If an input is unknown, of another shape or not numeric, or if a position is outside the cache.
+        """
+        for name, value in self._interface.order_inputs(
+            _inputs_by_name(self._interface, inputs), allow_missing=True
+        ).items():
+            packed = self._states.pack_input(name, value)
+            self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
+
+    def run(self, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
+        """Set `inputs` and compute; returns outputs that are no caches, by their names or numbers."""
+        self.set({} if inputs is None else inputs)
+        self._executor["run"]()
+        state_outputs = {state["output"] for state in self._interface.states.values()}
+        names = _names(self._interface, self._outputs)
+        return {
+            name: self._executor["get_output"](number).numpy()
+            for number, name in enumerate(names)
+            if number not in state_outputs
+        }
+
+    def cache(self, name: str) -> np.ndarray:
+        """The contents of a cache, in the model's layout; raises `UnknownNameError` for another input."""
+        if name not in self._interface.states:
+            raise UnknownNameError("cache", name, self.caches)
+        value = self._executor["get_input"](name).numpy()
+        cache = self._states.inputs.get(name)
+        return value if cache is None else cache.unpack(value)
+
+
+def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
+    named = interface.output_names
+    return named if len(named) == outputs else tuple(map(str, range(outputs)))
+
+
+def _inputs_by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:
+    if inputs is None:
+        return zoo.example_arrays(interface.inputs, rows=interface.table_rows)
+    if not isinstance(inputs, np.ndarray):
+        return inputs
+    if len(interface.inputs) != 1:
+        raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
+    return {next(iter(interface.inputs)): inputs}
+
+
+def _target_errors(
+    path: Path, interface: Interface, target: str, arrays: Mapping[str, np.ndarray], outputs: list[np.ndarray]
+) -> dict[str, float]:
+    """Largest difference of `outputs` from those of each other target that runs here."""
+    other_targets = [name for name in interface.targets if name != target and _runs_here(name)]
+    if not other_targets:
+        raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
+    placed, max_errors = PlacedRegions.load(path), {}
+    bounds = [
+        max(OUTPUT_BOUND[placed.dtype], stored_bound)
+        for stored_bound in placed.bounds or [0.0] * len(outputs)
+    ]
+    for name in other_targets:
+        runner = _CRunner(path, interface, 1) if name == C_TARGET else _Runner(path, interface, name)
+        pairs = zip(outputs, runner.outputs(arrays), strict=True)
+        errors = [relative_error(y, reference) for y, reference in pairs]
+        max_errors[name] = max(errors)
+        exceeded = [(error, bound) for error, bound in zip(errors, bounds, strict=True) if not error <= bound]
+        if exceeded:
+            raise VerificationError(
+                f"{path}: outputs of {target} differ from those of {name} by {exceeded[0][0]:.2e} of the "
+                f"largest value; the bound is {exceeded[0][1]:.0e}"
+            )
+    return max_errors
+
+
+def _runs_here(target: str) -> bool:
+    return (
+        builds.local_compiler() is not None
+        if target == C_TARGET
+        else bool(target_device(target_by_name(target)).exist)
+    )
+
+
+class _Runner:
+    """A stored library.
+
+    Raises
+    ------
+    ArtifactError
+        If it was made for another CPU, or cannot be loaded.
+    """
+
+    compiler, threads = "", None
+
+    def __init__(self, path: Path, interface: Interface, target: str):
+        if target == "llvm+pim" and interface.cpu not in ("", here := cpu_name()):
+            raise ArtifactError(
+                f"{path} was compiled with --select for the CPU '{interface.cpu}', and this is '{here}': "
+                "compile it again here"
+            )
+        interface.check(path, LIBRARIES[target])
+        self._network, self._device = load(path / LIBRARIES[target]), target_device(target_by_name(target))
+        self.states = load_packed_states(path, interface)
+
+    def executor(self) -> tvm.runtime.Module:
+        """A new graph executor of the network."""
+        return self._network["default"](self._device)
+
+    def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Run one inference."""
+        packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        return self.states.unpack(packed_outputs)
+
+    def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
+        """Median time of a call, with inputs in the device's memory."""
+        executor = self.executor()
+        for name, value in self.states.pack(arrays).items():
+            executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
+
+        def run() -> None:
+            """Run one inference, and wait for its end."""
+            executor["run"]()
+            self._device.sync()
+
+        run()
+        return float(median(call_times_ns(run, calls)))
+
+
+class _CRunner:
+    """The C library, built by this machine's compiler.
+
+    Raises
+    ------
+    ArtifactError
+        If there is no compiler, or it fails.
+    UsageError
+        If it cannot run on so many threads.
+    """
+
+    def __init__(self, path: Path, interface: Interface, threads: int):
+        compiler = builds.local_compiler()
+        if compiler is None:
+            raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
+        for name in FILES:
+            interface.check(path, name)
+        inputs = tuple(interface.inputs.values())
+        self._library = builds.Library(CSource.load(path, inputs, interface.outputs, interface.pool_bytes))
+        if not 0 < threads <= self._library.max_threads:
+            max_threads = self._library.max_threads
+            raise UsageError(
+                f"{threads} threads: the C library runs on at most {max_threads} here, at least on one"
+            )
+        self.compiler, self.threads = compiler.version, threads
+
+    def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return self._library(list(arrays.values()), self.threads)
+
+    def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
+        return self._library.call_ns(list(arrays.values()), self.threads, calls)

@@ -1,0 +1,146 @@
+"""``pimflow run``: run a compiled directory, time it and compare its outputs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line.command_parser import CommandParser
+from pimflow.errors import OutputError, UsageError, one_line
+from pimflow.host.files import ARRAY, FORCE, check_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pimflow.commands.run.run import Inference
+
+# By target, the text about what runs the network.
+RUNNER_TEXT = {
+    "llvm+pim": ": the CPU stands in for the GPU, and PIM regions are computed by their commands",
+    "cuda+pim": ": the GPU, and PIM regions computed by their commands",
+}
+SUMMARY = "run a compiled network, time it, and compare its outputs"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Add the arguments of the command, which `run` takes."""
+    sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
+    sub.option(
+        "network",
+        "--input",
+        metavar="[NAME=]FILE.npy",
+        action="append",
+        default=[],
+        help="input tensor; repeat it for each input, with its name",
+    )
+    sub.option(
+        "system",
+        "--target",
+        metavar="TARGET",
+        help="llvm+pim, or what it was compiled for (default); c is built by this machine's compiler",
+    )
+    sub.option(
+        "system",
+        "--threads",
+        metavar="N",
+        type=int,
+        help="threads of the C library (default: 1); other targets read TVM_NUM_THREADS",
+    )
+    sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output; bf16 as fp32")
+    options.force_option(sub)
+    sub.option(
+        "output",
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=0,
+        help="time N further runs, and print their median",
+    )
+    sub.option(
+        "output",
+        "--compare",
+        action="store_true",
+        help="run the other targets that it was built for too; exit code 5 if outputs are further apart than "
+        "allowed",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the directory of `args`, write its outputs if requested, and print the result."""
+    from pimflow.commands.command_line import arrays
+    from pimflow.commands.run.run import infer
+
+    if args.repeat < 0:
+        raise UsageError(f"--repeat {args.repeat}: give a number of runs")
+    if args.output:
+        _check_output(args)
+    inputs = _inputs(args.input)
+    with output.status(args.quiet) as progress:
+        inference = infer(
+            args.directory,
+            inputs,
+            target=args.target,
+            repeat=args.repeat,
+            compare=args.compare,
+            threads=args.threads,
+            progress=progress,
+        )
+    if args.output:
+        first = Path(args.output)
+        extra_indices = range(1, len(inference.outputs))
+        paths = [first, *(first.with_name(f"{first.stem}.{index}{first.suffix}") for index in extra_indices)]
+        for path in paths[1:]:
+            check_file(path, ARRAY, force=args.force)
+        for path, y in zip(paths, inference.outputs):
+            arrays.write(path, y)
+    if args.json:
+        output.print_json(inference.to_json() | {"wrote": args.output})
+        return
+    for name, y in zip(inference.names, inference.outputs):
+        print(f"output {one_line(name)}: {arrays.text(y)}")
+    print(f"ran       {inference.target}{RUNNER_TEXT.get(inference.target, '')}")
+    print(_text(inference), end="")
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    check_file(args.output, ARRAY, force=args.force)
+    for text in args.input:
+        if os.path.realpath(text.rpartition("=")[2]) == os.path.realpath(args.output) and not args.force:
+            raise OutputError(f"{args.output} is an input too; name another file, or {FORCE} replaces it")
+
+
+def _text(inference: Inference) -> str:
+    """Lines about measured times and about differences between targets."""
+    lines = []
+    if inference.median_ns is not None:
+        threads_text = (
+            f" on {inference.threads} of its threads, by {inference.compiler}" if inference.compiler else ""
+        )
+        ms = inference.median_ns / 1e6
+        lines.append(
+            f"time      {ms:.3f} ms, the median of {inference.calls} runs of {inference.target}{threads_text}"
+        )
+    for target, error in inference.max_relative_error.items():
+        lines.append(f"compared  with {target}: {error:.1e} of its largest value")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
+    """Read the tensors of ``--input``, by name; a single one may be without a name."""
+    from pimflow.commands.command_line import arrays
+
+    inputs: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        array = arrays.read(path)
+        if not equals and len(texts) == 1:
+            return array
+        if not equals:
+            raise UsageError("several inputs: give each as --input NAME=FILE.npy")
+        if name in inputs:
+            raise UsageError(f"--input {text}: '{name}' is given twice")
+        inputs[name] = array
+    return inputs or None

@@ -1,0 +1,1 @@
+"""What several commands share: options, prepared networks, the search, reports."""

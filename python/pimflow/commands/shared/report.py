@@ -1,0 +1,464 @@
+"""The report of a compilation, as a tree: the contents of ``report.json``.
+
+Times are in ns, energies in pJ, shares in [0, 1]. `pimflow.commands.shared.report_text` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pimflow.commands.shared.channel_report import ChannelCount
+from pimflow.commands.shared.front import ParetoPoint
+from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
+from pimflow.compiler.c_report import CReport
+from pimflow.core.frames import data_frame
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_from
+from pimflow.core.output_error import OutputCheck
+from pimflow.decomposition.report import DecompositionReport, SkipsReport
+from pimflow.memory import MemoryPlan
+from pimflow.memory.reorder import OrderSummary
+from pimflow.placement import Evaluation, SearchResult
+from pimflow.placement.solvers.evaluate import overlap_ns
+from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from pimflow.compiler.build import Build
+    from pimflow.compiler.plan_pools import PoolChoice
+    from pimflow.relay_passes.regions.kernel_groups import TensorCopy
+
+BASELINE = "the network as it was given, on the GPU with all memory channels"
+MIXTURE = "the best that it may become"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOnlyCost:
+    """Latency and energy of a network on the GPU with all memory channels."""
+
+    latency_ns: float
+    energy_pj: float
+
+    @classmethod
+    def from_evaluation(cls, evaluation: Evaluation) -> GpuOnlyCost:
+        """From an evaluation."""
+        return report_from(cls, evaluation)
+
+    def text(self) -> str:
+        return f"{self.latency_ns / 1e6:.4f} ms and {self.energy_pj / 1e9:.2f} mJ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """The networks on the GPU alone that a plan is compared with.
+
+    `given` is the original network, `mixture` the best choice of original and decomposed layers; None if no
+    layer may be decomposed. Both have fused kernels and primitives where the plan may have them.
+    """
+
+    given: GpuOnlyCost
+    mixture: GpuOnlyCost | None
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult) -> Baselines:
+        """From a search result."""
+        mixture = (
+            None if search_result.mixture is None else GpuOnlyCost.from_evaluation(search_result.mixture)
+        )
+        return cls(given=GpuOnlyCost.from_evaluation(search_result.baseline), mixture=mixture)
+
+    def text(self) -> str:
+        """Both baselines in a line."""
+        mixture_text = f", {MIXTURE} {self.mixture.text()}" if self.mixture else ""
+        return f"{BASELINE}: {self.given.text()}{mixture_text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The goal of the search, and the proved quality of the plan.
+
+    Attributes
+    ----------
+    objective, solver : str
+    modes : tuple of str
+        Modes that regions may have, in lower case.
+    gap : float
+        How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
+    lower_bound_ns : float
+        Lower bound of the latency of all plans with these candidates.
+    bounds : dict of str to float
+        Bounds of the goal, by its fields.
+    overlapped_ns : dict of str to float
+        By region, the time that overlap with other regions saves.
+    """
+
+    objective: str
+    modes: tuple[str, ...]
+    solver: str
+    gap: float
+    lower_bound_ns: float
+    bounds: dict[str, float]
+    overlapped_ns: dict[str, float]
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult) -> Estimate:
+        """From a search result."""
+        return cls(
+            objective=search_result.goal.objective,
+            modes=tuple(mode.lower() for mode in search_result.goal.modes),
+            solver=search_result.goal.solver,
+            gap=search_result.gap,
+            lower_bound_ns=search_result.plan.lower_bound_ns,
+            bounds=search_result.goal.bounds,
+            overlapped_ns=overlap_ns(search_result.graph, search_result.candidates, search_result.table),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """A speed-up under another convention than the plan's.
+
+    Attributes
+    ----------
+    name : str
+        As `compile` takes it, such as ``pim-launch=0``.
+    what : str
+        Such as ``PIM launch 0``.
+    gap : float
+        How much better another plan may be there, at most, as a share of the objective; 0 if the search
+        ended.
+    """
+
+    name: str
+    what: str
+    speedup: float
+    gap: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountingTerm:
+    """The latency of a plan if `term` is charged too; see `commands.compile.conventions.accounting_terms`."""
+
+    term: str
+    latency_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionReport:
+    """The plan's choice for a region, with its times and energies.
+
+    Attributes
+    ----------
+    covers : tuple of str
+        All regions of its candidate; their common time stands at the first.
+    gpu_share : float or None
+        The GPU's share of the work; None for a pipeline.
+    axis : str
+        The axis of a split; empty for other modes.
+    known : dict of str to str
+        By resource, how its time is known.
+    schedule : str
+        Loop orders of its PIM programs.
+    reason : str
+        Why it stays on the GPU, if it does.
+    size : LayerSize
+    energy_gpu_only_pj, energy_pj : float
+        Energy of its tasks, without constant power.
+    candidates : tuple of CandidateReport
+        All its candidates, the fastest first.
+    programs : tuple of ProgramReport
+        Its PIM programs.
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    mode: str
+    gpu_share: float | None
+    axis: str
+    latency_gpu_only_ns: float
+    latency_ns: float
+    known: dict[str, str]
+    schedule: str
+    primitive: str
+    on_pim: bool
+    pim_capable: bool
+    reason: str
+    size: LayerSize = field(metadata=FLAT)
+    energy_gpu_only_pj: float
+    energy_pj: float
+    candidates: tuple[CandidateReport, ...]
+    programs: tuple[ProgramReport, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPart:
+    """The GPU kernels of a plan: modelled time, and measured time if there is a device.
+
+    Attributes
+    ----------
+    target : str
+        Target of the build.
+    measured_ns : float or None
+        Time of the kernels of one inference, launched back to back, on the device `measured_on`.
+    compiler, flaw : str
+        The compiler of the CUDA kernels, or why they are not compiled.
+    """
+
+    target: str
+    kernels: int
+    modelled_ns: float
+    modelled_on: str
+    measured_ns: float | None
+    measured_on: str
+    compiler: str
+    flaw: str
+
+    @classmethod
+    def from_search(
+        cls,
+        search_result: SearchResult,
+        target: str,
+        compiler: str,
+        flaw: str,
+        measured_ns: float | None,
+        measured_on: str,
+    ) -> GpuPart:
+        """From a search result, and what is known of the compiled kernels."""
+        timeline = search_result.evaluation.timeline
+        return cls(
+            target=target,
+            kernels=sum(event.launched for event in timeline.events if event.resource == "gpu"),
+            modelled_ns=timeline.busy_ps("gpu") / 1e3,
+            modelled_on=search_result.system.gpu.name,
+            measured_ns=measured_ns,
+            measured_on=measured_on,
+            compiler=compiler,
+            flaw=flaw,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedTensor:
+    """A tensor in the pool, live in the steps ``[begin, end)``; a step is a kernel or a PIM program.
+
+    `name` consists of its number and the layer that computes it.
+    """
+
+    name: str
+    begin: int
+    end: int
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRegion:
+    """A range of the pool, for tensors in one set of memory channels.
+
+    `channels` is ``left`` (those that serve the GPU while PIM works), ``all``, or ``pim`` (those with PIM).
+    """
+
+    channels: str
+    begin_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolReport:
+    """The memory pool of the executable for `target`: places of tensors, and parts of them that are copied.
+
+    Sizes are those of the type that the target stores; a stand-in CPU stores fp32. Weights (`weight_bytes`,
+    in fp32) are not in the pool. `regions` is empty unless tensors lie in several sets of memory channels;
+    then each set has a range of the pool. If the goal is about memory, `choice` says how the plan was found,
+    and `switched_on` lists options that were switched on for it.
+    """
+
+    target: str
+    pool_bytes: int
+    lower_bound_bytes: int
+    optimal: bool
+    tensors: int
+    weight_bytes: int
+    copies: tuple[TensorCopy, ...]
+    choice: PoolChoice | None = None
+    switched_on: tuple[str, ...] = ()
+    regions: tuple[PoolRegion, ...] = ()
+    placed: tuple[PlacedTensor, ...] = ()
+
+    @classmethod
+    def from_build(
+        cls, build: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
+    ) -> PoolReport:
+        """From the build of a target."""
+        return cls(
+            target=build.target,
+            pool_bytes=build.memory.pool_bytes,
+            lower_bound_bytes=build.memory.lower_bound_bytes,
+            optimal=build.memory.optimal,
+            tensors=len(build.memory.offsets_bytes),
+            weight_bytes=build.weight_bytes,
+            copies=build.copies,
+            choice=choice,
+            switched_on=switched_on,
+            regions=_regions(build.memory),
+            placed=tuple(
+                report_from(PlacedTensor, life, offset_bytes=build.memory.offsets_bytes[life.name])
+                for life in build.memory.lifetimes
+            ),
+        )
+
+
+def _regions(memory: MemoryPlan) -> tuple[PoolRegion, ...]:
+    """Ranges of the pool by set of channels, if there are several."""
+    if len(memory.pools) < 2:
+        return ()
+    return tuple(
+        PoolRegion(channels=pool.memory, begin_bytes=pool.begin_bytes, size_bytes=pool.pool_bytes)
+        for pool in memory.pools
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderReport(OrderSummary):
+    """Memory that another order of layers saves, and the latency in the original and in this order."""
+
+    latency_given_ns: float
+    latency_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Reports of a network that are not about placement; None where nothing was requested.
+
+    Attributes
+    ----------
+    order, decomposition, skips
+        About the order of layers, decomposed layers, and skip connections.
+    primitives : SelectionReport or PlanPrimitives, optional
+        About convolution primitives that were selected for a CPU, or that are candidates of the plan.
+    c_part : CReport, optional
+        About the C code.
+    front : tuple of FrontPoint, optional
+        The Pareto front of plans.
+    """
+
+    order: OrderReport | None = None
+    decomposition: DecompositionReport | None = None
+    skips: SkipsReport | None = None
+    primitives: SelectionReport | PlanPrimitives | None = None
+    c_part: CReport | None = None
+    front: tuple[ParetoPoint, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(JsonTree):
+    """A compiled network: its plan, times, energies and memory, and the results of verification.
+
+    Attributes
+    ----------
+    timing, gpu_profiler : str
+        Sources of the times of PIM and of the GPU.
+    gpu_known : dict of str to int
+        Number of GPU kernels that the search used, by how their times are known.
+    baseline : str
+        What the plan is compared with: the subject of all figures called ``gpu_only``.
+    mixture_gpu_only : GpuOnlyCost, optional
+        Figures there of the best choice of original and decomposed layers, if layers may be decomposed.
+    conventions : tuple of Convention
+        Speed-ups under other conventions.
+    conventions_missing : tuple of str
+        Names of conventions that were not searched: not requested, or the search was interrupted.
+    accounting_terms : tuple of AccountingTerm
+        Steps from the latency under the lesser accounting to that under the full one; empty if the other
+        accounting was not searched.
+    energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
+        By consumer.
+    tolerance : float
+        Bound on `max_relative_error`.
+    violations_by_rule : dict of str to int, optional
+        Number of violations of each rule that was checked.
+    timing_violations_of : str, optional
+        The timing whose clocks were checked.
+    weight_load_ns, weight_bytes
+        Time to load the weights of the PIM channels, and their size.
+    assumed : list of str
+        Every value without a public source.
+    """
+
+    model: str
+    system: str
+    gpu: str
+    pim: str
+    gpu_channels: int
+    pim_channels: int
+    dtype: str
+    accounting: str
+    timing: str
+    gpu_profiler: str
+    gpu_known: dict[str, int]
+    scheduling: str
+    copies: str
+    padding: str
+    splits: str
+    channel_sharing: str
+    launches: str
+    baseline: str
+    mixture_gpu_only: GpuOnlyCost | None
+    latency_gpu_only_ns: float
+    latency_ns: float
+    estimate: Estimate = field(metadata=FLAT)
+    speedup: float
+    conventions: tuple[Convention, ...]
+    conventions_missing: tuple[str, ...]
+    accounting_terms: tuple[AccountingTerm, ...]
+    energy_gpu_only_pj: float
+    energy_pj: float
+    energies_gpu_only_pj: dict[str, float]
+    energies_pj: dict[str, float]
+    savings_pj: dict[str, float]
+    verified: bool
+    max_relative_error: float
+    tolerance: float
+    reference_deviation: float | None
+    outputs: tuple[OutputCheck, ...]
+    regions_verified: int
+    timing_violations: int | None
+    timing_violations_of: str | None
+    violations_by_rule: dict[str, int] | None
+    weight_load_ns: float
+    weight_bytes: int
+    peak_activation_bytes: int
+    regions: tuple[RegionReport, ...]
+    gpu_part: GpuPart
+    memory: PoolReport
+    order: OrderReport | None
+    decomposition: DecompositionReport | None
+    skips: SkipsReport | None
+    primitives: SelectionReport | PlanPrimitives | None
+    c_part: CReport | None
+    front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
+    channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
+    assumed: list[str]
+    search_seconds: float
+    wall_seconds: float
+
+    @property
+    def worst(self) -> OutputCheck:
+        """The output whose error is nearest to its bound."""
+        return OutputCheck(
+            relative_error=self.max_relative_error,
+            bound=self.tolerance,
+            reference_deviation=self.reference_deviation,
+        )
+
+    def __repr__(self) -> str:
+        """One line; `to_json` has the whole report."""
+        return (
+            f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
+            f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
+        )
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each region; raises `UsageError` if pandas is not installed."""
+        return data_frame(self.regions)

@@ -1,0 +1,292 @@
+"""The text of a compilation's report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pimflow.commands.shared import channel_report, front
+from pimflow.commands.shared.report import MIXTURE, GpuPart, OrderReport, PoolReport, RegionReport, Report
+from pimflow.core.output_error import error_text
+from pimflow.core.plan import MODES
+from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
+from pimflow.hardware.systems import LAUNCHES
+from pimflow.memory.reorder import OrderSummary
+from pimflow.primitive_selection.report import primitives_text
+
+MAX_LINES = 25  # largest number of lines of a summary: a screen
+MAX_LAYERS, MIN_LAYERS = 10, 3
+
+
+def table(report: Report, out: str | None) -> str:
+    """The whole report as text: every region, and how the plan was found."""
+    lines = _head_lines(report) + _region_lines(report.regions)
+    lines += [
+        _latency_line(report),
+        *_baseline_lines(report),
+        _search_line(report),
+        _savings_line(report.savings_pj),
+    ]
+    return "\n".join(lines + _last_lines(report, out) + _conventions_lines(report))
+
+
+def summary(report: Report, out: str | None) -> str:
+    """The report in a few lines: modes, and the layers whose time the plan changes most.
+
+    It has at most `MAX_LINES` lines, unless other parts are long: then it shows only `MIN_LAYERS` layers.
+    """
+    first = _head_lines(report) + _mode_lines(report.regions)
+    last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
+    room = (
+        MAX_LINES - len(first) - len(last) - 2
+    )  # a line for the heads of the columns, and one for conventions
+    layers = _layer_lines(report.regions, max(MIN_LAYERS, min(MAX_LAYERS, room)))
+    return "\n".join(first + layers + last + _conventions_lines(report))
+
+
+def conventions_text(report: Report) -> str:
+    """The speed-ups under other conventions in a line."""
+    speedups = [
+        f"{convention.what}: {convention.speedup:.3f}x"
+        + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
+        for convention in report.conventions
+    ]
+    return f"range     {'; '.join(speedups)}"
+
+
+def _conventions_lines(report: Report) -> list[str]:
+    return [conventions_text(report)] if report.conventions else []
+
+
+def _head_lines(report: Report) -> list[str]:
+    """The system and the network."""
+    regions = report.regions
+    capable = sum(r.pim_capable for r in regions)
+    channels = (
+        f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels ({report.channel_sharing})"
+        if any(r.on_pim for r in regions)
+        else f"all {report.gpu_channels} channels on the GPU"
+    )
+    launch_text = "" if report.launches == LAUNCHES[0] else f", launches {report.launches}"
+    return [
+        f"system    {report.gpu} ({_gpu_source_text(report)}) + {report.pim} ({report.timing}), {channels}, "
+        f"accounting {report.accounting}{launch_text}",
+        f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
+        f"{len(regions) - capable} GPU only",
+    ]
+
+
+def _latency_line(report: Report) -> str:
+    return (
+        f"latency   {report.latency_gpu_only_ns / 1e6:.4f} → {report.latency_ns / 1e6:.4f} ms "
+        f"({report.speedup:.3f}x)"
+        f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ"
+    )
+
+
+def _last_lines(report: Report, out: str | None) -> list[str]:
+    """Lines about verification, sources of times and memory, and about requested extras."""
+    legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
+    verdict = "match" if report.verified else "DIFFER"
+    lines = [
+        f"check     {report.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
+        f"outputs {verdict} ({error_text(report.worst)}, {report.dtype}); {legality}",
+        _time_source_line(report.regions),
+        _memory_line(report.memory),
+    ]
+    if report.order:
+        lines.append(f"order     {order_text(report.order)}")
+    if report.decomposition:
+        lines.append(f"numerics  {decomposition_text(report.decomposition)}")
+        if report.decomposition.calibration:
+            lines.append(f"samples   {agreement_text(report.decomposition.calibration)}")
+    if report.skips:
+        lines.append(f"skips     {skips_text(report.skips)}")
+    if report.primitives:
+        lines += primitives_text(report.primitives)
+    if report.c_part:
+        lines.append(report.c_part.text())
+    if report.channel_counts:
+        lines.append(channel_report.text(report.channel_counts))
+    if report.front:
+        lines += front.text(report.front)
+    if report.gpu_part.target != "llvm+pim":
+        lines.append(_gpu_line(report.gpu_part))
+    if out:
+        lines.append(f"wrote     {out}")
+    return lines
+
+
+def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """Number and times of regions by mode."""
+    lines = [f"{'mode':<9} {'regions':>7}  {'GPU only → plan':>20}"]
+    for mode in sorted({r.mode for r in regions}):
+        mode_regions = [r for r in regions if r.mode == mode]
+        before, after = (
+            sum(ns) / 1e3 for ns in zip(*((r.latency_gpu_only_ns, r.latency_ns) for r in mode_regions))
+        )
+        lines.append(f"{mode:<9} {len(mode_regions):>7}  {before:>8.2f} → {after:>6.2f} us")
+    return lines
+
+
+def _layer_lines(regions: Sequence[RegionReport], max_layers: int) -> list[str]:
+    """A line for each candidate of the plan, of the `max_layers` ones whose time changes most."""
+    named = {r.name: r for r in regions}
+    rows = []
+    for first in (r for r in regions if r.covers[0] == r.name):
+        before_us = sum(named[name].latency_gpu_only_ns for name in first.covers) / 1e3
+        further_layers = len(first.covers) - 1
+        label = f"{first.name} and {further_layers} more" if further_layers else first.name
+        rows.append((label, first.mode, before_us, first.latency_ns / 1e3))
+    shown = sorted(rows, key=lambda row: (-abs(row[3] - row[2]), row[0]))[:max_layers]
+    width = max(len(row[0]) for row in shown)
+    count_text = f"  {len(shown)} of {len(rows)}; --layers shows all" if len(shown) < len(rows) else ""
+    lines = [f"{'layer':<{width}}  {'mode':<8}  {'GPU only → plan':>20}  {'change':>10}{count_text}"]
+    for label, mode, before, after in shown:
+        times = f"{before:>8.2f} → {after:>6.2f} us  {after - before:>+7.2f} us"
+        lines.append(f"{label:<{width}}  {mode:<8}  {times}")
+    return lines
+
+
+def _baseline_lines(report: Report) -> list[str]:
+    """A line about the baselines, if layers may be decomposed."""
+    mixture = report.mixture_gpu_only
+    if mixture is None:
+        return []
+    speedup = mixture.latency_ns / report.latency_ns
+    return [f"baseline  {report.baseline}; {MIXTURE} takes {mixture.text()} there ({speedup:.3f}x)"]
+
+
+def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """A heading, and a line for each region."""
+    width = max([len(r.name) for r in regions] + [6])
+    modes = max([len(r.mode) for r in regions] + [5])
+    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    lines = [f"{'region':<{width}}  {'mode':<{modes}}  {heads}"]
+    for r in regions:
+        before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
+        share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
+        # The common time of several regions stands at the first.
+        time_text = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
+        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {time_text}"
+        lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
+    return lines
+
+
+def _legality_text(violations: int | None, timing_source: str | None, timing: str) -> str:
+    """Number of timing violations; `timing_source` is the timing that was checked if `timing` has no
+    clocks.
+    """
+    if violations is None:
+        return "timing not checked (published timing)"
+    text = f"{violations} timing violations"
+    if timing_source == timing:
+        return text
+    return f"{text} in the clocks of {timing_source}, which the times are not from: {timing} says no clocks"
+
+
+def _search_line(report: Report) -> str:
+    """How the plan was found, and its proved quality."""
+    estimate = report.estimate
+    overlapped = sum(estimate.overlapped_ns.values())
+    modes = "" if len(estimate.modes) == len(MODES) else f" with {', '.join(estimate.modes)} alone"
+    return (
+        f"search    least {estimate.objective} by {estimate.solver}{modes}: gap {100 * estimate.gap:.2f} %, "
+        "no plan below "
+        f"{estimate.lower_bound_ns / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
+    )
+
+
+def _memory_line(memory: PoolReport) -> str:
+    proof = "the smallest" if memory.optimal else f"bound {memory.lower_bound_bytes / 1e6:.3f}"
+    copied = sum(copied.size_bytes for copied in memory.copies)
+    return (
+        f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
+        f"on {memory.target}{_regions(memory)}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
+        f"{_pool_choice_text(memory)}"
+    )
+
+
+def _regions(memory: PoolReport) -> str:
+    """Sizes of the pool by set of memory channels, if there are several."""
+    names = {"left": "in channels left to the GPU", "all": "over all channels", "pim": "in those with PIM"}
+    sizes = [f"{region.size_bytes / 1e6:.3f} MB {names[region.channels]}" for region in memory.regions]
+    return f": {', '.join(sizes)}" if sizes else ""
+
+
+def _pool_choice_text(memory: PoolReport) -> str:
+    """How the plan with this pool was found, if the goal was about memory."""
+    if memory.choice is None:
+        return ""
+    search_mb, frugal_mb = (
+        size_bytes / 1e6 for size_bytes in (memory.choice.searched_bytes, memory.choice.frugal_bytes)
+    )
+    staging_text = ", the fastest plan as far as it keeps to that" if memory.choice.staged else ""
+    switched_text = "".join(f"; {name.replace('_', ' ')} switched on" for name in memory.switched_on)
+    return (
+        f"; {search_mb:.3f} MB as searched, {frugal_mb:.3f} MB on the GPU alone{staging_text}{switched_text}"
+    )
+
+
+def order_text(order: OrderSummary) -> str:
+    """Memory that another order of layers saves, and its latency if that is known."""
+    live, bound = order.live_bytes / 1e6, order.lower_bound_bytes / 1e6
+    if not order.reordered:
+        reason = order.kept_because
+        return f"as given: {reason} ({live:.3f} MB live at once, bound of all orders {bound:.3f} MB)"
+    assert order.pool_given_bytes is not None and order.pool_bytes is not None
+    proof = "proved the fewest" if order.optimal else f"bound of all orders {bound:.3f} MB"
+    text = (
+        f"changed: {order.live_given_bytes / 1e6:.3f} → {live:.3f} MB live at once ({proof}), pool of the "
+        f"network on the GPU {order.pool_given_bytes / 1e6:.3f} → {order.pool_bytes / 1e6:.3f} MB"
+    )
+    if not isinstance(order, OrderReport):
+        return text
+    return f"{text}; latency {order.latency_given_ns / 1e6:.4f} → {order.latency_ns / 1e6:.4f} ms"
+
+
+def _time_source_line(regions: Sequence[RegionReport]) -> str:
+    """By resource, how times are known; of several sources, with the number of regions of each."""
+    counts: dict[str, Counter[str]] = {}
+    for region in regions:
+        for resource, source in region.known.items():
+            counts.setdefault(resource, Counter())[source] += 1
+    parts = []
+    for resource, source_counts in sorted(counts.items()):
+        texts = [f"{source} ({count} of the regions)" for source, count in source_counts.items()]
+        parts.append(f"{resource} {', '.join(texts if len(texts) > 1 else source_counts)}")
+    return f"known     {'; '.join(parts)}"
+
+
+def _gpu_source_text(report: Report) -> str:
+    """The profiler of the GPU's times, and how the times of its kernels are known."""
+    counts, name = report.gpu_known, report.gpu_profiler
+    if list(counts) == [name]:
+        return name
+    return f"{name}: " + ", ".join(f"{count} kernels {source}" for source, count in counts.items())
+
+
+def _savings_line(saved_pj: dict[str, float]) -> str:
+    """Energy that the plan saves by shorter runtime and by cheaper work."""
+
+    def mj(part: str) -> str:
+        return f"{saved_pj[part] / 1e9:+.2f} mJ"
+
+    return (
+        f"saved     {mj('total')}: {mj('shorter_runtime')} by shorter runtime (constant power), "
+        f"{mj('cheaper_work')} by cheaper work"
+    )
+
+
+def _gpu_line(part: GpuPart) -> str:
+    """Modelled and measured time of a plan's kernels, and where they run."""
+    modelled = f"modelled {part.modelled_ns / 1e6:.4f} ms on {part.modelled_on}"
+    if part.measured_ns is not None:
+        measured = f"measured {part.measured_ns / 1e6:.4f} ms on {part.measured_on}"
+    elif part.flaw:
+        measured = f"not compiled: {part.flaw}"
+    else:
+        measured = (
+            f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
+        )
+    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}"

@@ -1,0 +1,1 @@
+"""Simulate PIM programs; write traces for other tools."""

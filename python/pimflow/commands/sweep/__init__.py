@@ -1,0 +1,1 @@
+"""Sweep the design space."""
