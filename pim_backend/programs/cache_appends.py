@@ -88,7 +88,7 @@ def _append_program(
     for channel in range(layout.channels):
         nodes: list[Node] = []
         open_rows = [-1] * layout.pim.gangs
-        # Each row is opened once; `simulators/src/chosen.cc` uses the same order.
+        # Each row is opened once; `simulators/src/step_writes.cc` uses the same order.
         for write, row in sorted(writes(channel), key=_write_order):
             if open_rows[write.gang] != row:
                 nodes.append(GAct(gang=write.gang, row=Affine(row)))

@@ -97,7 +97,7 @@ def lower(
     fields = {
         **_fields(schedule, tiling, pim, activation),
         "initial": bool(initial),
-        "apart": geometry.pixels if tiling.matrices > 1 else 0,
+        "matrix_stride": geometry.pixels if tiling.matrices > 1 else 0,
         "pixel_begin": pixel_begin,
         "row_begin": row_begin,
         "one_pixel": one_pixel,

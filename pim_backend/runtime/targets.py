@@ -49,7 +49,7 @@ def register() -> None:
     for name, config in TARGETS.items():
         tvm.target.register_tag(name, config, override=True)
     if tvm_ffi.get_global_func(LOADER, allow_missing=True) is None:
-        stored = native.get("pimflow.runtime.stored_module")
+        stored = native.get("pimflow.runtime.saved_module")
         tvm_ffi.register_global_func(LOADER, lambda content: stored("cuda", content))
 
 

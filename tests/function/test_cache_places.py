@@ -47,14 +47,14 @@ def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, da
 @given(cases(), st.data())
 def test_a_step_issues_the_commands_of_its_position(case, data):
     """What the runtime chooses is the program that was timed and checked."""
-    choose = native.get("pimflow.simulators.chosen")
+    select_writes = native.get("pimflow.simulators.step_writes")
     import tvm_ffi
 
     for layout in layouts(case):
         position = data.draw(st.integers(0, layout.attention.keys - 1))
         positions = np.full(layout.attention.batch, position, np.int64)
         arrays = (*all_places_program(layout).program_words(), positions)
-        streams = choose(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
+        streams = select_writes(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
         program = append(layout, position)
         plain = replace(program, channels=tuple(tuple(unroll(nodes)) for nodes in program.channels))

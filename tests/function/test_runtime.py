@@ -139,7 +139,7 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def test_stored_modules_are_read():
+def test_saved_modules_are_read():
     load = native.get("ffi.Module.load_from_bytes.pim")
     layer = PimLayer(x_shape=(1, 3, 3, 40), oc=20, channels=2)
     x, w = layer.operands()

@@ -19,7 +19,7 @@ from pimflow.host import native
 from pimflow.memory.pools import live_sections, lower_bound_bytes, pool_end_bytes, step_bytes
 
 _search = native.get("pimflow.memory.search")
-_FOUND, _NONE, _STOPPED = range(3)
+_FEASIBLE, _INFEASIBLE, _STOPPED = range(3)
 _FIRST_NODES = 20_000
 
 
@@ -96,13 +96,13 @@ def solve(
             outcome = _try_capacity(
                 solution, buffers, rows, count, capacity, nodes, deadline - time.monotonic()
             )
-            if outcome == _NONE:
+            if outcome == _INFEASIBLE:
                 solution.lower_bound_bytes = max(
                     solution.lower_bound_bytes, min(capacity + step, solution.pool_bytes)
                 )
             if decision_only:
                 break
-            if outcome != _FOUND:
+            if outcome != _FEASIBLE:
                 low = capacity + step
             capacity = low + (solution.pool_bytes - low) // (2 * step) * step
         nodes *= 2
@@ -123,7 +123,7 @@ def _try_capacity(
     searched_nodes: int
     outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
     solution.nodes += searched_nodes
-    if outcome == _FOUND:
+    if outcome == _FEASIBLE:
         solution.offsets = offsets.tolist()
         solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
     return outcome

@@ -65,15 +65,15 @@ class _Arrays:
 
 
 @dataclass(frozen=True)
-class _Move:
+class _Transform:
     """The cost for a group of reading a tensor in a layout."""
 
-    possible: bool = True
+    is_possible: bool = True
     task: Task | None = None
 
     @classmethod
-    def from_edge(cls, edge: EdgeCost) -> _Move:
-        """The move of a transform's cost; raises `AssertionError` if it holds several resources."""
+    def from_edge(cls, edge: EdgeCost) -> _Transform:
+        """The transform of an edge; raises `AssertionError` if it holds several resources."""
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")
         return cls(edge.possible, edge.task)
@@ -113,14 +113,14 @@ class PlacementProblem:
             name: {(CANONICAL, None): 0} for name in self._order
         }
         self._open_forms = {"": 0}  # numbers of the alternatives of layers that are left open
-        self._may_defer: set[str] = set()
+        self._can_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
             for open_form in (candidate.requires_open, candidate.leaves_open):
                 self._open_forms.setdefault(open_form, len(self._open_forms))
             self._layouts[last].setdefault(self._result_form(candidate), len(self._layouts[last]))
             if candidate.output.deferred_epilogue:
-                self._may_defer.add(last)
+                self._can_defer.add(last)
 
     def _result_form(self, candidate: Candidate) -> _ResultForm:
         return candidate.output.layout, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
@@ -184,7 +184,7 @@ class PlacementProblem:
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
                 "region",
-                may_defer=int(region.name in self._may_defer),
+                can_defer=int(region.name in self._can_defer),
                 is_shared=int(self.graph.is_shared(region.name)),
                 live_end=end,
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
@@ -203,20 +203,23 @@ class PlacementProblem:
             steps.late_inputs(graph, representative, ()),
         )
         region_names = [name for name in inputs_read if name in self._order]
-        deferrable = sorted(name for name in region_names if name in results and name in self._may_defer)
+        deferrable = sorted(name for name in region_names if name in results and name in self._can_defer)
         last = graph.region(representative.covers[-1])
         addends = set(last.inputs[last.operands :]) if representative.output.deferred_epilogue else set()
         input_names = [name for name in inputs_read if name not in self._order]
-        inputs = {name: self._move(name, self._input_layout(name), representative) for name in input_names}
-        moves = {
-            name: [self._move(name, layout, representative) for layout, _ in self._layouts[name]]
+        inputs = {
+            name: self._transform(name, self._input_layout(name), representative) for name in input_names
+        }
+        transforms = {
+            name: [self._transform(name, layout, representative) for layout, _ in self._layouts[name]]
             for name in region_names
         }
-        all_moves = [*inputs.values(), *itertools.chain(*moves.values())]
-        move_resources = {move.task.resource for move in all_moves if move.task}
-        if len(move_resources) > 1:
+        all_transforms = [*inputs.values(), *itertools.chain(*transforms.values())]
+        transform_resources = {transform.task.resource for transform in all_transforms if transform.task}
+        if len(transform_resources) > 1:
             raise AssertionError(
-                f"transforms for '{representative.name}' run on several resources: {sorted(move_resources)}"
+                f"transforms for '{representative.name}' run on several resources: "
+                f"{sorted(transform_resources)}"
             )
         continues = position > 0 and graph.region(representative.covers[0]).first_result_input == previous
         uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
@@ -224,28 +227,28 @@ class PlacementProblem:
             "group",
             begin=position,
             end=position + len(representative.covers),
-            resumes=self._open_forms[representative.requires_open],
-            opens=self._open_forms[representative.leaves_open],
+            requires_open=self._open_forms[representative.requires_open],
+            leaves_open=self._open_forms[representative.leaves_open],
             layout=self._layouts[representative.covers[-1]][self._result_form(representative)],
-            needs_mode=uses_mode(representative.channel_mode),
-            leaves_mode=uses_mode(representative.final_channel_mode),
-            defers=int(bool(representative.output.deferred_epilogue)),
-            stays=int(representative.keeps_submission_open),
+            required_mode=uses_mode(representative.channel_mode),
+            final_mode=uses_mode(representative.final_channel_mode),
+            defers_epilogue=int(bool(representative.output.deferred_epilogue)),
+            keeps_submission_open=int(representative.keeps_submission_open),
             continues=int(continues and any(map(_can_continue, group))),
-            possible=int(all(move.possible for move in inputs.values())),
-            fuses=int(representative.fuses_regions),
-            leaves_sum=int(
+            is_possible=int(all(transform.is_possible for transform in inputs.values())),
+            fuses_regions=int(representative.fuses_regions),
+            leaves_partial_sum=int(
                 representative.rewrite.axis == "reduction" and bool(representative.output.deferred_epilogue)
             ),
-            accepts_deferred=int(representative.input.fuses_epilogue),
+            fuses_epilogue=int(representative.input.fuses_epilogue),
             reads_previous=int(position == 0 or previous in inputs_read),
             previous_is_late=int(previous in late),
-            move_resource=self._resources[move_resources.pop()] if move_resources else -1,
-            move_ns=sum(move.ns for move in inputs.values()),
-            move_pj=sum(move.pj for move in inputs.values()),
+            transform_resource=self._resources[transform_resources.pop()] if transform_resources else -1,
+            transform_ns=sum(transform.ns for transform in inputs.values()),
+            transform_pj=sum(transform.pj for transform in inputs.values()),
         )
-        for name, move in inputs.items():
-            if move.is_copy:
+        for name, transform in inputs.items():
+            if transform.is_copy:
                 size = self.memory.size_bytes(name)
                 arrays.append("input_copy", order=inputs_read.index(name), bytes=size)
         for name in region_names:
@@ -253,17 +256,19 @@ class PlacementProblem:
                 "operand",
                 region=self._order[name],
                 order=inputs_read.index(name),
-                late=int(name in late),
+                is_late=int(name in late),
                 is_result=int(name in results),
-                is_added=int(name in addends),
+                is_addend=int(name in addends),
                 deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
+                copy_outlives_source=int(self.memory.copy_bytes(name, position) > 0),
             )
-            arrays.integers["access_possible"] += [int(move.possible) for move in moves[name]]
-            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves[name]]
-            arrays.reals["access_ns"] += [move.ns for move in moves[name]]
-            arrays.reals["access_pj"] += [move.pj for move in moves[name]]
-        arrays.integers["inner_added"] += sorted(
+            arrays.integers["access_is_possible"] += [
+                int(transform.is_possible) for transform in transforms[name]
+            ]
+            arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms[name]]
+            arrays.reals["access_ns"] += [transform.ns for transform in transforms[name]]
+            arrays.reals["access_pj"] += [transform.pj for transform in transforms[name]]
+        arrays.integers["inner_addend"] += sorted(
             self._order[name] for name in addends.intersection(representative.covers)
         )
         for name in deferrable:
@@ -290,9 +295,9 @@ class PlacementProblem:
         for moment in candidate.memory_moments:
             buffer_bytes = self.memory.buffer_bytes(candidate, moment)
             arrays.append(
-                "moment", own_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
+                "step", buffer_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
             )
-        arrays.end_row("candidate_moment_begin", "moment_reads")
+        arrays.end_row("candidate_step_begin", "step_reads")
 
     def _append_tasks(self, arrays: _Arrays, name: str, tasks: Iterable[Task]) -> None:
         columns, reals = arrays.integers, arrays.reals
@@ -317,10 +322,10 @@ class PlacementProblem:
     def _input_layout(self, name: str) -> str:
         return self.table.inputs.get(name, steps.CANONICAL).layout
 
-    def _move(self, tensor: str, layout: str, reader: Candidate) -> _Move:
+    def _transform(self, tensor: str, layout: str, reader: Candidate) -> _Transform:
         if not self.table.transforms or layout == reader.input.layout:
-            return _NO_MOVE
-        return _Move.from_edge(self.table.transform(tensor, layout, reader.input.layout))
+            return _NO_TRANSFORM
+        return _Transform.from_edge(self.table.transform(tensor, layout, reader.input.layout))
 
     @staticmethod
     def _mode(may_switch: bool, use: str) -> int:
@@ -329,11 +334,11 @@ class PlacementProblem:
         return PLAIN_MODE if use == PLAIN_MEMORY_MODE else PIM_MODE
 
 
-_NO_MOVE = _Move()
+_NO_TRANSFORM = _Transform()
 _ResultForm = tuple[str, int | None]
 _OPERAND = (
-    *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
-    *("operand_copy_outlives", "access_possible", "access_copied"),
+    *(f"operand_{name}" for name in ("region", "order", "is_late", "is_result", "is_addend", "deferred")),
+    *("operand_copy_outlives_source", "access_is_possible", "access_is_copied"),
 )
 # By column of offsets where a group's rows begin, the column that it indexes.
 _OFFSETS = {
@@ -341,7 +346,7 @@ _OFFSETS = {
     "group_transition_begin": "group_transition",
     "group_candidate_begin": "candidate_on_gpu",
     "group_input_copy_begin": "input_copy_order",
-    "group_inner_added_begin": "inner_added",
+    "group_inner_addend_begin": "inner_addend",
 }
 
 
