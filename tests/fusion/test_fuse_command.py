@@ -11,7 +11,7 @@ from pimflow import zoo
 from pimflow.commands.fuse import fuse
 from pimflow.commands.fuse.fusion_report import layer_shares
 from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import (
     OBJECTIVES,
@@ -163,11 +163,12 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
     kinds = ("nn.max_pool2d", "reshape")
     pool = Region(
         name="pool", operator=kinds[0], operators=kinds, inputs=("%x",), input_shapes=((1, 4, 4, 2),),
-        output_shape=(1, 8), pooling=window,
+        output_shape=(1, 8), kernel=KernelShape(pooling=window),
     )  # fmt: skip
     fc = Region(
         name="fc", operator="fc", operators=("matmul",), inputs=("pool",), input_shapes=((1, 8),),
-        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3), weight_elements=24,
+        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3),
+        kernel=KernelShape(weight_elements=24),
     )  # fmt: skip
     graph = layers_from_regions(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
     assert graph.shapes["pool"] == (1, 2, 2, 2)

@@ -112,7 +112,7 @@ class Group:
         )
         for layer in self.layers:
             times = 1 if layer.name in self.resident else self.tiling.tiles
-            total += layer.weight_elements * times + layer.kept_elements
+            total += layer.weight_elements * times + layer.extra_output_elements
         return total
 
     def _work(self, quantity: str) -> int:

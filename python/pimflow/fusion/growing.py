@@ -88,7 +88,7 @@ class GrowingGroup:
             required = tuple(hull(have, piece) for have, piece in zip(required, pieces))
             self.allowed &= self.candidates.fits(shape)
             self.store_elements += math.prod(shape)
-        self.store_elements += layer.kept_elements
+        self.store_elements += layer.extra_output_elements
         tile, fresh = self._tile(required, shape[3])
         self._set_live(name, tile, step, self.last.setdefault(name, step))
         self.load_elements.pop(name, None)
