@@ -111,13 +111,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         for value in graph.input
         if value.name in dims
     }
-    past = dims["past_key_values.0.key"]
-    if past is None or len(past) != 4 or None in (past[1], past[3]):
-        raise ModelError(
-            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
-            "heads and head_size; export it so"
-        )
-    kv_heads, length, head_size = past[1], past[2], past[3]
+    kv_heads, length, head_size = _cache_sizes(dims["past_key_values.0.key"], where)
     token_dims = dims[TOKENS]
     (present_key,) = (output for output in graph.output if output.name == zoo.present_name(0, "key"))
     grows = length is None or (zoo.dims_of(present_key) or ())[2:3] != (length,)
@@ -148,6 +142,16 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         kinds=kinds,
         outputs=tuple(value.name for value in graph.output),
     )
+
+
+def _cache_sizes(past: tuple[int | None, ...] | None, where: str) -> tuple[int, int | None, int]:
+    """KV heads, tokens (None if open) and elements of a key, by the shape of a cache."""
+    if past is None or len(past) != 4 or past[1] is None or past[3] is None:
+        raise ModelError(
+            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
+            "heads and head_size; export it so"
+        )
+    return past[1], past[2], past[3]
 
 
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:

@@ -151,6 +151,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
         ends = [size for axis in reversed(range(half)) for size in (pads[axis], pads[axis + half])]
         return call.pad(x, ends, value=value), (0,) * half
 
+    # Parameters are operands and attributes of ONNX.
     def conv(x, w, b=None, group=1, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), **_):
         x, padding = pad(x, list(pads))
         return call.conv2d(x, w, b, tuple(strides), padding, tuple(dilations), group)
