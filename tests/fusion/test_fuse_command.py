@@ -16,6 +16,7 @@ from pimflow.errors import UsageError
 from pimflow.fusion import (
     OBJECTIVES,
     Accelerator,
+    FusionRules,
     GroupTiling,
     fuse_layers,
     layers_from_onnx,
@@ -79,7 +80,10 @@ def test_any_network_can_be_read(name):
 @pytest.mark.long
 def test_resnet18_moves_less_with_each_step(resnet18):
     """Figures 8 and 9: fusion pays, reuse more; never slower than unfused."""
-    plans = [fuse_layers(resnet18, reuse=reuse, search="runs") for reuse in ("none", "lifetime", "deep")]
+    plans = [
+        fuse_layers(resnet18, rules=FusionRules(reuse=reuse, search="runs"))
+        for reuse in ("none", "lifetime", "deep")
+    ]
     moved = [plans[0].dram_bytes_unfused, *(plan.dram_bytes for plan in plans)]
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55
@@ -93,7 +97,10 @@ def test_the_objective_is_what_gets_least(dtype):
         layers_of("toy"),
         Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype),
     )
-    plans = {objective: fuse_layers(graph, accelerator, objective=objective) for objective in OBJECTIVES}
+    plans = {
+        objective: fuse_layers(graph, accelerator, FusionRules(objective=objective))
+        for objective in OBJECTIVES
+    }
     measures = {
         "traffic": lambda plan: plan.dram_bytes,
         "time": lambda plan: plan.time_overlapped_ns,
@@ -110,7 +117,7 @@ def test_the_objective_is_what_gets_least(dtype):
 @pytest.mark.long
 def test_memory_helps(resnet18):
     moved = [
-        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), search="runs").dram_bytes
+        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), FusionRules(search="runs")).dram_bytes
         for size in (128, 768, 4096)
     ]
     assert moved == sorted(moved, reverse=True)

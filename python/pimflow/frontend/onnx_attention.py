@@ -223,10 +223,10 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         window=max(int(node.number("local_window_size", -1)), 0),
         softcap=float(node.number("softcap")),
         positioned=not prompt,
+        masked=bias is not None,
     )
     operands = [q, k, v]
     if bias is not None:
-        config = replace(config, masked=True)
         operands.append(_additive_mask(node, bias, config))
     result = node.emit_attention(config, [*operands, *([position] if config.positioned else [])])
     return relax.Tuple([node.merge_heads(result), k, v][: max(node.results, 1)])

@@ -230,8 +230,8 @@ class Group:
                 overlays[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
-                rows = layer.maps[0][1]
-                lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
+                operand, result = [*map(np.int64, (h, w, c))], [*map(np.int64, (oh, ow, oc))]
+                lead = row_lead(layer.maps[0][1], operand, result, np.int64(n))
                 overlays[step] = (name, int(lead) * element_bytes)
         return overlays
 
