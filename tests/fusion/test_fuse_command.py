@@ -36,7 +36,7 @@ TABLE_1 = {
 
 
 def layers_of(name):
-    return layers_from_onnx(zoo.load_model(name, fill_weights=False))
+    return layers_from_onnx(zoo.load_model(name, seed=None))
 
 
 @pytest.fixture(scope="module")

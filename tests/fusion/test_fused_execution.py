@@ -215,7 +215,7 @@ def test_a_folded_layer_without_a_formula_is_named():
 
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
-        model = zoo.load_model("bert-base", fill_weights=False)
+        model = zoo.load_model("bert-base", seed=None)
         computations(model, layers_from_onnx(model))
 
 

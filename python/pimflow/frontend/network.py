@@ -198,7 +198,7 @@ def _onnx_network(
     """The network of an ONNX model or of a name in the zoo; parameters as of `load`."""
     # Random weights are drawn later, directly into their final memory.
     state_options = {} if context is None else {"context": context, "states": dict(states or {})}
-    read = functools.partial(zoo.load_model, model, shapes, batch=batch, fill_weights=False, **state_options)
+    read = functools.partial(zoo.load_model, model, shapes, batch=batch, seed=None, **state_options)
     proto = read()
     name = (
         one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _default_name(model)

@@ -207,10 +207,8 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         interleaved = bool(node.number("rotary_interleaved"))
         q, k = (rotate(node, x, *angles, interleaved=interleaved) for x in (q, k))
     if past_k is not None and past_v is not None and past:
-        k, v = (
-            _update_cache(node, *update, position, length)
-            for update in ((past_k, k, "key"), (past_v, v, "value"))
-        )
+        updates = (past_k, k, "key"), (past_v, v, "value")
+        k, v = (_update_cache(node, *update, position, length) for update in updates)
     elif length > tokens:
         k, v = (node.emit(op.nn.pad(x, [0, 0, 0, 0, 0, length - tokens, 0, 0])) for x in (k, v))
     config = _attention_config(
@@ -219,17 +217,17 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         v,
         scale=node.number("scale") or size**-0.5,
         causal=bool(node.number("causal", 1)),
-        offset=0,
         window=max(int(node.number("local_window_size", -1)), 0),
         softcap=float(node.number("softcap")),
         positioned=not prompt,
         masked=bias is not None,
     )
     operands = [q, k, v]
-    if bias is not None:
-        operands.append(_additive_mask(node, bias, config))
-    result = node.emit_attention(config, [*operands, *([position] if config.positioned else [])])
-    return relax.Tuple([node.merge_heads(result), k, v][: max(node.results, 1)])
+    operands += [] if bias is None else [_additive_mask(node, bias, config)]
+    operands += [position] if config.positioned else []
+    return relax.Tuple(
+        [node.merge_heads(node.emit_attention(config, operands)), k, v][: max(node.results, 1)]
+    )
 
 
 def _cache_length(node: OnnxNode, past: int, total: int | None, tokens: int) -> int:

@@ -121,7 +121,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
     context = None if length is None else length + grows
     cache = ((token_dims or (1,))[0] or 1, kv_heads, length or 1, head_size)
-    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), fill_weights=False)
+    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), seed=None)
     values = (*step_model.graph.value_info, *step_model.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]

@@ -53,7 +53,7 @@ def layer_graph(
         return fusion.layers_from_regions(extract_regions(network.module, network.name))
     if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
-    return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, fill_weights=False))
+    return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, seed=None))
 
 
 @public()
