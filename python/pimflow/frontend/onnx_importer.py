@@ -246,6 +246,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         last = shape(x)[axis] - 1
 
         def take(indices: np.ndarray) -> relax.Expr:
+            """The elements of `x` at constant places along the axis, within the map."""
             inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
             return self._normal(relax.op.take(x, inside, axis, mode="clip"))
 

@@ -39,6 +39,7 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
 
     class RoundingInterpreter(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
+            """The result of a node, rounded as the stored values are."""
             operator = _operator(node)
             if not operator:
                 return super().run_node(node)
@@ -63,6 +64,7 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the program with roundings, for inputs in order."""
         with torch.no_grad():
             result = RoundingInterpreter(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
         return [y.numpy() for y in _pytree.tree_leaves(result)]

@@ -207,6 +207,7 @@ def fitting_runs(
         last.setdefault(name, step)
 
     def run_elements(run: ChannelRun, single: bool) -> int:
+        """Elements of the tiles that are live in a step, channel by channel unless `single`."""
         channel_counts = set() if single else channels_on_chip(layers, (run,))
         alive = sum(
             -(-elements[name] // channels(name)) if name in channel_counts else elements[name]

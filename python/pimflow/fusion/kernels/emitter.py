@@ -164,6 +164,7 @@ class TileEmitter:
         reads = self.reader(layer), sums or self.weights(layer)
 
         def tile(pixels: list[Index], block: tirx.Expr) -> None:
+            """Compute the results of one register tile."""
             firsts = [(*pixel, begin + block * lanes) for pixel in pixels]
             for position, reduction in enumerate(formula.reductions):
                 self.reduce(reduction, position, lanes, firsts, reads, layer if sums else None)

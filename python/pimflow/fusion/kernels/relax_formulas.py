@@ -226,7 +226,10 @@ class _RegionReader:
         constants = self._constants()
 
         def result(read: Read, weight: Weight, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+            """The result at an index, from the reductions."""
+
             def value(expr: relax.Expr) -> tirx.Expr:
+                """The value of an expression at the index."""
                 if isinstance(expr, tvm.ir.GenericConst):
                     constant = constants[expr]
                     return _number(constant) if isinstance(constant, float) else weight(constant, index[3])

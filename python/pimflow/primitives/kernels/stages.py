@@ -48,6 +48,7 @@ class Stages:
         row_axis = 1 if self.primitive.layout == "HWC" else 2
 
         def element(*index: tirx.Var) -> tirx.Expr:
+            """An element of the padded input."""
             row, column = index[row_axis] - pad_top, index[row_axis + 1] - pad_left
             return self.element_or_zero(x, [*index], row_axis, row, column)
 
