@@ -62,7 +62,7 @@ def test_a_residual_network():
         ("grouped",),
         ("pool",),
     ]
-    assert [r.epilogue for r in graph.regions] == [
+    assert [r.epilogue.operators for r in graph.regions] == [
         ("bias", "nn.relu"),
         ("clip",),
         ("add",),
@@ -90,8 +90,8 @@ def test_a_residual_network():
         (2, 6),
         (2, 5),
     ]
-    assert [r.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
-    assert [r.anchored for r in graph.regions] == [True] * 6
+    assert [r.kernel.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
+    assert [r.kernel.has_anchor for r in graph.regions] == [True] * 6
 
 
 def test_filters_in_the_order_of_the_im2col_vector():
@@ -159,8 +159,8 @@ def test_a_layer_goes_on_with_what_its_own_activation_reads_twice(curve, epilogu
     ]
     model = onnx_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
     first, second = regions(model).regions
-    assert (first.taken_inputs, second.taken_inputs) == ((), (0,))
-    assert (first.epilogue, second.prologue) == (epilogue, prologue)
+    assert (first.kernel.fusible_inputs, second.kernel.fusible_inputs) == ((), (0,))
+    assert (first.epilogue.operators, second.prologue) == (epilogue, prologue)
 
 
 def test_names_that_differ_only_in_signs():

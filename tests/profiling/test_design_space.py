@@ -145,7 +145,7 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     search, regions = placement.search, {}
 
     def seeing(graph, target, *rest):
-        regions[target.copies] = [region.view for region in graph.regions]
+        regions[target.copies] = [region.is_view for region in graph.regions]
         return search(graph, target, *rest)
 
     monkeypatch.setattr(placement, "search", seeing)

@@ -22,7 +22,7 @@ from pimflow.core.candidate import (
     Rewrite,
     Task,
 )
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
@@ -43,7 +43,7 @@ def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> Reg
             operands=1 if i in adding else max(len(read), 1),
             output_shape=(1, 4, 4, 8),
             geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8),
-            epilogue=("add",) if i in adding else (),
+            epilogue=Epilogue(operators=("add",) if i in adding else ()),
         )
         for i, read in enumerate(inputs)
     ]
@@ -300,7 +300,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         if (
             len(chosen_candidate.covers) == 1
             and chosen_candidate.output.deferred_epilogue
-            and region.epilogue
+            and region.epilogue.operators
         ):
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all

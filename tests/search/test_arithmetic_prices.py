@@ -127,7 +127,7 @@ def test_a_batch_of_products_of_two_inputs():
     region = layer_of(product((8, 1024, 1024), (8, 1024, 1024)))
     kernel = gpu_kernel(region, DTYPE)
     sizes = {"many": 8, "m": 1024, "n": 1024, "k": 1024}
-    assert region.product == Product(**sizes)
+    assert region.kernel.product == Product(**sizes)
     expected = Kernel(
         kind="gemm", m=1024, n=1024, k=1024, groups=8, macs=8 * 1024**3,
         input_bytes=8 * 2**21, weight_bytes=8 * 2**21, output_bytes=8 * 2**21,
@@ -147,7 +147,7 @@ def test_constant_operands_are_weights():
 def pool_region(taps: int) -> Region:
     attributes = {"kernel_shape": [taps, taps], "pads": [taps // 2] * 4, "strides": [1, 1]}
     node = helper.make_node("AveragePool", ["x"], ["y"], "pool", **attributes)
-    (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.view)
+    (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.is_view)
     return region
 
 
@@ -312,7 +312,7 @@ def test_no_kernel_is_above_the_peak(name):
             for kernel in kernels:
                 check_peaks(kernel, kernel_cost(kernel, gpu, dtype=DTYPE), gpu)
             multiplied = sum(kernel.macs for kernel in kernels if kernel.kind != "stream")
-            assert multiplied == (0 if region.view else region.macs)
+            assert multiplied == (0 if region.is_view else region.macs)
 
 
 @pytest.mark.parametrize("name", ["conv3d", "transformer", "toy"])

@@ -113,7 +113,7 @@ def residual() -> MixedNetwork:
 @pytest.mark.long
 def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     keeping = branched.forms.original.region("first")
-    assert keeping.kept_elements and branched.forms.original.region("second").kept_inputs
+    assert keeping.kernel.extra_output_elements and branched.forms.original.region("second").extra_inputs
     for oracle in (toy, branched, fusing):
         assert oracle.forms.independent_layers == tuple(oracle.change.chains)
         for layers in oracle.mixtures():

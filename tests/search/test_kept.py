@@ -142,10 +142,10 @@ def launches_and_kernels(network: frontend.Network, pick) -> tuple[int, int]:
 def test_readers_of_a_result_and_of_what_is_kept_beside_it():
     network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
-    first = next(region for region in graph.regions if region.kept_elements)
+    first = next(region for region in graph.regions if region.kernel.extra_output_elements)
     second, last = graph.readers[first.name]
     assert graph.consumers[first.name] == (last,)
-    assert graph.region(second).kept_inputs == (0,) and not graph.region(last).kept_inputs
+    assert graph.region(second).extra_inputs == (0,) and not graph.region(last).extra_inputs
     generator = CandidateGenerator(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     # Only one kernel reads the finished result, so it stores nothing for others.
     assert generator.defers_epilogue(first) and generator.fused_epilogue_cost(first).task is None
@@ -159,7 +159,7 @@ def test_a_kept_concatenation_takes_over_nothing(devices):
     """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
     network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
-    first = next(region.name for region in graph.regions if region.kept_elements)
+    first = next(region.name for region in graph.regions if region.kernel.extra_output_elements)
     mode_of = dict(zip((first, *graph.readers[first]), devices, strict=True))
 
     def pick(name, candidates):
@@ -195,7 +195,7 @@ def test_consumers_are_those_that_read_the_result(network):
     returned = {b.var for b in main_bindings(mod)} & fields(mod)
     assert set(graph.outputs) == {name for name in groups if returned & inside[name]}
     kept_alone = {name for name in graph.outputs if groups[name].result not in returned}
-    assert set(graph.kept_outputs) == kept_alone
+    assert set(graph.extra_outputs) == kept_alone
     assert all(layer_name(mod, group.title) == name for name, group in groups.items())
 
 

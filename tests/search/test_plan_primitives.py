@@ -13,7 +13,7 @@ from pimflow.commands.compile.explain import explain
 from pimflow.commands.shared import prepare
 from pimflow.core.candidate import IN_ALL_CHANNELS, IN_PIM_CHANNELS
 from pimflow.core.plan import Plan
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
@@ -45,8 +45,8 @@ def convolution(name, source, shape, outputs, kernel, stride, residual):
         input_shapes=(shape, *([result] if residual else [])),
         output_shape=result,
         geometry=layer,
-        epilogue=("bias", *["add"] * bool(residual)),
-        weight_elements=outputs * (layer.reduction + 1),
+        epilogue=Epilogue(operators=("bias", *["add"] * bool(residual))),
+        kernel=KernelShape(weight_elements=outputs * (layer.reduction + 1)),
     )
 
 

@@ -86,7 +86,7 @@ def test_what_is_compared_is_what_is_charged(toy, name):
         for beside in layer.besides:
             candidate = generator.make(region, "SPLIT", beside.split.gpu, axis=beside.split.axis)
             run = generator.pim_cost(region, beside.split)
-            deferred = beside.deferred_epilogue + region.epilogue
+            deferred = beside.deferred_epilogue + region.epilogue.operators
             settles = deferred and not generator.defers_epilogue(region)
             same_ns = generator.epilogue_cost(region).latency_ns if settles else 0.0
             compared_ns = layer.terms.total_ns(beside, run) + same_ns

@@ -10,13 +10,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
+from pimflow.core.json_form import json_form
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
@@ -245,11 +246,10 @@ class PlacedRegions:
         with convert_read_errors(directory, REGIONS):
             placed_regions = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
             _require_type(placed_regions, cls)
-            placed_regions.graph.require_order()
         return placed_regions
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(json_form(self), indent=1) + "\n"
 
 
 def load_device(directory: Path) -> PimSpec:

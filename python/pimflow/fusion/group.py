@@ -112,7 +112,7 @@ class Group:
         )
         for layer in self.layers:
             times = 1 if layer.name in self.resident else self.tiling.tiles
-            total += layer.weight_elements * times + layer.kept_elements
+            total += layer.weight_elements * times + layer.extra_output_elements
         return total
 
     def _work(self, quantity: str) -> int:
@@ -230,8 +230,8 @@ class Group:
                 overlays[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
-                rows = layer.maps[0][1]
-                lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
+                operand, result = [*map(np.int64, (h, w, c))], [*map(np.int64, (oh, ow, oc))]
+                lead = row_lead(layer.maps[0][1], operand, result, np.int64(n))
                 overlays[step] = (name, int(lead) * element_bytes)
         return overlays
 

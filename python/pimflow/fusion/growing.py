@@ -88,7 +88,7 @@ class GrowingGroup:
             required = tuple(hull(have, piece) for have, piece in zip(required, pieces))
             self.allowed &= self.candidates.fits(shape)
             self.store_elements += math.prod(shape)
-        self.store_elements += layer.kept_elements
+        self.store_elements += layer.extra_output_elements
         tile, fresh = self._tile(required, shape[3])
         self._set_live(name, tile, step, self.last.setdefault(name, step))
         self.load_elements.pop(name, None)
@@ -169,16 +169,9 @@ class GrowingGroup:
             _, oh, ow = tile.sizes
             grid = lambda a, axis: np.expand_dims(a, [x for x in range(3) if x != axis])  # noqa: E731
             channels, filters = self.graph.shapes[dying[0]][3], self.graph.shapes[layer.name][3]
-            lead = row_lead(
-                layer.maps[0][1],
-                grid(h, 1),
-                grid(w, 2),
-                channels,
-                grid(oh, 1),
-                grid(ow, 2),
-                filters,
-                grid(n, 0),
-            ).ravel()
+            operand_sizes = grid(h, 1), grid(w, 2), channels
+            result_sizes = grid(oh, 1), grid(ow, 2), filters
+            lead = row_lead(layer.maps[0][1], operand_sizes, result_sizes, grid(n, 0)).ravel()
             combined = np.maximum(lead + operand.elements, tile.elements)
             saving = np.maximum(0, operand.elements + tile.elements - combined) * free
             (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving

@@ -47,14 +47,14 @@ def _shape(dims: tuple[int, ...]) -> Shape:
 
 def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
     """NHWC shape of a network input; the layer that reads it transforms the layout."""
-    window = region.geometry or region.pooling
+    window = region.geometry or region.kernel.pooling
     if window is not None and len(dims) == 4 and (window.h, window.w, window.c) == (*dims[2:], dims[1]):
         return (window.n, window.h, window.w, window.c)
     return _shape(dims)
 
 
 def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
-    window = region.geometry or region.pooling
+    window = region.geometry or region.kernel.pooling
     result = _shape(region.output_shape)
     if window is not None and math.prod(window_result := _window_shape(window)) == region.output_elements:
         result = window_result  # a reshape after the window moves nothing
@@ -67,10 +67,10 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
         if window is not None and not maps and x == (window.n, window.h, window.w, window.c):
             channels = RangeMap.blocks(window.c, window.oc, window.groups)
             maps.append((RangeMap.same(window.n), window.rows, window.columns, channels))
-        elif region.view and region.operator == "concat" and x[:3] == result[:3]:
+        elif region.is_view and region.operator == "concat" and x[:3] == result[:3]:
             maps.append((*map(RangeMap.same, x[:3]), RangeMap.concat_operand(x[3], begin, result[3])))
             begin += x[3]
-        elif moves or (region.anchored and window is None):
+        elif moves or (region.kernel.has_anchor and window is None):
             maps.append(_reduction_maps(region, x, result))
         else:
             maps.append(broadcast_maps(x, result))
@@ -82,20 +82,22 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     filters = geometry.oc if geometry else 1
     macs = geometry.macs if geometry else 0
     taps = window.kh * window.kw if window and not geometry else 1
-    steps = 0 if region.view else taps + len(region.epilogue) - (1 if geometry else 0)
-    kind = _KINDS.get(region.operator, "other" if region.anchored else "eltwise")
+    steps = 0 if region.is_view else taps + len(region.epilogue.operators) - (1 if geometry else 0)
+    kind = _KINDS.get(region.operator, "other" if region.kernel.has_anchor else "eltwise")
     return Layer(
         name=region.name,
-        kind="pooling" if region.pooling else kind,
+        kind="pooling" if region.kernel.pooling else kind,
         inputs=region.inputs,
         maps=tuple(maps),
-        weight_elements=region.weight_elements,
-        filters=min(filters, max(1, region.weight_elements)),
+        weight_elements=region.kernel.weight_elements,
+        filters=min(filters, max(1, region.kernel.weight_elements)),
         macs=macs,
         operations=2 * macs + region.output_elements * steps,
-        in_place=not region.anchored and not moves and all(shapes[name] == result for name in region.inputs),
-        view=region.view,
-        kept_elements=region.kept_elements,
+        in_place=not region.kernel.has_anchor
+        and not moves
+        and all(shapes[name] == result for name in region.inputs),
+        view=region.is_view,
+        extra_output_elements=region.kernel.extra_output_elements,
     )
 
 

@@ -67,6 +67,13 @@ class Objective:
             return self.accelerator.energy_pj(traffic_bytes, operations)
         return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
 
+    def values_within(
+        self, limit_ns: float, traffic_elements: np.ndarray, operations: np.ndarray
+    ) -> np.ndarray:
+        """`values`, infinite for groups that take longer than `limit_ns`."""
+        values = self.values(traffic_elements, operations)
+        return np.where(self.time_ns(traffic_elements, operations) <= limit_ns, values, np.inf)
+
     def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
         """Times of groups whose traffic and arithmetic overlap."""
         moving = self.accelerator.memory_ns(traffic_elements * self.accelerator.element_bytes)
@@ -206,17 +213,13 @@ class RunCosts:
         """The best of the tilings `indices`, which fit, and the layers whose weights stay on chip."""
         objective, layers_ns = self.objective, sum(self._layer_ns[position] for position in positions)
         moved_elements = (growing.store_elements + sum(growing.load_elements.values()))[indices]
-        moved_elements = moved_elements + sum(size for size, _ in growing.weights)
-        operations = growing.operations[indices]
         remaining_weights = sum(size for size, _ in growing.weights)
-        tiles, free_elements = (
-            growing.candidates.tiles[indices],
-            objective.capacity_elements - streamed[indices],
-        )
+        moved_elements, operations = moved_elements + remaining_weights, growing.operations[indices]
+        tiles = growing.candidates.tiles[indices]
+        free_elements = objective.capacity_elements - streamed[indices]
         fits_all_weights = (resident[indices] <= objective.capacity_elements) | (self.reuse == "none")
         # lower bounds of all tilings, and the values of tilings that load weights once
-        values = objective.values(moved_elements, operations)
-        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
+        values = objective.values_within(layers_ns, moved_elements, operations)
         once = values[fits_all_weights | (tiles == 1) | (free_elements >= remaining_weights)]
         feasible = np.isfinite(values) & (values <= once.min(initial=np.inf))
         if not feasible.any():
@@ -233,8 +236,7 @@ class RunCosts:
             free_elements = free_elements - size * (stays & ~fits_all_weights)
             moved_elements = moved_elements + size * (tiles - 1) * ~stays
             resident_masks.append(stays)
-        values = objective.values(moved_elements, operations)
-        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
+        values = objective.values_within(layers_ns, moved_elements, operations)
         best = np.lexsort((tiles, operations, values))[0]
         if not np.isfinite(values[best]):
             return None

@@ -111,9 +111,9 @@ class StepGraph:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
         element, workspaces = ELEMENT_BYTES[dtype], dict[str, str]()
         for region in graph.regions if not count_inputs else ():
-            if region.workspace_elements:
+            if region.kernel.workspace_elements:
                 workspaces[region.name] = f"workspace of {region.name}"
-                size_bytes[workspaces[region.name]] = region.workspace_elements * element
+                size_bytes[workspaces[region.name]] = region.kernel.workspace_elements * element
         by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
         for names in step_regions:

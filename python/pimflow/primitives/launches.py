@@ -50,7 +50,7 @@ def unsupported_primitive_reason(primitive: Primitive, region: Region) -> str:
         return "nothing says how long it takes"
     if region.geometry is None or not has_choice(region) or not primitive.applies(region.geometry):
         return "it does not apply to the layer"
-    if region.kept_elements or {*GATHERS}.intersection(region.prologue):
+    if region.kernel.extra_output_elements or {*GATHERS}.intersection(region.prologue):
         return "the kernel of the region also joins, or stores, what others read"
     return ""
 

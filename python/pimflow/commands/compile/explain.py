@@ -167,7 +167,7 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
     """Explain the choice for a region: all candidates with tasks and costs, and the reason."""
     chosen = search_result.candidate_by_region[region.name]
     unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
-    has_epilogue = region.epilogue and region.geometry and not unsupported_reason
+    has_epilogue = region.epilogue.operators and region.geometry and not unsupported_reason
     generator = search_result.generator
     lower_bounds = grouped.elementwise_bounds(
         region, search_result.system, generator.task_builder.submission_ns

@@ -119,6 +119,7 @@ class Generator(TileEmitter):
         self.dram, self.filters = {}, {}
 
         def tensor(kind: str, index: int, name: str) -> None:
+            """Declare a tensor in DRAM as the next argument."""
             buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, ARITHMETIC_TYPE))
             self.dram[kind, name] = T.arg(f"{kind}_{index}", buffer)
 

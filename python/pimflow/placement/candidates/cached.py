@@ -383,13 +383,13 @@ def _tasks(
         part_label = f", {part + 1} of {parts}" if parts > 1 else ""
         if part < parts:
             append_tasks = append_program(
-                f"{run.keys.name}{part_label}", keys.append, run.keys.appended_elements, query_tasks
+                f"{run.keys.name}{part_label}", keys.append, run.keys.kernel.append_elements, query_tasks
             )
             begun = append_tasks[:1]
             score_tasks = append_program(
                 f"{name} scores{part_label}", keys.product, queries, begun, sums=keys.sums, submitted=False
             )
-            value_elements = run.values.appended_elements
+            value_elements = run.values.kernel.append_elements
             append_program(
                 f"{run.values.name}{part_label}", values.append, value_elements, begun, submitted=False
             )
@@ -438,7 +438,7 @@ def _partial_sum_bytes(generator: CandidateGenerator, run: CachedRun, values: Pr
 def _sum_tasks(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> list[Task]:
     """The kernel that adds up partial sums and does the epilogue; none if there is nothing to do."""
     read_bytes = _partial_sum_bytes(generator, run, values)
-    if not (read_bytes or run.attention.epilogue_operators) or not generator.system.charges("epilogue"):
+    if not (read_bytes or run.attention.epilogue.arithmetic) or not generator.system.charges("epilogue"):
         return []
     result = math.prod(run.attention.attention_layer.output_shape)
     read_bytes += 0 if read_bytes else result * RESULT_BYTES[generator.system.dtype]

@@ -193,7 +193,7 @@ class CandidateGenerator:
         if "PIM" in self.modes:
             candidates.append(self.make(region, "PIM"))
             candidates += [
-                self.make(region, "PIM", finishes=region.epilogue, joins=device_epilogue.joins)
+                self.make(region, "PIM", finishes=region.epilogue.operators, joins=device_epilogue.joins)
                 for device_epilogue in finished.profitable_epilogues(region, self.system)
             ]
         if "SPLIT" in self.modes and self.system.gpu_channels:
@@ -318,7 +318,9 @@ class CandidateGenerator:
         else:
             kernels = gpu_kernels(region, system.dtype)
         count = len(kernels)
-        kernel_names = [primitive.name] * count if primitive else [part.operator for part in region.parts]
+        kernel_names = (
+            [primitive.name] * count if primitive else [part.operator for part in region.kernel.parts]
+        )
         tasks = [
             self.task_builder.gpu_task(
                 region.name + (f" ({kernel_names[number]}, {number + 1} of {count})" if kernel_names else ""),
@@ -332,7 +334,7 @@ class CandidateGenerator:
             name=f"GPU {primitive_name}".rstrip(),
             covers=(region.name,),
             gpu_share=1.0,
-            input=replace(port, fuses_epilogue=not region.view),
+            input=replace(port, fuses_epilogue=not region.is_view),
             output=port,
             tasks=tuple(
                 task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
@@ -376,7 +378,7 @@ class CandidateGenerator:
             for t in parallel_tasks
         ]
         deferred_epilogue = (
-            () if finishes else self.deferred_epilogue(region, split) + region.epilogue_operators
+            () if finishes else self.deferred_epilogue(region, split) + region.epilogue.arithmetic
         )
         is_deferred = deferred_epilogue and self.defers_epilogue(region)
         last_tasks = self.task_builder.partial_sum_tasks(
@@ -451,12 +453,13 @@ class CandidateGenerator:
             return False
         first = graph.region(consumers[0])
         leading_operators = first.prologue if first.geometry else first.operators
-        if first.view or not set(GATHERS).isdisjoint(leading_operators):
+        if first.is_view or not set(GATHERS).isdisjoint(leading_operators):
             return False
         fused_inputs = {
-            first.inputs[position] for position in {*first.taken_inputs}.difference(first.kept_inputs)
+            first.inputs[position]
+            for position in {*first.kernel.fusible_inputs}.difference(first.extra_inputs)
         }
-        return region.name in fused_inputs and (first.anchored or not graph.is_shared(region.name))
+        return region.name in fused_inputs and (first.kernel.has_anchor or not graph.is_shared(region.name))
 
     def epilogue_cost(self, region: Region) -> EdgeCost:
         """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""

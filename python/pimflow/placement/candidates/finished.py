@@ -62,7 +62,7 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
     operators, activation = _operators_to_activation(region), _activation(region)
     supported = {*operators} & {"bias", "add"}
     if (
-        not region.epilogue
+        not region.epilogue.operators
         or sorted(operators) != sorted(supported)
         or ("add" in supported and not _has_residual(region))
     ):
@@ -72,12 +72,12 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
     if activation and not (system.pim.can_activate and system.timing == "strict"):
         return ()
     epilogues = (
-        [device_epilogue(region, region.epilogue, joins=False)]
+        [device_epilogue(region, region.epilogue.operators, joins=False)]
         if len(supported) <= (1 if can_start_latches else 0)
         else []
     )
     if "add" in supported and region.geometry and region.geometry.is_pointwise:
-        epilogues.append(device_epilogue(region, region.epilogue, joins=True))
+        epilogues.append(device_epilogue(region, region.epilogue.operators, joins=True))
     return tuple(epilogues)
 
 
@@ -108,20 +108,20 @@ def device_epilogue(region: Region, finishes: tuple[str, ...], joins: bool) -> D
 
 def _activation(region: Region) -> str:
     """The activation of `PimProgram` that ends an epilogue; empty for none."""
-    last = region.epilogue[-1:]
-    if last == ("clip",) and region.clipped[-1:] == (_RELU6,):
+    last = region.epilogue.operators[-1:]
+    if last == ("clip",) and region.epilogue.clip_bounds[-1:] == (_RELU6,):
         return "relu6"
     return "relu" if last == ("nn.relu",) else ""
 
 
 def _operators_to_activation(region: Region) -> tuple[str, ...]:
     """The operators of an epilogue before the activation that ends it."""
-    return region.epilogue[:-1] if _activation(region) else region.epilogue
+    return region.epilogue.operators[:-1] if _activation(region) else region.epilogue.operators
 
 
 def unsupported_epilogue_reason(region: Region, system: System) -> str:
     """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-    pim, remaining = system.pim, [*region.epilogue_operators]
+    pim, remaining = system.pim, [*region.epilogue.arithmetic]
     if not remaining or device_epilogues(region, system):
         return ""
     if pim.result_lanes > 1:
@@ -149,7 +149,7 @@ def unsupported_epilogue_reason(region: Region, system: System) -> str:
             if unknown
             else order_reason
         )
-    if not remaining and RESHAPE in region.epilogue:
+    if not remaining and RESHAPE in region.epilogue.operators:
         return "its result takes another shape behind it"
     if not remaining:
         return f"a latch of '{pim.name}' starts from one value{_residual_obstacle(region, latch_operators)}"
@@ -177,7 +177,7 @@ def min_activation_ns(region: Region, system: System) -> float:
     if (
         g is None
         or not pim.can_activate
-        or not _ACTIVATIONS & {*region.epilogue}
+        or not _ACTIVATIONS & {*region.epilogue.operators}
         or device_epilogues(region, system)
     ):
         return 0.0
@@ -191,8 +191,8 @@ def unsupported_mode_reason(region: Region, mode: str, finishes: tuple[str, ...]
     """Why PIM cannot do the operators `finishes` of an epilogue in this mode; empty if it can."""
     if not finishes:
         return ""
-    if mode != "PIM" or finishes != region.epilogue:
-        epilogue = ", ".join(region.epilogue) or "nothing"
+    if mode != "PIM" or finishes != region.epilogue.operators:
+        epilogue = ", ".join(region.epilogue.operators) or "nothing"
         return f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
     return unsupported_epilogue_reason(region, system)
 

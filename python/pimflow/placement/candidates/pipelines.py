@@ -66,7 +66,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
     tasks = _tasks(generator, run, costs)
     last = run.regions[-1]
     deferred_epilogue = (
-        (*generator.deferred_epilogue(last, WHOLE), *last.epilogue_operators)
+        (*generator.deferred_epilogue(last, WHOLE), *last.epilogue.arithmetic)
         if pipeline.modes[-1] == "PIM"
         else ()
     )
