@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pimflow.core.commands import CommandStream
+from pimflow.core.loop_order import STATIONARY, LoopOrder
 from pimflow.core.program import PimProgram, table_row
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
@@ -15,9 +16,7 @@ from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host import native
 from pimflow.pim_backend.programs.schedule import (
-    STATIONARY,
     BankTiling,
-    Schedule,
     channel_runs,
     lockstep_phases,
     schedules,
@@ -33,7 +32,7 @@ def lower(
     region: str,
     dtype: str,
     channels: int,
-    schedule: Schedule,
+    schedule: LoopOrder,
     pixel_begin: int = 0,
     pixel_end: int | None = None,
     row_begin: int = 0,
@@ -129,7 +128,7 @@ def lower(
         added_channels=added_channels,
         activation=activation,
         channels=_streams(fields, channel_blocks),
-        schedule=str(schedule),
+        schedule=schedule,
     )
 
 
@@ -138,7 +137,7 @@ _PlacedBlock = tuple[range, range, int]
 
 
 def _run_blocks(
-    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+    pixels: int, tiling: BankTiling, channels: int, schedule: LoopOrder
 ) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, whose units are one run, and the largest number of rows of a channel."""
     channel_blocks, rows = [], 0
@@ -150,7 +149,7 @@ def _run_blocks(
 
 
 def _lockstep_blocks(
-    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+    pixels: int, tiling: BankTiling, channels: int, schedule: LoopOrder
 ) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, one for each phase in which it takes part, and the rows of all phases."""
     channel_blocks: list[list[_PlacedBlock]] = [[] for _ in range(channels)]
@@ -164,7 +163,7 @@ def _lockstep_blocks(
     return channel_blocks, rows
 
 
-def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
+def _fields(schedule: LoopOrder, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
     """Loop order, tiling and device as fields for ``lowering.cc``, in cycles and columns."""
     n = pim.timing
     return {

@@ -108,7 +108,7 @@ def compare(
             comparison = AimComparison(
                 kind=kind,
                 name=name,
-                schedule=program.schedule,
+                schedule=str(program.schedule),
                 channels=len(program.channels),
                 instructions=lines,
                 digest=digest.hexdigest(),

@@ -12,13 +12,14 @@ from refreshes import when_due
 from timing_programs import act, comp, program, read, write
 
 from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import Constraint
 from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, lockstep_phases, schedules
+from pimflow.pim_backend.programs.schedule import lockstep_phases, schedules
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
@@ -81,7 +82,7 @@ def test_channels_that_divide_the_work_share_it_evenly():
 @given(layers, st.integers(1, 20))
 def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, channels):
     for schedule in schedules(geometry, AIM, "fp16"):
-        assert Schedule.parse(str(schedule)) == schedule and schedule.pixel_groups
+        assert LoopOrder.parse(str(schedule)) == schedule and schedule.pixel_groups
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
         source.validate()
         assert aim_isr.unsupported_reason(source) == ""
@@ -105,7 +106,7 @@ def test_a_vector_that_all_channels_hold_is_written_once():
     """36 tiles on 8 channels: four each, two at a time, and then one each in four of them."""
     for chunks, stationary, writes in ((1, "input", 8), (3, "output", 8 * (3 + 2) + 4 * 2)):
         geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=576)
-        order = Schedule(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
+        order = LoopOrder(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=8, schedule=order)
         assert time_program(source, AIM).commands["GWRITE"] == writes
         assert product_coverage(source).exact and program_violations(source, AIM) == 0
@@ -115,7 +116,7 @@ def test_a_vector_that_all_channels_hold_is_written_once():
 def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
     """Seven tiles on four channels, two accumulators: one idles while the others have a second tile."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=16 * 7)
-    order = Schedule(
+    order = LoopOrder(
         stationary="input" if chunks == 1 else "output",
         buffers=1,
         overlap=False,
@@ -136,7 +137,7 @@ def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
 def test_accumulators_form_products_of_several_tiles_before_they_are_read():
     geometry = ConvGeometry(n=1, h=1, w=3, c=2048, oc=96)  # two chunks, six tiles
     spec = replace(FOREVER, accumulators=3)
-    order = Schedule(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
+    order = LoopOrder(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
     assert order in schedules(geometry, spec, "fp16")
     source = lower(geometry, spec, region="x", dtype="fp16", channels=1, schedule=order)
     counts = time_program(source, spec).commands

@@ -6,6 +6,7 @@ not of a flat list of commands.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -40,6 +41,7 @@ from pimflow.core.commands import (
     residues,
     value_range,
 )
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
@@ -99,8 +101,8 @@ class PimProgram:
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
     channels : tuple of sequence of Node
         Command stream of each PIM channel.
-    schedule : str
-        Text of the loop order, for people.
+    schedule : LoopOrder or str
+        The loop order of a layer; of other programs a text for people.
     tile_gangs : int
         Number of gangs, from the first on, that hold weights, compute and return results; 0 for all.
     accumulators : int
@@ -144,7 +146,7 @@ class PimProgram:
     row_begin: int
     rows: int
     channels: tuple[Sequence[Node], ...]
-    schedule: str = ""
+    schedule: LoopOrder | str = ""
     buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
     tile_gangs: int = 0
@@ -291,6 +293,7 @@ class PimProgram:
                 if name not in ("geometry", "channels")
                 and (name, getattr(self, name)) not in _OMITTED_DEFAULTS
             },
+            "schedule": str(self.schedule),
             "geometry": _fields(self.geometry),
         }
         lines = [json.dumps(header)[:-1] + ', "channels": [']
@@ -339,6 +342,8 @@ class PimProgram:
             channels = tuple(
                 parse_nodes(nodes, 0, f"channel {index}") for index, nodes in enumerate(table.pop("channels"))
             )
+            with contextlib.suppress(ValueError, TypeError):  # other texts are for people
+                table["schedule"] = LoopOrder.parse(table["schedule"])
             program = cls(**table, geometry=ConvGeometry(**geometry), channels=channels)
             program.validate()
         except ValueError as error:
@@ -371,7 +376,7 @@ class PimProgram:
 
     def _validate_fields(self) -> None:
         for name in ("region", "pim", "schedule", "pim_digest"):
-            if not isinstance(getattr(self, name), str):
+            if not isinstance(getattr(self, name), (str, LoopOrder) if name == "schedule" else str):
                 raise ValueError(f"field '{name}' is not a text")
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")

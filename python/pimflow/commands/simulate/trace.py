@@ -85,7 +85,7 @@ class TracedLayer:
             layer=program.region,
             dtype=program.dtype,
             pim_channels=len(program.channels),
-            schedule=program.schedule,
+            schedule=str(program.schedule),
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
             commands={
