@@ -23,7 +23,7 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
 from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
@@ -253,7 +253,13 @@ def _layer_timing(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tup
     geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
     reports = [
         STRICT.time_program(
-            lower(geometry, pim, region="fc", dtype="fp16", channels=channels, schedule=schedule), pim
+            lower(
+                ProgramRequest(geometry=geometry, region="fc", schedule=schedule),
+                pim,
+                dtype="fp16",
+                channels=channels,
+            ),
+            pim,
         )
         for schedule in schedules(geometry, pim, "fp16")
     ]

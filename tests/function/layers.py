@@ -16,7 +16,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import Constraint, PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import BankTiling, schedules
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
@@ -135,18 +135,20 @@ class PimLayer:
 
     def lower(self, schedule: LoopOrder, initial: str = "", activation: str = "") -> PimProgram:
         return lower(
-            self.geometry,
+            ProgramRequest(
+                geometry=self.geometry,
+                region="layer",
+                schedule=schedule,
+                pixel_begin=self.pixel_begin,
+                pixel_end=self.pixel_end,
+                row_begin=self.row_begin,
+                initial=initial,
+                added_channels=self.added_channels,
+                activation=activation,
+            ),
             self.pim,
-            region="layer",
             dtype=self.dtype,
             channels=self.channels,
-            schedule=schedule,
-            pixel_begin=self.pixel_begin,
-            pixel_end=self.pixel_end,
-            row_begin=self.row_begin,
-            initial=initial,
-            added_channels=self.added_channels,
-            activation=activation,
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:

@@ -20,7 +20,6 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs.layout import memory_image
-from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import groups_per_matrix, schedules
 from pimflow.simulators.pim.bound import lower_bound, min_work_ns
 from pimflow.simulators.pim.checker import violations
@@ -217,7 +216,4 @@ def test_the_papers_compilers_have_no_order_for_it():
         assert schedules(DEPTHWISE.geometry, DEPTHWISE.pim, "fp16", level) == []
     dense = LoopOrder(stationary="weight", buffers=4, pixels=3)
     with pytest.raises(UnsupportedOpError, match="does not fit"):
-        lower(
-            DEPTHWISE.geometry, DEPTHWISE.pim, region="layer", dtype="fp16", channels=1,
-            schedule=replace(dense, together=7),
-        )  # fmt: skip
+        replace(DEPTHWISE, channels=1).lower(replace(dense, together=7))

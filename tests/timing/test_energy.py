@@ -14,7 +14,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.hardware.pim import COMMANDS, ENERGY
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.energy import channel_energies_pj, pim_energy_pj, total_energy_pj
 from pimflow.simulators.pim.timing import time_program, time_trace
@@ -116,7 +116,10 @@ def test_channels_add_up_to_the_layer(name):
     dtype = pim.dtypes[0]
     geometry = ConvGeometry(n=1, h=7, w=7, c=40, oc=70)
     program = lower(
-        geometry, pim, region="r", dtype=dtype, channels=3, schedule=schedules(geometry, pim, dtype)[0]
+        ProgramRequest(geometry=geometry, region="r", schedule=schedules(geometry, pim, dtype)[0]),
+        pim,
+        dtype=dtype,
+        channels=3,
     )
     layer = time_program(program, pim)
     channel_results = [time_program(replace(program, channels=(nodes,)), pim) for nodes in program.channels]

@@ -16,6 +16,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import unsupported_reason
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import finished
 from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import TilingSearch
@@ -507,16 +508,17 @@ class CandidateGenerator:
         rewrite, layer = candidate.rewrite, region.layer
         split = Split(rewrite.axis, rewrite.gpu_rows)
         device_epilogue = finished.device_epilogue(region, rewrite.finishes, rewrite.joins)
-        return self.costs.pim_target.program(
-            split.pim_part(device_epilogue.pim_layer(layer)),
-            LoopOrder.parse(rewrite.schedule),
-            region.name,
-            split.pixel_begin(layer),
-            row_begin,
+        request = ProgramRequest(
+            region=region.name,
+            geometry=split.pim_part(device_epilogue.pim_layer(layer)),
+            schedule=LoopOrder.parse(rewrite.schedule),
+            pixel_begin=split.pixel_begin(layer),
+            row_begin=row_begin,
             initial=device_epilogue.initial,
             added_channels=device_epilogue.residual_channels(layer),
             activation=device_epilogue.activation,
         )
+        return self.costs.pim_target.program(request)
 
 
 def _unsupported_dtype_reason(system: System) -> str:

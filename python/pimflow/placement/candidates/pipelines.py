@@ -14,6 +14,7 @@ from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
@@ -163,8 +164,13 @@ def pim_programs(
     costs = _pim_costs(generator, run, candidate.rewrite.schedules)
     for (position, stage), cost in costs.items():
         part = stage_name(run.regions[position].name, stage)
-        geometry = run.geometry(position, stage)
-        yield part, generator.costs.pim_target.program(geometry, cost.schedule, part, row_begin=row_begin)
+        request = ProgramRequest(
+            region=part,
+            geometry=run.geometry(position, stage),
+            schedule=cost.schedule,
+            row_begin=row_begin,
+        )
+        yield part, generator.costs.pim_target.program(request)
         row_begin += cost.rows
 
 

@@ -16,7 +16,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import NO_LIMITS, LoweringLimits, ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.timing import TimingResult
 from pimflow.simulators.profiler import PimProfiler
@@ -188,49 +188,14 @@ class PimTarget:
             )
         return orders[schedule]
 
-    def program(
-        self,
-        geometry: ConvGeometry,
-        schedule: LoopOrder,
-        name: str,
-        pixel_begin: int = 0,
-        row_begin: int = 0,
-        only_busiest: bool = False,
-        to_time: bool = False,
-        initial: str = "",
-        added_channels: int = 0,
-        activation: str = "",
-    ) -> PimProgram:
-        """The program of the output pixels from `pixel_begin` on, with its weights from row `row_begin` on.
+    def program(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimProgram:
+        """The program of `request`, whose rows count from the first that tables of the device leave."""
+        request = replace(request, row_begin=self.pim.row_base + request.row_begin)
+        return lower(request, self.pim, dtype=self.dtype, channels=self.channels, limits=limits)
 
-        Parameters
-        ----------
-        only_busiest : bool
-            Keep only one of the busiest channels.
-        to_time : bool
-            Make a program that can only be timed (`lower`).
-        initial, added_channels, activation
-            See `PimProgram`.
-        """
-        return lower(
-            geometry,
-            self.pim,
-            region=name,
-            dtype=self.dtype,
-            channels=self.channels,
-            schedule=schedule,
-            pixel_begin=pixel_begin,
-            row_begin=self.pim.row_base + row_begin,
-            only_busiest=only_busiest,
-            timing_only=to_time,
-            initial=initial,
-            added_channels=added_channels,
-            activation=activation,
-        )
-
-    def run(self, geometry: ConvGeometry, schedule: LoopOrder, name: str) -> PimRun:
+    def run(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimRun:
         """A program with its timing."""
-        program = self.program(geometry, schedule, name)
+        program = self.program(request, limits)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
     def cost(
@@ -243,20 +208,18 @@ class PimTarget:
         activation: str = "",
     ) -> LayerPimCost:
         """The cost of PIM's part of a layer."""
-        part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(
-            part, schedule, name, begin, to_time=True, initial=initial, activation=activation
+        request = replace(
+            _part_request(geometry, schedule, name, split), initial=initial, activation=activation
         )
-        run = PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
+        run = self.run(request, LoweringLimits(timing_only=True))
         return LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, self.pim)))
 
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: LoopOrder, name: str, split: Split = WHOLE
     ) -> float:
         """Time of one of the busiest channels: a lower bound of the time of all."""
-        part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
-        return self.profiler.time_program(program, self.pim).time_ns
+        limits = LoweringLimits(only_busiest=True, timing_only=True)
+        return self.run(_part_request(geometry, schedule, name, split), limits).timing.time_ns
 
     def rank_schedules(self, geometry: ConvGeometry, name: str) -> list[LoopOrder]:
         """All loop orders of the whole layer, ranked by the time of one of its busiest channels."""
@@ -275,6 +238,12 @@ class PimTarget:
         # Ranks are of one channel; between the best two, the time of all channels decides.
         costs = [self.cost(geometry, schedule, name) for schedule in self.rank_schedules(geometry, name)[:2]]
         return sorted(costs, key=lambda cost: cost.time_ns)
+
+
+def _part_request(geometry: ConvGeometry, schedule: LoopOrder, name: str, split: Split) -> ProgramRequest:
+    """The request for PIM's part of a layer."""
+    part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
+    return ProgramRequest(region=name, geometry=part, schedule=schedule, pixel_begin=begin)
 
 
 def check_rows(subject: str, rows: int, pim: PimSpec, *levers: str) -> None:
