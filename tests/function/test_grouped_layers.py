@@ -24,7 +24,7 @@ from pimflow.pim_backend.programs.schedule import groups_per_matrix, schedules
 from pimflow.simulators.pim.bound import lower_bound, min_work_ns
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program, time_program
 
 NAMES = spec_names("pim")
@@ -103,7 +103,7 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
+        assert (abs(PimDevice(program, layer.image(program, w)).run(x) - exact) <= limit).all(), str(schedule)
         coverage_report = product_coverage(program)
         assert coverage_report.exact and coverage_report.products == layer.products, (
             f"{schedule}: {coverage_report}"
@@ -189,7 +189,7 @@ def test_sums_start_from_a_bias_of_their_channels():
     for initial, start in (("bias", bias), ("add", np.broadcast_to(bias, (1, 9, 8, 48)).copy())):
         program = layer.lower(layer.schedules[0], initial)
         assert product_coverage(program).exact
-        result = execute(program, layer.image(program, w), x, initial=start)
+        result = PimDevice(program, layer.image(program, w)).run(x, initial=start)
         begins = bias.astype(np.float16).astype(np.float64)
         limit = bound(exact + begins, magnitude + abs(begins), 10, "fp16")
         assert (abs(result - exact - begins) <= limit).all(), initial
