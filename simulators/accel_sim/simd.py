@@ -5,7 +5,7 @@ Operands are read once, 16 bytes a lane where the rows allow it. Arithmetic is H
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +104,9 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     return _launch(name, (blocks, 1, 1), listing)
 
 
-def _accesses(size_bytes: int, block: int, blocks: int, warp: int):
+def _accesses(
+    size_bytes: int, block: int, blocks: int, warp: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Offsets, active lanes and number of each access of a warp in the contiguous share of its block."""
     accesses = -(-size_bytes // ACCESS_BYTES)
     first, last = accesses * block // blocks, accesses * (block + 1) // blocks
