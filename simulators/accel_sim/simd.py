@@ -55,6 +55,7 @@ def _launch(
     """A launch whose warps execute `listing`, a function of the block's index and the warp's number."""
 
     def warps(index: tuple[int, int, int]) -> list[Code]:
+        """The code of each warp of a block."""
         listings = [listing(index, warp) for warp in range(WARPS)]
         for warp_listing in listings:
             warp_listing.add("EXIT")
@@ -91,6 +92,7 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     products = -(-stream.macs // (2 * THREADS * blocks))
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(stream.listed)
         for offsets, active, access in _accesses(stream.read_bytes, index[0], blocks, warp):
             code.load(A_REGISTER + 4 * access, 2, stream.read_base + offsets, active, ACCESS_BYTES)
@@ -145,6 +147,7 @@ def depthwise_launch(name: str, convolution: SimdConvolution) -> Launch:
     pad_top, pad_left, _, _ = geometry.padding
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(convolution.listed)
         thread = index[0] * THREADS + warp * WARP_LANES + np.arange(WARP_LANES)
         active = thread < total
@@ -184,6 +187,7 @@ def gemv_launch(name: str, convolution: SimdConvolution) -> Launch:
     vector = width // ELEMENT
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(convolution.listed)
         column = index[0] * WARPS + warp
         if column >= outputs:

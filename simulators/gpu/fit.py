@@ -97,7 +97,7 @@ class SampleGroup:
         """Kind of its kernels."""
         return self.samples[0].kind
 
-    def error(self, gpu: GpuSpec) -> np.ndarray:
+    def log_errors(self, gpu: GpuSpec) -> np.ndarray:
         """Log error of each sample: log(predicted / measured)."""
         machine = RooflineMachine(gpu, self.dtype, self.channels, self.family)
         cycles = [
@@ -105,8 +105,8 @@ class SampleGroup:
             for demand in demands(self.kind, self.batch, machine, self.tilings)
         ]
         predicted_ns = np.min(cycles, axis=0) / machine.cycles_per_ns + gpu.launch_ns
-        error: np.ndarray = np.log(predicted_ns) - self.log_measured_ns
-        return error
+        log_errors: np.ndarray = np.log(predicted_ns) - self.log_measured_ns
+        return log_errors
 
 
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
@@ -231,7 +231,7 @@ def _fit_family(gpu: GpuSpec, members: Sequence[SampleGroup], suffix: str) -> Gp
 
 
 def _loss(gpu: GpuSpec, members: Sequence[SampleGroup]) -> float:
-    error = np.concatenate([member.error(gpu) for member in members])
+    error = np.concatenate([member.log_errors(gpu) for member in members])
     return float(np.sum(np.sqrt(1 + (error / HUBER) ** 2) - 1))
 
 
@@ -250,12 +250,13 @@ def _solve(
     def constants(point: np.ndarray) -> dict[str, float]:
         return {key: float(f"{value:.4g}") for key, value in zip(start, np.exp(point))}
 
-    def error(point: np.ndarray) -> np.ndarray:
+    def log_errors(point: np.ndarray) -> np.ndarray:
+        """The log error of each sample with the constants at a point."""
         candidate = _with_constants(gpu, dict(zip(start, np.exp(point))))
-        return np.concatenate([member.error(candidate) for member in members])
+        return np.concatenate([member.log_errors(candidate) for member in members])
 
     solution = least_squares(
-        error, initial, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
+        log_errors, initial, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
     return _with_constants(gpu, constants(solution.x))
 

@@ -56,6 +56,7 @@ def unseen_samples(
     inherited = _inherited_digests(record, gpu_names)
 
     def is_seen(sample: Sample) -> bool:
+        """Whether the record, or that of a GPU from which this one inherits constants, has its shape."""
         digest, sample_gpu = shape_digest(sample), plain_name(sample.gpu)
         return digest in digests or any(
             digest in gpu_digests

@@ -94,7 +94,7 @@ def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray
     for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
-        residuals.append(-members.error(gpu))
+        residuals.append(-members.log_errors(gpu))
         used_samples += members.samples
     if not used_samples:
         raise SpecError(f"gpu '{gpu.name}': no convolutions to learn from")

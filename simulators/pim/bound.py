@@ -132,6 +132,7 @@ def mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
     """
 
     def gap(before: str, after: str) -> int:
+        """The largest gap that a rule requires between two commands."""
         rules = (rule for rule in pim.constraints if before in rule.before and after in rule.after)
         level_rules = (rule for rule in rules if rule.window == 1 and rule.level in levels)
         return max((pim.timing[rule.latency] for rule in level_rules), default=0)
@@ -381,6 +382,7 @@ class _Channel:
         products = units * self.comp_cycles
 
         def cycles(runs: int) -> int:
+            """Cycles with so many runs of each kind."""
             # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
             single = max(0, 2 * runs - writes)
             hidden = min(self.comp_cycles, self.turn_cycles + self.nCCDS - 1)
@@ -414,6 +416,7 @@ def min_work_ns(
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
     def cycles(layer: ConvGeometry, vectors: int) -> int:
+        """Cycles of the busiest channel for a dense layer and so many vectors."""
         unit_cycles = max(-(-layer.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
         return -(-vectors * -(-layer.oc // pim.banks) // channels) * unit_cycles
 
