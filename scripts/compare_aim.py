@@ -28,7 +28,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
 from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import unsupported_reason
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.exports.aim_simulator import AimComparison, compare, replace_table, table
 from pimflow.simulators.pim.expansion import command_counts
@@ -51,11 +51,9 @@ def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]
                 continue
             seen.add(region.geometry)
             name = f"{model} {region.name}"
-            yield (
-                "layer",
-                name,
-                pim_costs.program(region.geometry, pim_costs.rank_schedules(region.geometry, name)[0], name),
-            )
+            order = pim_costs.rank_schedules(region.geometry, name)[0]
+            request = ProgramRequest(region=name, geometry=region.geometry, schedule=order)
+            yield "layer", name, pim_costs.program(request)
         for name, program in search_result.programs().items():
             yield "region", f"{model} {name}", program
 
@@ -70,15 +68,17 @@ def layer_programs(
         orders = schedules(geometry, pim, "fp16")
         for order, initial, activation in itertools.product(orders, initials, activations):
             program = lower(
-                geometry,
+                ProgramRequest(
+                    geometry=geometry,
+                    region=text,
+                    schedule=order,
+                    row_begin=pim.row_base,
+                    initial=initial,
+                    activation=activation,
+                ),
                 pim,
-                region=text,
                 dtype="fp16",
                 channels=channels,
-                schedule=order,
-                row_begin=pim.row_base,
-                initial=initial,
-                activation=activation,
             )
             yield "order", " ".join(filter(None, (text, initial, activation))), program
 

@@ -34,7 +34,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import PimflowError
 from pimflow.host.files import replace_file
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.ramulator import load_store_trace
 from pimflow.simulators.ramulator.comparison import TIMING, RamulatorComparison, compare, table
@@ -70,7 +70,12 @@ def layer_programs(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
     pim = pimflow.system(timing=TIMING).pim
     for text in texts:
         for order in schedules(parse_layer(text), pim, "fp16"):
-            program = lower(parse_layer(text), pim, region=text, dtype="fp16", channels=4, schedule=order)
+            program = lower(
+                ProgramRequest(geometry=parse_layer(text), region=text, schedule=order),
+                pim,
+                dtype="fp16",
+                channels=4,
+            )
             yield text, str(order), program
 
 

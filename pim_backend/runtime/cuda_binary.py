@@ -159,7 +159,7 @@ def _text(content: bytes) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _modules(module: tvm.runtime.Module):
+def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
     """`module` and all modules that it imports, directly or not."""
     yield module
     for imported in module.imports:

@@ -25,7 +25,7 @@ import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class ResidualModel:
     """
 
     booster: xgboost.Booster
-    about: dict
+    about: dict[str, Any]
 
     def applies_to(self, geometry: ConvGeometry) -> bool:
         """Whether the factor reduced the error for convolutions of this class in cross-validation."""
@@ -201,7 +201,7 @@ def square_map(geometry: ConvGeometry) -> ConvGeometry:
 def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
     """`FEATURES` of kernels that have a geometry, one row for each kernel."""
     table = np.full((len(kernels), len(FEATURES)), np.nan, dtype=np.float32)
-    squares = [convolution_kernel(square_map(kernel.geometry), dtype) for kernel in kernels]
+    squares = [convolution_kernel(square_map(_geometry(kernel)), dtype) for kernel in kernels]
     members: dict[tuple[str, str], list[int]] = {}
     for index, (kernel, square) in enumerate(zip(kernels, squares)):
         table[index, : -len(TERMS) - 1 - 2 * len(TILES)] = _shape_features(kernel, square, dtype)
@@ -212,9 +212,14 @@ def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
     return table
 
 
+def _geometry(kernel: Kernel) -> ConvGeometry:
+    assert kernel.geometry is not None, "the model is of convolutions"
+    return kernel.geometry
+
+
 def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
-    geometry = square.geometry
-    plain_kernel = convolution_kernel(kernel.geometry, dtype)
+    geometry = _geometry(square)
+    plain_kernel = convolution_kernel(_geometry(kernel), dtype)
     pixels = geometry.pixels
     sizes = (
         geometry.c,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -113,8 +114,8 @@ def kernel_cost(
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
-    if tile is not None:
-        kernel = dataclasses.replace(kernel, tile=tile)
+    if tile is not None:  # the model itself also takes a split
+        kernel = dataclasses.replace(kernel, tile=cast(tuple[int, int], tile))
     return kernel_costs(
         [KernelRequest(kernel, gpu.memory_channels if channels is None else channels)], gpu, dtype
     )[0]
@@ -122,7 +123,7 @@ def kernel_cost(
 
 def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
     """`kernel_cost` of many kernels; those with the same constants are evaluated together."""
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple[int, str, str, tuple[int, int] | None, bool, bool], list[int]] = {}
     for position, request in enumerate(requests):
         kernel = request.kernel
         key = kernel.kind, family(kernel), kernel.tile, bool(kernel.fragments), bool(kernel.again_bytes)
@@ -173,7 +174,7 @@ def _fastest_costs(alternatives: Sequence[Demand], machine: RooflineMachine) -> 
 def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
     """Demands and traffic of kernels, each in its tiling; one list over the kernels for each quantity."""
     rows = np.arange(len(tilings))
-    blocks = demand.dram_bytes * 0 if demand.tilings is None else demand.blocks
+    blocks = demand.dram_bytes * 0 if demand.blocks is None or demand.tilings is None else demand.blocks
     parts = (demand.compute, demand.l2, demand.dram, demand.dram_bytes, demand.l2_bytes, blocks)
     return [part[rows, np.minimum(tilings, part.shape[1] - 1)].tolist() for part in parts]
 

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 
@@ -235,7 +236,8 @@ def _card_sample(row: dict[str, str]) -> Sample | None:
 
 
 def _kernel(row: dict[str, str]) -> Kernel:
-    return Kernel(kind=row["kind"], **{name: int(row[name]) for name in SIZES})
+    sizes: dict[str, Any] = {name: int(row[name]) for name in SIZES}
+    return Kernel(kind=row["kind"], **sizes)
 
 
 def _family(kernel: Kernel) -> str:
@@ -245,7 +247,7 @@ def _family(kernel: Kernel) -> str:
     return {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
 
 
-def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
+def read_samples(path: str | os.PathLike[str], gpu: GpuSpec) -> list[Sample]:
     """Samples of a CSV file in any known format; if its column ``gpu`` names several GPUs, those of `gpu`.
 
     Raises
@@ -261,6 +263,7 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
             rows = list(enumerate(reader, start=2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
+    parse: Callable[[dict[str, str]], Sample | None]
     if columns >= TENSORRT:
         parse = _tensorrt_sample
     elif columns >= DEEPBENCH:
@@ -284,7 +287,9 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
     return samples
 
 
-def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike) -> list[tuple[int, dict]]:
+def _rows_of(
+    gpu: GpuSpec, rows: list[tuple[int, dict[str, str]]], path: str | os.PathLike[str]
+) -> list[tuple[int, dict[str, str]]]:
     names = sorted({row.get("gpu") or "" for _, row in rows})
     if len(names) < 2:
         return rows
@@ -312,7 +317,7 @@ def validate(
     samples: Iterable[Sample],
     gpu: GpuSpec,
     predicted_ns: Callable[[Sequence[Sample], GpuSpec], Sequence[float]] = analytic_ns,
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> dict[str, dict[str, dict[str, float | None]]]:
     """Errors of a model on `samples`, launch included, by dtype and class.
 
     Samples of a dtype that the GPU has no rate for are left out.
@@ -335,7 +340,7 @@ def validate(
     }
 
 
-def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
+def format_accuracy(accuracy: dict[str, dict[str, dict[str, float | None]]]) -> str:
     """The result of `validate` as a text table."""
     lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'bias':>8} {'tau':>7}"]
     for dtype, classes in accuracy.items():
@@ -346,7 +351,7 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _errors(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
     from scipy.stats import kendalltau  # takes half a second, so it is imported only where it is needed
 
     measured, predicted = np.array(pairs).T

@@ -78,9 +78,8 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         "keys vector-stationary, spread 2; values vector-stationary, spread 1; 4 parts"
     )
     pim = PimSpec.load("newton-gddr6")
-    cached = CachedAttention.from_schedule(
-        attention, schedule, pim, "fp16", channels=2, region="layer", row_begin=3
-    )
+    layouts = schedule.layouts(attention, pim, "fp16", channels=2, row_begin=3)
+    cached = CachedAttention.from_layouts("layer", attention, schedule, layouts)
     text = cached.to_json()
     assert CachedAttention.from_json(text) is cached
     rows = [(group.keys.row_begin, group.values.row_begin) for group in cached.groups]

@@ -12,7 +12,7 @@ from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
-from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
+from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
 # Of the others, HBM-PIM is below.
@@ -82,7 +82,7 @@ def test_no_order_beats_the_bound(name):
         scores, queries = a.heads * 384, a.heads * a.head_size
         sizes = {"keys": (scores, queries), "values": (queries, scores)}
         bounds = {
-            kind: decode_limited_ns(a.cache_elements, a.group, results, 2 * vectors, pim, 2) / pim.tCK_ns
+            kind: compare.decode_limited_ns(a, results, 2 * vectors, pim, 2) / pim.tCK_ns
             - 2 * pim.row_switch_cycles  # none in front of the first, none behind the last
             for kind, (results, vectors) in sizes.items()
         }

@@ -15,7 +15,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import PimflowError, PlanError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
@@ -30,13 +30,15 @@ BIAS = np.arange(4, dtype=np.float32)
 
 def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
     return lower(
-        geometry,
+        ProgramRequest(
+            geometry=geometry,
+            region="conv",
+            schedule=schedules(geometry, NEWTON, "fp32")[0],
+            pixel_begin=gpu_rows * geometry.ow,
+        ),
         NEWTON,
-        region="conv",
         dtype="fp32",
         channels=2,
-        schedule=schedules(geometry, NEWTON, "fp32")[0],
-        pixel_begin=gpu_rows * geometry.ow,
     )
 
 
@@ -410,8 +412,10 @@ def test_a_region_that_adds_a_tensor_gives_the_networks_values(before, initial):
     geometry = FC.geometry.with_added_channels
     pim = PimSpec.load("aim-gddr6") if initial else NEWTON
     order = schedules(geometry, pim, "fp16")[0]
-    to = dict(region="fc", dtype="fp16", channels=2, schedule=order)
-    joined = lower(geometry, pim, initial=initial, added_channels=4, **to)
+    request = ProgramRequest(
+        region="fc", geometry=geometry, schedule=order, initial=initial, added_channels=4
+    )
+    joined = lower(request, pim, dtype="fp16", channels=2)
     operands = inputs(before)
     (expected,) = run(before, *operands)
     machine = relax.VirtualMachine(phases.build(OutlinePim({"fc": joined})(before)), tvm.cpu())

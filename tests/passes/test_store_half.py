@@ -14,7 +14,7 @@ from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -257,7 +257,10 @@ def plan_on_pim() -> tvm.IRModule:
         schedule = schedules(geometry, newton, "fp16")[0]
         begin = rows * geometry.ow
         return lower(
-            geometry, newton, region=name, dtype="fp16", channels=2, schedule=schedule, pixel_begin=begin
+            ProgramRequest(geometry=geometry, region=name, schedule=schedule, pixel_begin=begin),
+            newton,
+            dtype="fp16",
+            channels=2,
         )
 
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}

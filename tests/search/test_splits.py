@@ -13,8 +13,9 @@ from pimflow.core.candidate import makespan_ns
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
-from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget
 from pimflow.placement.costs.splits import NEAR, NonPimTimes, SplitCharges, SplitLayer, all_splits, grid
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import min_work_ns
@@ -165,7 +166,8 @@ def test_no_program_does_its_work_faster(geometry, side):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
         # Costs come from programs without the fields that do not change the time.
-        assert cost == PimCost.from_run(side.run(geometry, schedule, "conv"), side.pim)
+        run = side.run(ProgramRequest(region="conv", geometry=geometry, schedule=schedule))
+        assert cost == LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, side.pim)))
 
 
 class Counting:

@@ -146,7 +146,7 @@ class Rewrite:
     gpu_rows : int
         Extent of the GPU's part, the first one, along `axis`: output rows by default; 0 for ``PIPELINE``.
     schedule : str
-        Loop order of the PIM program, as `pim_backend.programs.schedule.Schedule` prints it; empty for GPU.
+        Loop order of the PIM program, as `core.loop_order.LoopOrder` prints it; empty for GPU.
     axis : str
         For ``SPLIT``, the axis that is split: one of `core.split.AXES`.
     stages : tuple of int

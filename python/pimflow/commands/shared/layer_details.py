@@ -167,7 +167,7 @@ class ProgramReport:
             timing,
             name=program.region,
             file=file,
-            schedule=program.schedule,
+            schedule=str(program.schedule),
             multipliers=timing.utilisation,
             bus=bursts * spec.timing["nBL"] / clocks,
             rows=timing.row_utilisation,

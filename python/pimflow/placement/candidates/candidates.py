@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Port, Rewrite
 from pimflow.core.liveness import Moment
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.plan import MODES
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
@@ -15,13 +16,13 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import unsupported_reason
-from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import finished
 from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
-from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.costs.pim_runs import LayerPimCost
 from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.primitives import get_primitive
 from pimflow.primitives.launches import region_launches, unsupported_primitive_reason, usable_primitives
@@ -403,7 +404,7 @@ class CandidateGenerator:
             rewrite=Rewrite(
                 mode="SPLIT" if split.gpu else "PIM",
                 gpu_rows=split.gpu,
-                schedule=pim_cost.schedule,
+                schedule=str(pim_cost.schedule),
                 axis=split.axis,
                 finishes=finishes,
                 joins=device_epilogue.joins,
@@ -493,16 +494,16 @@ class CandidateGenerator:
         split: Split = WHOLE,
         schedule: str = "",
         device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
-    ) -> PimCost:
+    ) -> LayerPimCost:
         """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
 
         The loop order is `schedule`, or the fastest if that is empty.
         """
-        geometry = device_epilogue.pim_layer(region.layer)
+        geometry, order = device_epilogue.pim_layer(region.layer), None
         if schedule:
-            self.costs.pim_target.require_schedule(schedule, split.pim_part(geometry), region.name)
+            order = self.costs.pim_target.parse_schedule(schedule, split.pim_part(geometry), region.name)
         return self.costs.pim_cost(
-            geometry, region.name, split, schedule, device_epilogue.initial, device_epilogue.activation
+            geometry, region.name, split, order, device_epilogue.initial, device_epilogue.activation
         )
 
     def pim_program(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
@@ -510,16 +511,17 @@ class CandidateGenerator:
         rewrite, layer = candidate.rewrite, region.layer
         split = Split(rewrite.axis, rewrite.gpu_rows)
         device_epilogue = finished.device_epilogue(region, rewrite.finishes, rewrite.joins)
-        return self.costs.pim_target.program(
-            split.pim_part(device_epilogue.pim_layer(layer)),
-            Schedule.parse(rewrite.schedule),
-            region.name,
-            split.pixel_begin(layer),
-            row_begin,
+        request = ProgramRequest(
+            region=region.name,
+            geometry=split.pim_part(device_epilogue.pim_layer(layer)),
+            schedule=LoopOrder.parse(rewrite.schedule),
+            pixel_begin=split.pixel_begin(layer),
+            row_begin=row_begin,
             initial=device_epilogue.initial,
             added_channels=device_epilogue.residual_channels(layer),
             activation=device_epilogue.activation,
         )
+        return self.costs.pim_target.program(request)
 
 
 def _unsupported_dtype_reason(system: System) -> str:

@@ -14,10 +14,10 @@ from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
-from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
-from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
 from pimflow.placement.costs.staged_runs import StagedRun, is_chained, staging_obstacle
 from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.simulators.pim.bound import min_work_ns
@@ -88,7 +88,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
             stages=pipeline.cuts,
             modes=pipeline.modes,
             schedules=tuple(
-                costs[i, 0].schedule if mode == "PIM" else "" for i, mode in enumerate(pipeline.modes)
+                str(costs[i, 0].schedule) if mode == "PIM" else "" for i, mode in enumerate(pipeline.modes)
             ),
         ),
         placed_rows=rows,
@@ -102,16 +102,17 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
 
 def _pim_costs(
     generator: CandidateGenerator, run: StagedRun, schedules: Sequence[str]
-) -> dict[tuple[int, int], PimCost]:
+) -> dict[tuple[int, int], LayerPimCost]:
     """The cost of every part on PIM. Parts of a region share a loop order, by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode == "GPU":
             continue
         region, parts = run.regions[position], run.rows[position]
-        schedule = schedules[position]
-        if schedule:
-            generator.costs.pim_target.require_schedule(schedule, region.layer, region.name)
+        if schedules[position]:
+            schedule = generator.costs.pim_target.parse_schedule(
+                schedules[position], region.layer, region.name
+            )
         else:
             schedule = generator.costs.pim_cost(run.largest(position), region.name).schedule
         for stage in range(len(parts)):
@@ -162,10 +163,14 @@ def pim_programs(
     run = StagedRun.from_pipeline(generator.graph, to_pipeline(candidate))
     costs = _pim_costs(generator, run, candidate.rewrite.schedules)
     for (position, stage), cost in costs.items():
-        name, schedule = run.regions[position].name, Schedule.parse(cost.schedule)
-        part = stage_name(name, stage)
-        geometry = run.geometry(position, stage)
-        yield part, generator.costs.pim_target.program(geometry, schedule, part, row_begin=row_begin)
+        part = stage_name(run.regions[position].name, stage)
+        request = ProgramRequest(
+            region=part,
+            geometry=run.geometry(position, stage),
+            schedule=cost.schedule,
+            row_begin=row_begin,
+        )
+        yield part, generator.costs.pim_target.program(request)
         row_begin += cost.rows
 
 

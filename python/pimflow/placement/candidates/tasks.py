@@ -28,7 +28,7 @@ from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import Launching
 from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
-from pimflow.simulators.pim.energy import pim_energy_pj
+from pimflow.simulators.pim.energy import CommandCounts, pim_energy_pj
 
 
 class TaskBuilder:
@@ -128,15 +128,14 @@ class TaskBuilder:
             Partial sums that it returns for each result.
         """
         system = self.system
-        energy = pim_energy_pj(
-            run.commands,
-            run.gwrite_bursts,
-            run.readres_bursts,
-            system.pim,
-            system.dtype,
-            banks=run.banks,
+        counts = CommandCounts(
+            commands=run.commands,
+            gwrite_bursts=run.gwrite_bursts,
             write_bursts=run.write_bursts,
+            readres_bursts=run.readres_bursts,
+            banks=run.banks,
         )
+        energy = pim_energy_pj(counts, system.pim, system.dtype)
         task = Task(
             label=f"{name} (PIM)",
             resource="pim",
