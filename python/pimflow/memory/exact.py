@@ -91,7 +91,7 @@ def solve(
         outcome: int
         outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, remaining_seconds)
         solution.nodes += searched_nodes
-        if outcome == _FOUND:
+        if outcome == _FEASIBLE:
             solution.offsets = offsets.tolist()
             solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
         return outcome
