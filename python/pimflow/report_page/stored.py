@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
+from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, REPORT_VERSION, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
@@ -60,6 +60,9 @@ class StoredPlan:
             report, timeline, plan, sealed = (
                 read_json(path / file, ArtifactError) for file in (REPORT, TIMELINE, PLAN, INTERFACE)
             )
+            # Reports that were written before they had this key have the same other keys.
+            if report.get("schema_version", REPORT_VERSION) != REPORT_VERSION:
+                raise ValueError("schema_version")
             digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
             return cls(
                 path=path,
