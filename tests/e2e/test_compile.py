@@ -311,8 +311,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
         plan = random_plan(search_result, staged, draw)
         seen_modes.update(choice.mode for choice in plan.choices)
         plan_result = apply(graph, target, plan, search_result.generator.costs)
-        splits, programs = plan_result.splits(), plan_result.programs()
-        applied = phases.apply_plan(network.module, splits, programs, plan_result.pipelines(), target)
+        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches

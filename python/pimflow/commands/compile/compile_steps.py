@@ -28,6 +28,7 @@ from pimflow.compiler.artifact import ArtifactFiles, Interface
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
+from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
@@ -246,8 +247,10 @@ def build_targets(
     if not request.in_c:
         return BuildSet(builds=builds, c_part=None)
     request.progress("building C")
-    inputs, expected = reference.inputs, reference.expected
-    c_part = c_code.c_network(network, request.system, choices, layouts, inputs, expected, request.tolerance)
+    outputs = OutputReference(
+        expected=reference.expected, perturbed=network.perturbed, tolerance=request.tolerance
+    )
+    c_part = c_code.c_network(network, request.system, choices, layouts, reference.inputs, outputs)
     return BuildSet(builds=builds, c_part=c_part)
 
 
