@@ -108,7 +108,7 @@ def test_the_report_has_it(tmp_path):
     np.savez(tmp_path / "data.npz", **random_inputs(network, 3))
     path = tmp_path / "data.npz"
     compiled = pimflow.compile("toy", decompose="tucker:1", calibration=path, modes="gpu", conventions="none")
-    part = compiled.report.decomposition.calibration
+    part = compiled.report.extras.decomposition.calibration
     assert 0 < part.max_relative_difference < 1e-5  # all ranks are kept
     shares = {name: value for name, value in vars(part).items() if name != "max_relative_difference"}
     assert shares == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(

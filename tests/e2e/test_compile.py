@@ -26,7 +26,7 @@ from pimflow.compiler import build, phases
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.compiler.measurement.kernel_times import kernel_times
 from pimflow.compiler.verification import verify
-from pimflow.core.candidate import Candidate
+from pimflow.core.candidate import Candidate, Provenance
 from pimflow.core.plan import Choice, Plan
 from pimflow.errors import (
     ArtifactError,
@@ -83,10 +83,12 @@ def test_report_has_every_key_and_is_verified(toy):
 
 def test_report_says_where_the_energy_goes_and_what_is_saved(toy):
     report = toy[1].report
-    assert sum(report.energies_pj.values()) == report.energy_pj
-    assert sum(report.energies_gpu_only_pj.values()) == report.energy_gpu_only_pj
-    saved = report.savings_pj
-    assert saved["total"] == pytest.approx(report.energy_gpu_only_pj - report.energy_pj, rel=1e-6)
+    assert sum(report.energy.energies_pj.values()) == report.energy.energy_pj
+    assert sum(report.energy.energies_gpu_only_pj.values()) == report.energy.energy_gpu_only_pj
+    saved = report.energy.savings_pj
+    assert saved["total"] == pytest.approx(
+        report.energy.energy_gpu_only_pj - report.energy.energy_pj, rel=1e-6
+    )
     line = next(line for line in report_table(report, None).splitlines() if line.startswith("saved "))
     assert f"{saved['total'] / 1e9:+.2f} mJ: {saved['shorter_runtime'] / 1e9:+.2f} mJ by shorter" in line
 
@@ -101,13 +103,13 @@ def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
     }
     assert {region.mode for region in report.regions} >= {"GPU", "PIM"}
     for region in report.regions:
-        methods = {part: method for part, method in region.known.items() if part != "channels"}
+        methods = {part: method.value for part, method in region.known.items() if part != "channels"}
         assert methods == of_mode[region.mode]
     lines = report_table(report, None).splitlines()
     methods = "crossbar analytic; gpu analytic; pim simulated"
     assert any(line.startswith("known  ") and line.endswith(methods) for line in lines)
     first, *others = report.regions
-    mixed = replace(report, regions=(replace(first, known={"gpu": "measured"}), *others))
+    mixed = replace(report, regions=(replace(first, known={"gpu": Provenance.MEASURED}), *others))
     rest = sum("gpu" in region.known for region in others)
     methods_text = f"gpu measured (1 of the regions), analytic ({rest} of the regions); pim simulated"
     assert methods_text in report_table(mixed, None)
@@ -222,7 +224,7 @@ def test_the_timeline_is_in_the_directory(toy):
     plan_trace = pimflow.trace_plan(directory)
     assert plan_trace == timeline.PlanTrace.from_search(compiled.search_result)
     row = plan_trace.report()
-    assert row.latency_ns == compiled.report.latency_ns
+    assert row.latency_ns == compiled.report.plan.latency_ns
     assert row.tasks["gpu"] >= compiled.report.gpu_part.kernels
     assert row.busy_ns["gpu"] == pytest.approx(compiled.report.gpu_part.modelled_ns)
 
@@ -309,8 +311,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
         plan = random_plan(search_result, staged, draw)
         seen_modes.update(choice.mode for choice in plan.choices)
         plan_result = apply(graph, target, plan, search_result.generator.costs)
-        splits, programs = plan_result.splits(), plan_result.programs()
-        applied = phases.apply_plan(network.module, splits, programs, plan_result.pipelines(), target)
+        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches
@@ -446,7 +447,7 @@ def test_monotonicity_over_pim_channels_and_against_the_gpu():
 def test_no_pim_channels_means_all_on_the_gpu():
     compiled = pimflow.compile("toy", target_system=system(pim_channels=0))
     assert {c.mode for c in compiled.plan.choices} == {"GPU"}
-    assert compiled.report.speedup == 1.0
+    assert compiled.report.plan.speedup == 1.0
 
 
 def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
@@ -455,7 +456,7 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     graph = extract_regions(frontend.load("toy").module, "toy")
     search_result = search(graph, small)
     assert sum(candidate.placed_rows for candidate in search_result.candidates) <= 2
-    assert search_result.evaluation.latency_ns > toy[1].report.latency_ns
+    assert search_result.evaluation.latency_ns > toy[1].report.plan.latency_ns
     plan = replace(toy[1].plan, system=search_result.plan.system, model=search_result.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
         apply(graph, small, plan)
@@ -464,7 +465,7 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
 def test_paper_accounting_is_never_slower_than_full(toy):
     paper = system(accounting="paper", timing="ramulator-pimflow")
     graph = extract_regions(frontend.load("toy").module, "toy")
-    assert search(graph, paper).evaluation.latency_ns <= toy[1].report.latency_ns
+    assert search(graph, paper).evaluation.latency_ns <= toy[1].report.plan.latency_ns
 
 
 def test_a_directory_with_something_else_is_not_replaced(tmp_path):
@@ -596,7 +597,7 @@ def test_a_tolerance_of_the_user(toy):
     error = toy[1].verification.max_relative_error
     with pytest.raises(VerificationError, match="--tolerance"):
         pimflow.compile("toy", tolerance=error / 2)
-    assert pimflow.compile("toy", tolerance=error * 2).report.tolerance == error * 2
+    assert pimflow.compile("toy", tolerance=error * 2).report.verification.tolerance == error * 2
     with pytest.raises(UsageError, match="between 0 and 1"):
         pimflow.compile("toy", tolerance=-1.0)
 

@@ -86,9 +86,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
             del remaining[: len(choices[-1].regions)]
         plan_result = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
         tiled += len(plan_result.group_tilings())
-        applied = phases.apply_plan(
-            network.module, plan_result.splits(), plan_result.programs(), tilings=plan_result.group_tilings()
-        )
+        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(g.fusible for g in kernel_groups(applied)) + len(plan_result.group_tilings()) == launches
@@ -113,9 +111,8 @@ def test_the_memory_of_groups(capsys):
     gpu_only = system(pim_channels=0)
     plans = []
     search_result = pimflow.search("toy", gpu_only, fuse=True)
-    applied = phases.apply_plan(
-        frontend.load("toy").module, {}, {}, (), gpu_only, search_result.group_tilings()
-    )
+    rewrites = phases.PlanRewrites(tilings=search_result.group_tilings())
+    applied = phases.apply_plan(frontend.load("toy").module, rewrites, gpu_only)
     phases.build(applied, "llvm+pim", gpu_only, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0

@@ -77,7 +77,7 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
 
     complete = compiled.with_conventions()
     assert len(states) == len(NAMES)  # what it had was not searched again
-    assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions_missing == ()
+    assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions.missing == ()
     assert "Not searched" not in (out / "report.html").read_text()
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 

@@ -134,7 +134,7 @@ def compiled(tmp_path_factory):
 
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
     _, compilation = compiled
-    memory = compilation.report.memory
+    memory = compilation.report.memory.pool
     assert compilation.verification.is_verified
     assert memory.pool_bytes == memory.choice.pool_bytes == compilation.builds[0].memory.pool_bytes
     assert memory.pool_bytes <= min(memory.choice.searched_bytes, memory.choice.frugal_bytes)
@@ -151,7 +151,7 @@ def test_its_plan_is_applied_without_the_objective(compiled):
     assert json.loads(plan.read_text())["options"] == list(compilation.plan.options)
     recompiled = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST, conventions="none")
     assert recompiled.plan.choices == compilation.plan.choices
-    assert recompiled.report.memory.pool_bytes == compilation.report.memory.pool_bytes
+    assert recompiled.report.memory.pool.pool_bytes == compilation.report.memory.pool.pool_bytes
 
 
 def test_a_plan_with_other_options_is_refused(compiled, tmp_path, capsys):

@@ -168,7 +168,7 @@ def test_the_report_says_what_they_save():
         modes="gpu",
         conventions="none",
     )
-    part, rows = compilation.report.primitives, {row.name: row for row in compilation.report.regions}
+    part, rows = compilation.report.extras.primitives, {row.name: row for row in compilation.report.regions}
     assert compilation.verification.is_verified
     names = {name: primitive.name for name, primitive in compilation.search_result.primitives().items()}
     assert names == {choice.layer: choice.primitive for choice in part.choices} != {}
@@ -176,9 +176,9 @@ def test_the_report_says_what_they_save():
     assert part.layers == 5 and part.saved_gpu_only_ns >= 0
     without = pimflow.search(block(), SYSTEM, modes="gpu")
     assert part.latency_operators_ns == without.evaluation.latency_ns
-    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.latency_ns
+    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.plan.latency_ns
     recompiled = pimflow.compile(
         block(), target_system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
     )
-    assert recompiled.report.speedup == compilation.report.speedup
-    assert recompiled.report.primitives.choices == part.choices
+    assert recompiled.report.plan.speedup == compilation.report.plan.speedup
+    assert recompiled.report.extras.primitives.choices == part.choices

@@ -149,7 +149,9 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
             choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
             axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
         plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
-        applied = phases.apply_plan(network.module, plan_result.splits(), plan_result.programs())
+        applied = phases.apply_plan(
+            network.module, phases.PlanRewrites(splits=plan_result.splits(), programs=plan_result.programs())
+        )
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches

@@ -163,7 +163,7 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     torch = pytest.importorskip("torch")
     module, path = step
     report = pimflow.compile(path, tmp_path / "out", context=6, conventions="none").report
-    assert report.verified is True and report.timing_violations == 0
+    assert report.verification.verified is True and report.verification.timing_violations == 0
     session = pimflow.Session(tmp_path / "out")
     grown = [torch.zeros(1, 2, 0, 8)] * 2
     for position, token in enumerate(torch.randn(6, 1, 1, 32)):

@@ -119,8 +119,8 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         )
         for fuse in (True, False)
     )
-    assert compiled.report.skips == fused.summary() != unfused.summary()
-    assert compiled.verification.is_verified and compiled.report.skips.changed
+    assert compiled.report.extras.skips == fused.summary() != unfused.summary()
+    assert compiled.verification.is_verified and compiled.report.extras.skips.changed
     assert unfused.pool_bytes > fused.pool_bytes == compiled.builds[-1].memory.pool_bytes
     names = [region.name for region in compiled.report.regions]
     assert "b.lconv.copy" in names

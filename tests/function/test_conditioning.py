@@ -20,7 +20,7 @@ from pimflow import frontend, zoo
 from pimflow.commands.main import main
 from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.build import Build
-from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
+from pimflow.compiler.conditioning import RUNS, OutputReference, output_checks, reference_deviations
 from pimflow.compiler.verification import Verification, verify
 from pimflow.core.commands import Comp
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, OutputCheck, error_text
@@ -231,18 +231,21 @@ def test_the_reference_runs_again_only_beyond_the_bound(cases):
     network = record_runs(case.network, runs)
     near = [y + np.float32(1e-3) * abs(y).max() for y in case.expected]
     far = [y + np.float32(1e-2) * abs(y).max() for y in case.expected]
-    arguments = (network.perturbed, stored, "fp16", case.inputs)
-    assert output_checks(*arguments, near, case.expected)[0].reference_deviation is None and not runs
-    assert output_checks(*arguments, far, case.expected, 1e-3)[0].bound == 1e-3 and not runs
-    checks = output_checks(*arguments, far, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=network.perturbed)
+    fixed = replace(reference, tolerance=1e-3)
+    arguments = (stored, "fp16", case.inputs)
+    assert output_checks(reference, *arguments, near)[0].reference_deviation is None and not runs
+    assert output_checks(fixed, *arguments, far)[0].bound == 1e-3 and not runs
+    checks = output_checks(reference, *arguments, far)
     assert checks[0].reference_deviation > 0 and runs == [stored] * (1 + RUNS)
-    assert output_checks(*arguments, far, case.expected) == checks, "other directions in another run"
+    assert output_checks(reference, *arguments, far) == checks, "other directions in another run"
 
 
 def test_outputs_that_are_no_numbers_are_refused(cases):
     case = cases["amplifies"]
     wrong = [np.full_like(y, np.nan) for y in case.expected]
-    checks = output_checks(case.network.perturbed, Fp16Storage(), "fp16", case.inputs, wrong, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
+    checks = output_checks(reference, Fp16Storage(), "fp16", case.inputs, wrong)
     with pytest.raises(VerificationError, match="by inf"):
         checks[0].require_match("outputs")
 
@@ -259,7 +262,8 @@ def test_zeros_are_refused_whatever_the_network(cases):
     case = NetworkCase("amplifies more")
     stored = Fp16Storage(layers=frozenset(("first", "left", "right", "last")), kernels=True)
     wrong = [np.zeros_like(y) for y in case.expected]
-    (check,) = output_checks(case.network.perturbed, stored, "fp16", case.inputs, wrong, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
+    (check,) = output_checks(reference, stored, "fp16", case.inputs, wrong)
     assert check.reference_deviation > LARGEST_BOUND == check.bound and not check.matches
 
 
@@ -271,9 +275,8 @@ def test_one_output_lends_another_no_bound():
     inputs = network.example_inputs()
     y, a = network.reference(inputs)
     off = [y, a + np.float32(5e-3) * abs(a).max()]
-    checks = output_checks(
-        network.perturbed, Fp16Storage(layers=frozenset(ON_PIM)), "fp16", inputs, off, [y, a]
-    )
+    reference = OutputReference(expected=[y, a], perturbed=network.perturbed)
+    checks = output_checks(reference, Fp16Storage(layers=frozenset(ON_PIM)), "fp16", inputs, off)
     assert [check.matches for check in checks] == [True, False]
     assert checks[0].bound > 5e-3 > checks[1].bound == OUTPUT_BOUND["fp16"]
 

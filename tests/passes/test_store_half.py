@@ -266,7 +266,7 @@ def plan_on_pim() -> tvm.IRModule:
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
     programs = {name: program(name, begin) for name, begin in rows.items()}
     splits = {name: Split("rows", begin) for name, begin in rows.items() if begin}
-    return phases.apply_plan(mod, splits, programs)
+    return phases.apply_plan(mod, phases.PlanRewrites(splits=splits, programs=programs))
 
 
 @pytest.mark.long

@@ -202,7 +202,7 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)
         compiled_network = pimflow.compile("toy", tmp_path / "toy", target="c", conventions="none")
-    assert compiled_network.report.c_part.flaw.startswith("no C compiler was found")
+    assert compiled_network.report.extras.c_part.flaw.startswith("no C compiler was found")
     assert compiled_network.verification.is_verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert main(["select", "toy", "--target", "c", "--cache", "none"]) == 3

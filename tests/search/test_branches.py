@@ -113,7 +113,9 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
         share = {"gpu_share": candidate.gpu_share, "axis": rewrite.axis}
         choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
     drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-    applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
+    applied = phases.apply_plan(
+        network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
+    )
     events = drawn.evaluation.timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
     assert sum(group.fusible for group in kernel_groups(applied)) == charged
@@ -160,7 +162,9 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
             for mode, schedule, share, axis in [layer_choice.get(region.name, ("GPU", "", 1.0, "rows"))]
         ]
         drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-        applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
+        applied = phases.apply_plan(
+            network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
+        )
         events = drawn.evaluation.timeline.events
         charged = [event.label for event in events if event.launched and event.resource == "gpu"]
         assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (rewrite.mode, charged)

@@ -122,7 +122,7 @@ def apply_candidates(network: frontend.Network, generator: CandidateGenerator, c
         for c in chosen
         if c.rewrite.mode == "PIM"
     }
-    return phases.apply_plan(network.module, {}, programs, system=SYSTEM)
+    return phases.apply_plan(network.module, phases.PlanRewrites(programs=programs), SYSTEM)
 
 
 def launches_and_kernels(network: frontend.Network, pick) -> tuple[int, int]:

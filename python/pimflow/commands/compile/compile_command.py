@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
             )
         report = compiled.report
         if args.plot:
-            front.draw(args.plot, report.front or (), f"{report.model} on {report.system}")
+            front.draw(args.plot, report.extras.front or (), f"{report.model} on {report.system.name}")
         if not args.json:
             print((table if args.layers else summary)(report, args.output))
             streams.deliver()  # the rest takes a while, and may be interrupted
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
             report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
         output.print_json(report.to_json())
-    elif report.conventions:
+    elif report.conventions.searched:
         print(conventions_text(report))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.commands.shared.layer_details import all_candidates, cost_sources, schedule_text
+from pimflow.commands.shared.layer_details import all_candidates, schedule_text
 from pimflow.commands.shared.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
@@ -129,7 +129,7 @@ class Explanation:
         for candidate in shown:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             deferred_epilogues = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
-            sources = ", ".join(f"{resource} {source}" for resource, source in cost_sources(cost).items())
+            sources = ", ".join(f"{resource} {source.value}" for resource, source in cost.known.items())
             schedule = candidate.schedule if candidate.schedule not in candidate.name else ""
             lines.append(
                 f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
