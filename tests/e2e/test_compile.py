@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 from branching import network_with_padding
 from length import long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend, zoo
@@ -207,12 +208,9 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
 def test_what_was_compiled_anew_is_what_runs(tmp_path):
     """The system's loader knows the library of a place that was run from before."""
     x = np.float32([[-2, 3]])
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy"]
     for operator, expected in (("Relu", [[0, 3]]), ("Neg", [[2, -3]])):
         nodes = [helper.make_node(operator, ["x"], ["y"], "n")]
-        graph = helper.make_graph(nodes, "net", values[:1], values[1:])
-        opsets = [helper.make_opsetid("", 17)]
-        pimflow.compile(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "out")
+        pimflow.compile(onnx_model(nodes, {"x": x.shape}, {"y": x.shape}), tmp_path / "out")
         (y,) = pimflow.run(tmp_path / "out", x)
         assert y.tolist() == expected
 
@@ -387,17 +385,10 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
 
 
 @pytest.mark.parametrize("name", ["fc__values", "fc__stage1"])
-def test_a_layer_may_have_a_name_that_ends_as_a_part_does(tmp_path, name):
+def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
     weights = np.random.default_rng(0).standard_normal((2048, 512), np.float32) / 32
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w"], ["y"], name)],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2048])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 512])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
-    compiled = pimflow.compile(tmp_path / "net.onnx")
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], name)
+    compiled = pimflow.compile(onnx_model([node], {"x": [1, 2048]}, {"y": [1, 512]}, {"w": weights}))
     assert [region.mode for region in compiled.report.regions] == [
         "PIM"
     ] and compiled.verification.is_verified
@@ -498,10 +489,7 @@ def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
     """``--shape`` fixes the input; what computes on shapes is folded before the import."""
     draw = np.random.default_rng(0)
 
-    def constant(name, array):
-        return numpy_helper.from_array(np.asarray(array), name)
-
-    graph = helper.make_graph(
+    model = onnx_model(
         [
             helper.make_node("Conv", ["x", "w"], ["a"], name="conv/1", pads=[1, 1, 1, 1]),
             helper.make_node("Sum", ["a", "x"], ["b"], name="sum"),
@@ -512,17 +500,15 @@ def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
             helper.make_node("Reshape", ["c", "shape"], ["f"], name="flatten"),
             helper.make_node("MatMul", ["f", "m"], ["y"], name="fc"),
         ],
-        "dynamic",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8, 6, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [
-            constant("w", draw.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8),
-            constant("m", draw.standard_normal((8 * 36, 20)).astype(np.float32) / 8),
-            constant("zero", np.array([0])),
-            constant("rest", np.array([-1])),
-        ],
+        {"x": ["batch", 8, 6, 6]},
+        {"y": None},
+        {
+            "w": draw.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8,
+            "m": draw.standard_normal((8 * 36, 20)).astype(np.float32) / 8,
+            "zero": np.array([0]),
+            "rest": np.array([-1]),
+        },
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "dynamic.onnx")
     with pytest.raises(ModelError, match="--shape"):
         pimflow.compile(tmp_path / "dynamic.onnx")
@@ -534,13 +520,8 @@ def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
 
 
 def test_inputs_by_name_may_come_in_any_order(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Sub", ["a", "b"], ["y"], name="difference")],
-        "two",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "ab"],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    node = helper.make_node("Sub", ["a", "b"], ["y"], name="difference")
+    model = onnx_model([node], {"a": [1, 4], "b": [1, 4]}, {"y": [1, 4]})
     a, b = np.full((1, 4), 3.0, np.float32), np.ones((1, 4), np.float32)
     pimflow.compile(model, tmp_path / "out", inputs={"b": b, "a": a})
     assert (pimflow.run(tmp_path / "out", {"b": b, "a": a})[0] == 2).all()
@@ -626,28 +607,13 @@ def test_a_quantised_network_is_compiled():
         "sb": np.float32(0.05),
         "zero": np.int8(0),
     }
-    graph = helper.make_graph(
-        nodes,
-        "quantised",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 28, 28])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": [1, 16, 28, 28]}, {"y": None}, weights, name="quantised")
     assert pimflow.compile(model).verification.is_verified
 
 
 def test_a_boolean_input_runs(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Where", ["c", "a", "b"], ["y"], "choice")],
-        "boolean",
-        [
-            helper.make_tensor_value_info("c", TensorProto.BOOL, [4]),
-            *(helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "ab"),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    node = helper.make_node("Where", ["c", "a", "b"], ["y"], "choice")
+    model = onnx_model([node], {"c": (TensorProto.BOOL, [4]), "a": [4], "b": [4]}, {"y": [4]})
     pimflow.compile(model, tmp_path / "out")
     a, b = np.ones(4, np.float32), np.zeros(4, np.float32)
     (y,) = pimflow.run(tmp_path / "out", {"c": np.array([True, False, True, False]), "a": a, "b": b})

@@ -12,7 +12,8 @@ from answers import best_label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
@@ -65,15 +66,9 @@ class NetworkBuilder:
         return [name for name in self.channels if name not in self.read and name != "x"]
 
     def load(self) -> frontend.Network:
-        def value(name: str):
-            shape = (1, self.channels[name], SIZE, SIZE)
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-        graph = helper.make_graph(
-            self.nodes, "drawn", [value("x")], [value(name) for name in self.ends()], self.weights
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return frontend.load(model)
+        shapes = {name: (1, width, SIZE, SIZE) for name, width in self.channels.items()}
+        inputs, outputs = {"x": shapes["x"]}, {name: shapes[name] for name in self.ends()}
+        return frontend.load(onnx_model(self.nodes, inputs, outputs, self.weights, name="drawn"))
 
 
 def concat_network() -> NetworkBuilder:
