@@ -345,7 +345,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
         t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in onnx_model.graph.initializer
     }
 
-    class Net(nn.Module):
+    class RoundedNet(nn.Module):
         def __init__(self):
             super().__init__()
             self.first = nn.Conv2d(16, 64, 3, padding=1)
@@ -356,7 +356,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
             b = self.first(x).relu()
             return self.last((self.left(b) - self.right(b)).relu()).relu()
 
-    net = Net().eval()
+    net = RoundedNet().eval()
     names = {"weight": "w", "bias": "b"}
     net.load_state_dict({k: weights[f"{k.split('.')[0]}.{names[k.split('.')[1]]}"] for k in net.state_dict()})
     torch.export.save(torch.export.export(net, (torch.zeros(1, 16, 12, 12),)), tmp_path / "net.pt2")

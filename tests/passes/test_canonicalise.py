@@ -20,7 +20,7 @@ BIAS = np.arange(4, dtype=np.float32)
 
 
 @I.ir_module
-class Before:
+class CanonicalBefore:
     @R.function
     def main(x: R.Tensor((1, 3, 6, 5), "float32")):
         with R.dataflow():
@@ -33,7 +33,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class CanonicalExpected:
     @R.function
     def main(x: R.Tensor((1, 3, 6, 5), "float32")):
         with R.dataflow():
@@ -53,10 +53,10 @@ class Expected:
 
 
 def test_rewrite():
-    after = Canonicalise()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = Canonicalise()(CanonicalBefore)
+    tvm.ir.assert_structural_equal(after, CanonicalExpected)
     assert names(after, "nn.conv2d") == ["conv"]
-    close(Before, after)
+    close(CanonicalBefore, after)
     tvm.ir.assert_structural_equal(Canonicalise()(after), after)
 
 

@@ -205,7 +205,7 @@ def test_several_results():
 
 
 @I.ir_module
-class Halves:
+class SplitHalves:
     @R.function
     def main(x: R.Tensor((4, 4), "float32")):
         with R.dataflow():
@@ -217,7 +217,7 @@ class Halves:
 
 def test_an_operator_with_several_results_is_refused():
     with pytest.raises(UnsupportedOpError, match="'halves': split is not supported"):
-        extract_regions(Halves)
+        extract_regions(SplitHalves)
 
 
 @I.ir_module

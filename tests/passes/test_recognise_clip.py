@@ -39,7 +39,7 @@ def kernels(shape: tuple[int, int], *steps) -> tvm.IRModule:
     return builder.get()
 
 
-Before = kernels(
+RecognisedClipBefore = kernels(
     (2, 3),
     ("maximum", 0.0, lambda x, low, i, j: te.max(x[i, j], low())),
     ("minimum", 6.0, lambda x, high, i, j: te.min(x[i, j], high())),
@@ -47,7 +47,7 @@ Before = kernels(
 
 
 @I.ir_module
-class Expected:
+class RecognisedClipExpected:
     @R.function
     def main(x: R.Tensor((2, 3), "float32")):
         with R.dataflow():
@@ -72,9 +72,9 @@ OtherKernels = kernels(
 
 
 def test_relu6():
-    after = RecogniseClip()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
-    assert same_bits(Before, after)
+    after = RecogniseClip()(RecognisedClipBefore)
+    tvm.ir.assert_structural_equal(after, RecognisedClipExpected)
+    assert same_bits(RecognisedClipBefore, after)
     tvm.ir.assert_structural_equal(RecogniseClip()(after), after)
 
 

@@ -33,7 +33,7 @@ WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
 COSTS = Costs(SYSTEM, Profiling())
 
 
-class NetworkBuilder:
+class BranchBuilder:
     """An ONNX network, node by node; what nothing reads is returned."""
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class NetworkBuilder:
         return frontend.load(onnx_model(self.nodes, inputs, outputs, self.weights, name="drawn"))
 
 
-def concat_network() -> NetworkBuilder:
+def concat_network() -> BranchBuilder:
     """`first` reads a concatenation and keeps it for `second`; others read the result of `first`."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     stem = network.conv("x")
     concatenation = network.concat([stem, network.conv(stem)])
     first = network.conv(concatenation)
@@ -85,7 +85,7 @@ def concat_network() -> NetworkBuilder:
 @st.composite
 def networks(draw) -> frontend.Network:
     """Convolutions and concatenations over what came before, as in DenseNet and Inception; one result."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     values = [network.conv("x")]
     for _ in range(draw(st.integers(2, 6))):
         recent = values[-4:]
