@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.commands.main import main
@@ -261,13 +262,15 @@ def test_names_of_a_stranger_take_no_line_of_their_own(tmp_path, capsys):
     """Of outputs, layers, inputs and the file itself: a line of theirs could say anything."""
     forged = "y\nlatency   0.0001 ms\x1b[2J\r\x85"
     path = tmp_path / f"net{forged}.onnx".replace("\x85", "")
-    graph = helper.make_graph(
-        [helper.make_node("Relu", [f"x{forged}"], [forged], f"layer{forged}")],
-        f"graph{forged}",
-        [helper.make_tensor_value_info(f"x{forged}", 1, [1, 64])],
-        [helper.make_tensor_value_info(forged, 1, [1, 64])],
+    onnx.save(
+        onnx_model(
+            [helper.make_node("Relu", [f"x{forged}"], [forged], f"layer{forged}")],
+            {f"x{forged}": [1, 64]},
+            {forged: [1, 64]},
+            name=f"graph{forged}",
+        ),
+        path,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     out = tmp_path / "out"
     for argv in (["compile", path, "-o", out], ["run", out], ["memory", path], ["profile", path]):
         assert main(list(map(str, argv))) == 0

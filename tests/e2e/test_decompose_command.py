@@ -99,9 +99,9 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""
     short_launches = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
-    report = pimflow.compile(
-        "toy", target_system=short_launches, decompose=request, modes=modes, fuse=fuse
-    ).report
+    conventions = ["no-launches", "copies=made"] if where == "all" else ["no-launches"]
+    options = {"decompose": request, "modes": modes, "fuse": fuse, "conventions": conventions}
+    report = pimflow.compile("toy", target_system=short_launches, **options).report
     assert report.extras.decomposition.layers
 
     def gpu_baseline(target_system):

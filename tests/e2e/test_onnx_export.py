@@ -5,7 +5,8 @@ import json
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from skip_networks import hourglass
 
 import pimflow
@@ -50,14 +51,7 @@ class OnnxModelBuilder:
         return y
 
     def model(self, y: str, batch: int | str = 1) -> onnx.ModelProto:
-        graph = helper.make_graph(
-            self.nodes,
-            "drawn",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 8, 12, 12))],
-            [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)],
-            self.weights,
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        return onnx_model(self.nodes, {"x": (batch, 8, 12, 12)}, {y: None}, self.weights, name="drawn")
 
 
 def all_kinds_model(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:

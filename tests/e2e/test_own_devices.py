@@ -13,7 +13,8 @@ import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend
@@ -42,19 +43,18 @@ def two_layers():
     draw = np.random.default_rng(0)
     shapes = {"w": (20, 7, 3, 3), "b": (20,), "v": (180, 11), "c": (11,)}
     values = {name: (draw.standard_normal(shape) / 6).astype(np.float32) for name, shape in shapes.items()}
-    graph = helper.make_graph(
+    return onnx_model(
         [
             helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[1] * 4, strides=[2, 2]),
             helper.make_node("Relu", ["y"], ["z"], name="relu"),
             helper.make_node("Flatten", ["z"], ["f"], name="flat"),
             helper.make_node("Gemm", ["f", "v", "c"], ["out"], name="product"),
         ],
-        "two",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 7, 5, 5])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 11])],
-        [numpy_helper.from_array(array, name) for name, array in values.items()],
+        {"x": [1, 7, 5, 5]},
+        {"out": [1, 11]},
+        values,
+        name="two",
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @functools.cache

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tvm
 from length import long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from tvm import relax, tirx
 
 import pimflow
@@ -50,14 +51,7 @@ def block():
     nodes.append(helper.make_node("Flatten", ["pool"], ["flat"], name="flat"))
     weights.append(numpy_helper.from_array(draw.standard_normal((48, 24)).astype(np.float32) / 7, "fc.w"))
     nodes.append(helper.make_node("Gemm", ["flat", "fc.w"], ["y"], name="fc"))
-    graph = helper.make_graph(
-        nodes,
-        "block",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 18, 22))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 24))],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": (1, 3, 18, 22)}, {"y": (1, 24)}, weights, name="block")
 
 
 def launches_built(applied: tvm.IRModule) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.commands.main import main
@@ -33,10 +34,7 @@ def array(name, *dims, dtype=np.float32):
 def model(nodes, inputs, weights=(), outputs=None, opset=17):
     """A network with inputs and outputs {name: dims}; one output ``y`` of any shape by default."""
     outputs = outputs or {"y": None}
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in inputs.items()]
-    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in outputs.items()]
-    graph = helper.make_graph(nodes, "net", values, results, list(weights))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx_model(nodes, inputs, outputs, list(weights), opset=opset)
 
 
 def save_model(folder, proto, **options) -> Path:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from layers import flat
 from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 from rounding_networks import ON_PIM, SYSTEMS, build_on_stand_in, model, plan_on_pim, with_weight
 
 import pimflow
@@ -295,11 +296,8 @@ def test_roundings_reach_what_is_stored(seed, scale):
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((1, 64, 16, 16)).astype(np.float32) * np.float32(10**scale)
     eye = numpy_helper.from_array(np.eye(64, dtype=np.float32)[:, :, None, None], "w")
-    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)
     node = helper.make_node("Conv", ["x", "w"], ["y"], "same")
-    graph = helper.make_graph([node], "same", [given_x], [y], [eye])
-    full_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    full_model = onnx_model([node], {"x": x.shape}, {"y": x.shape}, [eye], name="same")
     full_model = zoo.load_model(full_model)
     light = perturb(full_model, Fp16Storage(layers=frozenset({"same"})))
     weights = [node.input[1] for node in light.graph.node if node.op_type == "Conv"]
@@ -331,10 +329,7 @@ def test_shapes_and_masks_keep_their_values():
     ]
     mask = np.array([0, -np.inf, 0, np.finfo(np.float32).min], np.float32)
     tensors = [numpy_helper.from_array(mask, "mask"), numpy_helper.from_array(np.float32([1]), "one")]
-    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "masked", [given_x], [y], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": (3, 4)}, {"y": None}, tensors, name="masked")
     model = zoo.load_model(model)
     x = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     (exact,) = frontend.load(model).reference(x)
@@ -353,7 +348,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
         t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in onnx_model.graph.initializer
     }
 
-    class Net(nn.Module):
+    class RoundedNet(nn.Module):
         def __init__(self):
             super().__init__()
             self.first = nn.Conv2d(16, 64, 3, padding=1)
@@ -364,7 +359,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
             b = self.first(x).relu()
             return self.last((self.left(b) - self.right(b)).relu()).relu()
 
-    net = Net().eval()
+    net = RoundedNet().eval()
     names = {"weight": "w", "bias": "b"}
     net.load_state_dict({k: weights[f"{k.split('.')[0]}.{names[k.split('.')[1]]}"] for k in net.state_dict()})
     torch.export.save(torch.export.export(net, (torch.zeros(1, 16, 12, 12),)), tmp_path / "net.pt2")

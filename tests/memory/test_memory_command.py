@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import memory
 from pimflow.commands.main import main
@@ -200,11 +201,8 @@ def test_networks_that_cannot_be_planned(options, code, says, capsys):
 
 def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
     """Its result has one shape whatever comes in."""
-    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 4)) for name in "xy")
-    axes = onnx.numpy_helper.from_array(np.array([0], np.int64), "axes")
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
-    graph = helper.make_graph([node], "sum", [x], [y], [axes])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model = onnx_model([node], {"x": (1, 4)}, {"y": (1, 4)}, {"axes": np.array([0])})
     onnx.save(model, tmp_path / "sum.onnx")
     assert main(["memory", str(tmp_path / "sum.onnx"), "--batch", "2", "--quiet"]) == 3
     assert "is made for its own batch" in capsys.readouterr().err

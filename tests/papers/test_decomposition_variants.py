@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from papers.temco_variants import (
     VARIANTS,
     decomposition_variants,
@@ -34,10 +35,7 @@ def chain(widths: tuple[int, ...], kernel: int, height: int) -> onnx.ModelProto:
         nodes.append(helper.make_node("Relu", [f"c{index}"], [f"r{index}"], f"relu{index}"))
         hidden = f"r{index}"
     shape = (1, widths[0], height, height)
-    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-    output_info = helper.make_tensor_value_info(hidden, TensorProto.FLOAT, (1, widths[-1], height, height))
-    graph = helper.make_graph(nodes, "chain", [input_info], [output_info], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx_model(nodes, {"x": shape}, {hidden: (1, widths[-1], height, height)}, weights, name="chain")
 
 
 @pytest.fixture(scope="module")

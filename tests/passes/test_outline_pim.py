@@ -46,7 +46,7 @@ FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))
 
 
 @I.ir_module
-class Before:
+class OutlinedPimBefore:
     @R.function
     def main(x: R.Tensor((2, 8), "float32")):
         with R.dataflow():
@@ -58,7 +58,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class OutlinedPimExpected:
     @R.function
     def pim_fc(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 4), "float32"):
         R.func_attr({"Codegen": "pim", PROGRAM_ATTR: FC.to_json()})
@@ -69,7 +69,7 @@ class Expected:
 
     @R.function
     def main(x: R.Tensor((2, 8), "float32")):
-        cls = Expected
+        cls = OutlinedPimExpected
         with R.dataflow():
             a = R.nn.relu(x)
             fc = cls.pim_fc(a)
@@ -79,10 +79,10 @@ class Expected:
 
 
 def test_rewrite():
-    after = OutlinePim({"fc": FC})(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = OutlinePim({"fc": FC})(OutlinedPimBefore)
+    tvm.ir.assert_structural_equal(after, OutlinedPimExpected)
     # Relax runs the function as it stands, when nobody generates code for it.
-    assert same_bits(Before, inline_functions(after))
+    assert same_bits(OutlinedPimBefore, inline_functions(after))
     tvm.ir.assert_structural_equal(OutlinePim({"fc": FC})(after), after)
 
 
@@ -96,7 +96,7 @@ def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
 
 @pytest.mark.parametrize("names", [{}, {"absent": FC}, {"a": FC}])
 def test_what_is_not_named_stays(names):
-    tvm.ir.assert_structural_equal(OutlinePim(names)(Before), Before)
+    tvm.ir.assert_structural_equal(OutlinePim(names)(OutlinedPimBefore), OutlinedPimBefore)
 
 
 GEOMETRY = ConvGeometry(n=1, h=7, w=6, c=8, oc=4, kh=3, kw=3, padding=(1, 1, 1, 1))
@@ -364,7 +364,7 @@ class ExpectedBoth:
 @pytest.mark.parametrize(
     ("before", "expected", "fc"),
     [
-        (Before, ExpectedBias, LATCHED),
+        (OutlinedPimBefore, ExpectedBias, LATCHED),
         (BeforeResidual, ExpectedResidual, ADDED),
         (BeforeResidual, carrying(ExpectedResidual, JOINED), JOINED),
         (BeforeBoth, ExpectedBoth, BOTH),
@@ -397,8 +397,8 @@ class ReadTwice:
     [
         (ReadTwice, LATCHED),
         (ReadTwice, JOINED),
-        (Before, BOTH),
-        (Before, ACTIVATED),
+        (OutlinedPimBefore, BOTH),
+        (OutlinedPimBefore, ACTIVATED),
         (BeforeActivated, CLIPPED),
     ],
 )

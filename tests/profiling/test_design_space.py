@@ -9,7 +9,8 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import placement, system
@@ -132,10 +133,7 @@ def write_row_concatenation(path):
         helper.make_node("Conv", ["x", "w"], ["b"], "lower"),
         helper.make_node("Concat", ["a", "b"], ["y"], "join", axis=2),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 32, 4, 4))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 32, 8, 4))
-    graph = helper.make_graph(nodes, "joined", [x], [y], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    onnx.save(onnx_model(nodes, {"x": (1, 32, 4, 4)}, {"y": (1, 32, 8, 4)}, weights, name="joined"), path)
     return path
 
 

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from length import long_but
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.core.region import Kernel, Product, Region, RegionGraph
@@ -29,17 +30,12 @@ RANDOM = np.random.default_rng(0)
 
 def network(nodes, inputs, weights, output="y") -> onnx.ModelProto:
     """Nodes over `inputs`, by name their shapes, with `weights` of these shapes."""
-    graph = helper.make_graph(
+    return onnx_model(
         nodes,
-        "net",
-        [helper.make_tensor_value_info(name, 1, dims) for name, dims in inputs.items()],
-        [helper.make_tensor_value_info(output, 1, None)],
-        [
-            onnx.numpy_helper.from_array(RANDOM.standard_normal(dims).astype(np.float32), name)
-            for name, dims in weights.items()
-        ],
+        inputs,
+        {output: None},
+        {name: RANDOM.standard_normal(dims).astype(np.float32) for name, dims in weights.items()},
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def layer(kind: str, x: tuple[int, ...], w: tuple[int, ...], **attributes) -> onnx.ModelProto:

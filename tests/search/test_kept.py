@@ -12,7 +12,8 @@ from answers import best_label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
@@ -32,7 +33,7 @@ WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
 COSTS = Costs(SYSTEM, Profiling())
 
 
-class NetworkBuilder:
+class BranchBuilder:
     """An ONNX network, node by node; what nothing reads is returned."""
 
     def __init__(self) -> None:
@@ -65,20 +66,14 @@ class NetworkBuilder:
         return [name for name in self.channels if name not in self.read and name != "x"]
 
     def load(self) -> frontend.Network:
-        def value(name: str):
-            shape = (1, self.channels[name], SIZE, SIZE)
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-        graph = helper.make_graph(
-            self.nodes, "drawn", [value("x")], [value(name) for name in self.ends()], self.weights
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return frontend.load(model)
+        shapes = {name: (1, width, SIZE, SIZE) for name, width in self.channels.items()}
+        inputs, outputs = {"x": shapes["x"]}, {name: shapes[name] for name in self.ends()}
+        return frontend.load(onnx_model(self.nodes, inputs, outputs, self.weights, name="drawn"))
 
 
-def concat_network() -> NetworkBuilder:
+def concat_network() -> BranchBuilder:
     """`first` reads a concatenation and keeps it for `second`; others read the result of `first`."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     stem = network.conv("x")
     concatenation = network.concat([stem, network.conv(stem)])
     first = network.conv(concatenation)
@@ -90,7 +85,7 @@ def concat_network() -> NetworkBuilder:
 @st.composite
 def networks(draw) -> frontend.Network:
     """Convolutions and concatenations over what came before, as in DenseNet and Inception; one result."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     values = [network.conv("x")]
     for _ in range(draw(st.integers(2, 6))):
         recent = values[-4:]
