@@ -1,7 +1,8 @@
 """A program that writes every place of a cache once; each step issues only the WRITEs of its own tokens.
 
 The position of a token is known only when a step runs. So an executable holds the WRITEs of all positions, as
-loops over rows, columns and heads, and a step selects those of its position (``simulators/src/step_writes.cc``).
+loops over rows, columns and heads, and a step selects those of its position
+(``simulators/src/step_writes.cc``).
 """
 
 from __future__ import annotations
