@@ -12,13 +12,7 @@ import numpy as np
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, channels_on_chip, run_weights, single_run
-from pimflow.fusion.fragments import (
-    FRAGMENT,
-    MAX_SUMS,
-    STAGING_BYTES,
-    ProductTile,
-    is_product,
-)
+from pimflow.fusion.fragments import FRAGMENT, MAX_SUMS, STAGING_BYTES, ProductTile, is_product
 from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer

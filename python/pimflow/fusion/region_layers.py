@@ -28,12 +28,7 @@ def layers_from_regions(regions: RegionGraph) -> LayerGraph:
             if name.startswith("%"):
                 shapes.setdefault(name, _input_shape(region, dims))
         layers.append(_layer(region, shapes))
-    return LayerGraph(
-        name=regions.name,
-        layers=tuple(layers),
-        shapes=shapes,
-        outputs=regions.outputs,
-    )
+    return LayerGraph(name=regions.name, layers=tuple(layers), shapes=shapes, outputs=regions.outputs)
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
