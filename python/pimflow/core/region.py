@@ -413,47 +413,21 @@ class PimShape:
 
 # By key of a region in files, in their order, the field with its value; those of a part are "part.field".
 _FIELD_BY_KEY = {
-    "name": "name",
-    "operator": "operator",
-    "operators": "operators",
-    "geometry": "geometry",
-    "prologue": "prologue",
-    "prologue_kernels": "pim.prologue_kernels",
-    "epilogue": "epilogue.operators",
-    "inputs": "inputs",
-    "input_shapes": "input_shapes",
-    "operands": "operands",
-    "kept_inputs": "extra_inputs",
-    "taken_inputs": "kernel.fusible_inputs",
-    "output_shape": "output_shape",
-    "weight_elements": "kernel.weight_elements",
-    "kept_elements": "kernel.extra_output_elements",
-    "workspace_elements": "kernel.workspace_elements",
-    "anchored": "kernel.has_anchor",
-    "view": "is_view",
-    "padding_copied": "pim.padding_copy_reason",
-    "role": "role",
-    "pooling": "kernel.pooling",
-    "product": "kernel.product",
-    "operations": "kernel.operations",
-    "multiplications": "kernel.multiplications",
-    "attention": "attention",
-    "parts": "kernel.parts",
-    "appended_elements": "kernel.append_elements",
-    "clipped": "epilogue.clip_bounds",
-}
+    "name": "name", "operator": "operator", "operators": "operators", "geometry": "geometry",
+    "prologue": "prologue", "prologue_kernels": "pim.prologue_kernels", "epilogue": "epilogue.operators",
+    "inputs": "inputs", "input_shapes": "input_shapes", "operands": "operands",
+    "kept_inputs": "extra_inputs", "taken_inputs": "kernel.fusible_inputs", "output_shape": "output_shape",
+    "weight_elements": "kernel.weight_elements", "kept_elements": "kernel.extra_output_elements",
+    "workspace_elements": "kernel.workspace_elements", "anchored": "kernel.has_anchor", "view": "is_view",
+    "padding_copied": "pim.padding_copy_reason", "role": "role", "pooling": "kernel.pooling",
+    "product": "kernel.product", "operations": "kernel.operations",
+    "multiplications": "kernel.multiplications", "attention": "attention", "parts": "kernel.parts",
+    "appended_elements": "kernel.append_elements", "clipped": "epilogue.clip_bounds",
+}  # fmt: skip
 # Keys on which `RegionGraph.digest` does not depend; attention is a part of its own there.
 _KEYS_BESIDE_DIGEST = {
-    "prologue_kernels",
-    "taken_inputs",
-    "workspace_elements",
-    "product",
-    "operations",
-    "multiplications",
-    "attention",
-    "parts",
-    "appended_elements",
-    "clipped",
+    *("prologue_kernels", "taken_inputs", "workspace_elements", "product", "operations", "multiplications"),
+    *("attention", "parts", "appended_elements", "clipped"),
 }
 
 
@@ -530,6 +504,12 @@ class Region:
     def to_table(self) -> dict[str, Any]:
         """The region as one flat object of JSON, as `regions.json` has it."""
         return {key: attrgetter(field)(self) for key, field in _FIELD_BY_KEY.items()}
+
+    def __repr__(self) -> str:
+        """What a plan depends on: `RegionGraph.digest` is made of this text."""
+        table = self.to_table().items()
+        fields = (f"{key}={value!r}" for key, value in table if key not in _KEYS_BESIDE_DIGEST)
+        return f"Region({', '.join(fields)})"
 
     @property
     def layer(self) -> ConvGeometry:
@@ -733,20 +713,6 @@ class RegionGraph:
     @property
     def digest(self) -> str:
         """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
-        regions = tuple(
-            _Verbatim(
-                "Region({})".format(
-                    ", ".join(f"{k}={v!r}" for k, v in r.to_table().items() if k not in _KEYS_BESIDE_DIGEST)
-                )
-            )
-            for r in self.regions
-        )
         attention = [region.attention for region in self.regions if region.attention is not None]
-        identity = (regions, self.outputs, self.extra_outputs, *attention)
+        identity = (self.regions, self.outputs, self.extra_outputs, *attention)
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-
-
-class _Verbatim(str):
-    """Text that stands for itself in the representation of a tuple."""
-
-    __repr__ = str.__str__

@@ -156,7 +156,8 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
                 yield run
         if not (keeps_channels(first) or forms_channels(first)):
             continue
-        formed_names, last_reader, channels = set(), 0, first.maps[0][3].output_extent
+        formed_names: set[str] = set()
+        last_reader, channels = 0, first.maps[0][3].output_extent
         for end in range(begin + 1, len(layers) + 1):
             layer = layers[end - 1]
             if end > begin + 1 and layer.maps[0][3].extent != channels:

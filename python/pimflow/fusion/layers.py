@@ -11,7 +11,7 @@ from pimflow.core.ranges import RangeMap
 
 Shape = tuple[int, int, int, int]
 AXES = ("n", "h", "w", "c")
-Maps = tuple[RangeMap, RangeMap, RangeMap, RangeMap]
+Maps = tuple[RangeMap, ...]
 
 # The rows of the paper's Table 1, in its order, and kinds of other networks.
 KINDS = (
@@ -144,7 +144,8 @@ class LayerGraph:
 
     def ancestors(self, positions: Sequence[int]) -> set[int]:
         """Positions of all other layers that these layers depend on."""
-        ancestors, queue = set(), list(positions)
+        ancestors: set[int] = set()
+        queue = list(positions)
         while queue:
             new_sources = self.sources[queue.pop()] - ancestors - set(positions)
             ancestors |= new_sources

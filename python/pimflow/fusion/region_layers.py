@@ -28,21 +28,16 @@ def layers_from_regions(regions: RegionGraph) -> LayerGraph:
             if name.startswith("%"):
                 shapes.setdefault(name, _input_shape(region, dims))
         layers.append(_layer(region, shapes))
-    return LayerGraph(
-        name=regions.name,
-        layers=tuple(layers),
-        shapes=shapes,
-        outputs=regions.outputs,
-    )
+    return LayerGraph(name=regions.name, layers=tuple(layers), shapes=shapes, outputs=regions.outputs)
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
     """Shape as (n, h, w, c): missing axes in the middle are 1, additional ones are merged into h."""
     if len(dims) > 3:
         return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
-    return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
-        len(dims), (dims[0], dims[1] if len(dims) > 2 else 1, 1, dims[-1])
-    )
+    if len(dims) < 2:
+        return (1, 1, 1, math.prod(dims))
+    return (dims[0], dims[1] if len(dims) > 2 else 1, 1, dims[-1])
 
 
 def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:

@@ -106,10 +106,10 @@ class RunCosts:
         self._infeasible_untiled: set[tuple[int, ...]] = set()
         layer_costs = [(graph.traffic_elements(layer), layer.operations) for layer in graph.layers]
         self.single_layers = [
-            CostedGroup(positions=(position,), objective=float(objective.values(*cost)))
+            CostedGroup(positions=(position,), objective=float(objective.values(*map(np.asarray, cost))))
             for position, cost in enumerate(layer_costs)
         ]
-        self._layer_ns = [float(objective.time_ns(*cost)) for cost in layer_costs]
+        self._layer_ns = [float(objective.time_ns(*map(np.asarray, cost))) for cost in layer_costs]
         self._columns: dict[int, list[CostedGroup | None]] = {}
 
     def __len__(self) -> int:
@@ -118,7 +118,8 @@ class RunCosts:
     def runs_ending_at(self, end: int) -> list[CostedGroup | None]:
         """Runs that end before layer `end`, shortest first; None for unprofitable ones."""
         if end not in self._columns:
-            growing, column = self.empty_group(), []
+            growing = self.empty_group()
+            column: list[CostedGroup | None] = []
             while len(column) < min(end, MAX_LAYERS):
                 fits, best = self.grow(growing, [end - 1 - len(column)])
                 if not fits:

@@ -98,10 +98,7 @@ class PrimitiveTimes:
         options, layers = self._options, self._layers
         max_primitives = 0 if options.profile == "predicted" else options.measure
         profile = measuring.Measurer(self._cache, progress, self._machine).measure(
-            layers.primitive_layers.values(),
-            layers.moves.values(),
-            max_primitives,
-            pools=layers.pool_layouts,
+            layers.primitive_layers.values(), layers.moves.values(), max_primitives, pools=layers.pool_layouts
         )
         measured_now = is_remote(options.device) or self._on_gpu
         profile.require_device(self._machine.device, None if measured_now else options.device)

@@ -34,10 +34,7 @@ def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements
-    return [
-        *before,
-        replace(last, input_bytes=last.input_bytes + residual_bytes, output_bytes=result_bytes),
-    ]
+    return [*before, replace(last, input_bytes=last.input_bytes + residual_bytes, output_bytes=result_bytes)]
 
 
 def unsupported_primitive_reason(primitive: Primitive, region: Region) -> str:

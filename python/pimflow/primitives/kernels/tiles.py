@@ -110,11 +110,7 @@ def _winograd_squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         lambda h, v, *to: te.sum(out(h, p) * products(p, v, *to), axis=p),
         "rows",
     )
-    return (
-        x,
-        filters,
-        _output_stage(stages, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q)),
-    )
+    return (x, filters, _output_stage(stages, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q)))
 
 
 def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
