@@ -75,7 +75,9 @@ def test_groups_predict_what_the_model_does():
     tiled = [sample for sample in SAMPLES if sample.kind != "row"]
     for group in sample_groups(tiled):
         measured = np.array([sample.measured_ns for sample in group.samples])
-        assert np.exp(group.log_errors(GPU)) * measured == pytest.approx(np.array(analytic_ns(group.samples, GPU)))
+        assert np.exp(group.log_errors(GPU)) * measured == pytest.approx(
+            np.array(analytic_ns(group.samples, GPU))
+        )
 
 
 def test_half_of_the_kernels_is_not_fitted_to():
