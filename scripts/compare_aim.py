@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from calibration.aim_simulator import AimComparison, compare, replace_table, table
+
 import pimflow
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
@@ -30,7 +32,6 @@ from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.exports.aim_simulator import AimComparison, compare, replace_table, table
 from pimflow.simulators.pim.expansion import command_counts
 
 NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2", "resnet-50")
@@ -52,7 +53,7 @@ def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]
             seen.add(region.geometry)
             name = f"{model} {region.name}"
             order = pim_costs.rank_schedules(region.geometry, name)[0]
-            request = ProgramRequest(region=name, geometry=region.geometry, schedule=order)
+            request = ProgramRequest(name, region.geometry, order)
             yield "layer", name, pim_costs.program(request)
         for name, program in search_result.programs().items():
             yield "region", f"{model} {name}", program
@@ -69,12 +70,7 @@ def layer_programs(
         for order, initial, activation in itertools.product(orders, initials, activations):
             program = lower(
                 ProgramRequest(
-                    geometry=geometry,
-                    region=text,
-                    schedule=order,
-                    row_begin=pim.row_base,
-                    initial=initial,
-                    activation=activation,
+                    text, geometry, order, row_begin=pim.row_base, initial=initial, activation=activation
                 ),
                 pim,
                 dtype="fp16",

@@ -20,6 +20,8 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
+# Sizes of a kernel that files of measured kernels have.
+SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
 
 
@@ -43,7 +45,7 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
         Thread blocks; zero if no tile is used.
-    known : Provenance
+    provenance : Provenance
     device : str
         Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
@@ -59,7 +61,7 @@ class KernelCost:
     l2_bytes: float
     tile: tuple[int, int, int] | None
     blocks: int
-    known: Provenance = Provenance.ANALYTIC
+    provenance: Provenance = Provenance.ANALYTIC
     device: str = ""
     energies_pj: dict[str, float] | None = None
 
