@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_line import run
 
 import pimflow
 from pimflow import frontend, memory
-from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
@@ -37,8 +37,7 @@ def measured(tmp_path_factory):
 
 
 def command(capsys, *arguments):
-    code = main(["select", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select", *arguments)
 
 
 def test_what_is_selected_can_be_compiled(measured):
