@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import error_line, run_json
 
 import pimflow
 from pimflow import frontend
@@ -101,7 +102,8 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
     conventions = ["no-launches", "copies=made"] if where == "all" else ["no-launches"]
     options = {"decompose": request, "modes": modes, "fuse": fuse, "conventions": conventions}
-    report = pimflow.compile("toy", target_system=short_launches, **options).report
+    compiled = pimflow.compile("toy", target_system=short_launches, **options)
+    report, changed = compiled.report, compiled.search_result
     assert report.extras.decomposition.layers
 
     def gpu_baseline(target_system):
@@ -115,7 +117,6 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     assert report.energy.savings_pj["total"] == pytest.approx(baseline.energy_pj - report.energy.energy_pj)
     assert report.plan.speedup == pytest.approx(baseline.latency_ns / report.plan.latency_ns)
     assert sum(region.latency_gpu_only_ns for region in report.regions) == pytest.approx(baseline.latency_ns)
-    changed = pimflow.search("toy", short_launches, decompose=request, modes=modes, fuse=fuse)
     assert changed.baseline == baseline != changed.gpu_only
     assert report.plan.mixture_gpu_only.latency_ns == changed.mixture.latency_ns
     assert report.plan.mixture_gpu_only.energy_pj == changed.mixture.energy_pj
@@ -165,8 +166,7 @@ def test_nothing_is_decomposed_where_nothing_pays():
 
 
 def test_without_the_option_nothing_is_said_or_changed(capsys):
-    assert main(["memory", "toy", "--json", "--quiet", "--policy", "best"]) == 0
-    assert json.loads(capsys.readouterr().out)["decomposition"] is None
+    assert run_json(capsys, "memory toy --policy best")["decomposition"] is None
 
 
 def test_a_layer_of_a_chain_can_be_explained(capsys):
@@ -208,9 +208,7 @@ def test_memory_of_a_decomposed_network(capsys, tmp_path):
     ],
 )
 def test_bad_input(arguments, code, message, capsys):
-    assert main([*arguments, "--quiet"]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
+    assert message in error_line(capsys, code, *arguments, "--quiet")
 
 
 @pytest.mark.parametrize(
@@ -224,8 +222,7 @@ def test_bad_input(arguments, code, message, capsys):
 )
 def test_a_file_that_does_not_fit_the_network(text, message, capsys, tmp_path):
     (tmp_path / "ranks.toml").write_text(text)
-    assert main(["memory", "toy", "--quiet", "--decompose", f"tucker:{tmp_path}/ranks.toml"]) == 3
-    assert message in capsys.readouterr().err
+    assert message in error_line(capsys, 3, "memory toy --quiet --decompose", f"tucker:{tmp_path}/ranks.toml")
 
 
 def test_nothing_to_decompose():

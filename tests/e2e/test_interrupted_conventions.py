@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import error_line
 
 import pimflow
 from pimflow.commands.compile.conventions import ConventionSearch, convention_systems
@@ -132,8 +133,7 @@ def test_the_command_prints_what_was_asked_for(capsys, form):
 
 
 def test_unknown_names_are_refused_before_the_work(capsys):
-    assert main(["compile", "no-such-network", "--conventions", "launch"]) == 2
-    assert capsys.readouterr().err.endswith(
+    assert error_line(capsys, 2, "compile no-such-network --conventions launch").endswith(
         f"unknown convention 'launch'; known: none, all, {', '.join(NAMES)}\n"
     )
     with pytest.raises(UsageError, match="unknown convention 'launch'"):

@@ -63,7 +63,7 @@ def test_verification_ends_at_any_instant_and_is_right_afterwards(run):
     run()
     seconds = time.perf_counter() - begin
     draw = random.Random(0)
-    for _ in range(30):
+    for _ in range(60):
         assert is_interrupted(run, draw.uniform(0, seconds), draw.choice(SIGNALS))
     run().require()
 

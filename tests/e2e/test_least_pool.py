@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 from branching import convolution, model
+from command_line import error_line
 
 import pimflow
-from pimflow.commands.main import main
 from pimflow.commands.memory.memory import plan_memory
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
@@ -158,8 +158,9 @@ def test_a_plan_with_other_options_is_refused(compiled, tmp_path, capsys):
     directory, compilation = compiled
     text = json.loads(compilation.plan.to_json())
     (tmp_path / "plan.json").write_text(json.dumps({**text, "options": ["faster"]}))
-    assert main(["compile", str(directory / "net.onnx"), "--plan", str(tmp_path / "plan.json")]) == 3
-    assert "options" in capsys.readouterr().err
+    assert "options" in error_line(
+        capsys, 3, "compile", directory / "net.onnx", "--plan", tmp_path / "plan.json"
+    )
 
 
 def test_options_of_networks_are_fields():

@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_line import ALONE, run
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import onnx_model
 
-from pimflow.commands.main import main
 from pimflow.compiler.artifact import file_stems
-
-ALONE = ("--conventions", "none")
 
 
 def weight(name, *dims, value=None):
@@ -26,12 +24,6 @@ def save_network(folder, nodes, weights, dims=(1, 4, 8, 8), kind=TensorProto.FLO
     model = onnx_model(nodes, {"x": dims}, {"y": (kind, None)}, weights)
     onnx.save(model, folder / "net.onnx")
     return folder / "net.onnx"
-
-
-def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main([str(a) for a in argv])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 CONV = helper.make_node("Conv", ["x", "w"], ["a"], "conv")

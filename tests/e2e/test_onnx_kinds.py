@@ -160,22 +160,8 @@ def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
     model = onnx_model(nodes, {"x": typed}, {"y": typed}, opset=22)
     onnx.save(model, tmp_path / "net.onnx")
     out, file = tmp_path / "out", tmp_path / "y.npy"
-    assert (
-        main(
-            [
-                "compile",
-                str(tmp_path / "net.onnx"),
-                "-o",
-                str(out),
-                "--target",
-                "c",
-                "--quiet",
-                "--conventions",
-                "none",
-            ]
-        )
-        == 0
-    )
+    options = ["-o", str(out), "--target", "c", "--quiet", "--conventions", "none"]
+    assert main(["compile", str(tmp_path / "net.onnx"), *options]) == 0
     inputs = zoo.example_arrays({"x": ((3, 50), np.float32)})
     plain = np.log1p(np.exp(inputs["x"].astype(np.float64)))
     for target in ("c", "llvm+pim"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from command_line import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -30,12 +31,6 @@ from pimflow.simulators.pim.legality import program_violations
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 NEWTON = PimSpec.load("newton-gddr6")
-
-
-def run(capsys, *argv):
-    code = main([str(arg) for arg in argv])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def two_layers():

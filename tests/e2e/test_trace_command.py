@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from pimflow import hardware
-from pimflow.commands import main
 from pimflow.commands.command_line import output
 from pimflow.commands.simulate import trace
 from pimflow.compiler.artifact import Interface, PlacedRegions
@@ -31,15 +31,6 @@ RAMULATOR = """#!/bin/sh
 for name in GWRITE G_ACT COMP READRES PREA PRE REF; do echo "$name $(grep -c $name "$5")"; done
 echo "Cycle $(( $(wc -l < "$5") * 7 + 1 ))"
 """
-
-
-def run(capsys, *argv) -> tuple[int, str, str]:
-    try:
-        code = main.main([str(a) for a in argv])
-    except SystemExit as exit_:
-        code = exit_.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 @pytest.fixture
@@ -113,7 +104,7 @@ def test_timing_and_channels_and_dtype_count(capsys, tmp_path):
     rows = []
     for options in ([], ["--timing", "ramulator-pimflow"], ["--pim-channels", "2"], ["--dtype", "fp32"]):
         arguments = ["--format", "pim", "-o", tmp_path / "out", "--json", *options]
-        code, out, _ = run(capsys, "trace", "fc:2x700,100", *arguments)
+        code, out, _ = run(capsys, "trace fc:2x700,100", *arguments)
         assert code == 0
         rows.append(json.loads(out)["layers"][0])
     assert len({row["cycles"] for row in rows}) == 4
@@ -153,7 +144,7 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
     for dtype in PimSpec.load(name).dtypes:
         options = ["--pim", name, "--dtype", dtype, "-o", out_path, "--json"]
         for format in ("perfetto", "pim", "pimprog"):
-            code, out, err = run(capsys, "trace", "conv:1x8x6x6,20,3x3,p1", "--format", format, *options)
+            code, out, err = run(capsys, "trace conv:1x8x6x6,20,3x3,p1 --format", format, *options)
             assert (code, err) == (0, "")
             assert json.loads(out)["layers"][0]["dtype"] == dtype
         (path,) = out_path.glob("*.pimprog")
@@ -196,7 +187,7 @@ def test_a_level_of_scheduling(capsys, tmp_path):
     cycles = {}
     for level in SCHEDULINGS:
         options = ["--format", "pimprog", "-o", tmp_path / level, "--timing", "ramulator-pimflow", "--json"]
-        code, out, _ = run(capsys, "trace", "fc:8x600,64", "--scheduling", level, *options)
+        code, out, _ = run(capsys, "trace fc:8x600,64 --scheduling", level, *options)
         (layer,) = json.loads(out)["layers"]
         assert code == 0 and ("1 buffer," in layer["schedule"]) == (level == "newton+")
         program = PimProgram.load(next((tmp_path / level).glob("*.pimprog")))
@@ -295,7 +286,7 @@ def test_shares_grow_to_one(tmp_path):
 
 
 def test_simulate_takes_the_profilers_cycles(capsys, tmp_path, ramulator):
-    assert run(capsys, "trace", "fc:600,400", "--format", "pim", "-o", tmp_path / "out")[0] == 0
+    assert run(capsys, "trace fc:600,400 --format pim -o", tmp_path / "out")[0] == 0
     path = tmp_path / "out/fc_600_400/channel0.pim"
     code, out, _ = run(capsys, "simulate", path, "--profiler", f"pim=ramulator:{ramulator}", "--json")
     row = json.loads(out)
@@ -337,6 +328,6 @@ def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):
     path = tmp_path / "single.toml"
     path.write_text(re.sub(r"global_buffers = .*", 'global_buffers = { value = 1, source = "test" }', text))
     arguments = ["--format", "pimprog", "-o", tmp_path / "out", "--pim", path, "--json"]
-    code, out, _ = run(capsys, "trace", "conv:1x24x14x14,96,1x1", *arguments)
+    code, out, _ = run(capsys, "trace conv:1x24x14x14,96,1x1", *arguments)
     summary = json.loads(out)
     assert code == 0 and summary["pim"] == "single" and "1 buffer" in summary["layers"][0]["schedule"]

@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from command_line import run_json
 from length import long_but
 from replay import replay
 
@@ -184,8 +185,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 
 def test_command(capsys):
-    assert main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(capsys, "fuse toy --on-chip 24KiB --halo retain")
     assert report["dram_bytes_ideal"] <= report["dram_bytes"] < report["dram_bytes_unfused"]
     assert report["reduction"] == pytest.approx(1 - report["dram_bytes"] / report["dram_bytes_unfused"])
     assert report["speedup_roofline"] >= 1 and report["speedup_serial_baseline"] > report["speedup_roofline"]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from length import long_but
 from papers import attention_comparison as compare
 
 from pimflow.errors import UnsupportedOpError
@@ -14,6 +13,8 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
+
+pytestmark = pytest.mark.long
 
 # Of the others, HBM-PIM is below.
 DENSE = ("aim-gddr6", "attacc-hbm3", "newton-gddr6", "newton-hbm2")
@@ -53,7 +54,7 @@ def test_attaccs_runs():
     assert powers == {"True", "False"}
 
 
-@pytest.mark.parametrize("name", long_but(("newton-hbm2",), DENSE))
+@pytest.mark.parametrize("name", DENSE)
 def test_near_the_bound_of_rows(name):
     """A head of 128, and 4 that share a key: what is not COMPs and changes of rows hides behind them.
 

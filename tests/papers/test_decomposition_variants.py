@@ -21,6 +21,8 @@ from skip_networks import hourglass
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import system
 
+pytestmark = pytest.mark.long
+
 NOISE_BYTES = 1 << 16  # what the observer itself may hold
 
 
@@ -46,8 +48,8 @@ def forms():
 @pytest.mark.parametrize(
     ("widths", "kernel", "height", "ratio"),
     [
-        pytest.param((3, 16, 24, 8, 4), 3, 8, 0.3, marks=pytest.mark.long),
-        pytest.param((4, 8, 8, 32, 4), 5, 6, 0.5, marks=pytest.mark.long),
+        ((3, 16, 24, 8, 4), 3, 8, 0.3),
+        ((4, 8, 8, 32, 4), 5, 6, 0.5),
         ((3, 24, 8, 8, 2), 3, 12, 1.0),
     ],
 )
@@ -61,13 +63,11 @@ def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     assert comparison.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
 
 
-@pytest.mark.long
 def test_a_layer_that_was_not_decomposed(forms):
     with pytest.raises(UnknownNameError, match="decomposed layer 'conv1'"):
         two_layers(forms, "conv1", "conv2")
 
 
-@pytest.mark.long
 def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
     pools = forms.pools(system())
     assert pools["skip-opt+fusion"] <= pools["fusion"]
@@ -84,7 +84,6 @@ def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
             assert abs(measurement["peak_bytes"] - measurement["allocated_bytes"]) < NOISE_BYTES
 
 
-@pytest.mark.long
 def test_skip_connections_wait(forms):
     """The skip connection is a map of 32 channels at the full height; nothing waits without one."""
     memory_trace = memory_over_time(forms.networks["decomposed"])
@@ -95,7 +94,6 @@ def test_skip_connections_wait(forms):
     assert not any(memory_over_time(plain_chain.networks["decomposed"]).skip_bytes)
 
 
-@pytest.mark.long
 def test_tables(forms, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
     script = importlib.import_module("reproduce_temco")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rpc_machines
 import tvm
+from command_line import run
 
 from pimflow.commands.main import main
 from pimflow.compiler.c_code import builds
@@ -44,8 +45,7 @@ def schedule(layer, target):
 
 
 def command(capsys, *arguments):
-    code = main(["select", "toy", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select toy", *arguments)
 
 
 def choices_of(row):

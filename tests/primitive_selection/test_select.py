@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_line import run
 
 import pimflow
 from pimflow import frontend, memory
@@ -37,8 +38,7 @@ def measured(tmp_path_factory):
 
 
 def command(capsys, *arguments):
-    code = main(["select", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select", *arguments)
 
 
 def test_what_is_selected_can_be_compiled(measured):

@@ -14,6 +14,7 @@ import shlex
 import shutil
 
 import pytest
+from command_line import error_line, run_json
 from hostile_names import MARK, NAMES
 
 import pimflow
@@ -245,8 +246,7 @@ def test_the_timeline_has_the_baseline_beneath(toy):
 def test_the_command_writes_the_page_again(toy, tmp_path, capsys):
     shutil.copytree(toy[0], tmp_path / "toy")
     (tmp_path / "toy" / "report.html").unlink()
-    assert main(["report", str(tmp_path / "toy"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = run_json(capsys, "report", tmp_path / "toy")
     written = (tmp_path / "toy" / "report.html").read_bytes()
     assert told == {"wrote": str(tmp_path / "toy" / "report.html"), "bytes": len(written)}
     assert written == (toy[0] / "report.html").read_bytes()
@@ -263,8 +263,7 @@ def test_a_report_of_another_form_is_refused(toy, tmp_path, capsys):
         with pytest.raises(ArtifactError, match=says):
             pages.write_report(tmp_path / "toy")
     (tmp_path / "toy" / "report.json").unlink()
-    assert main(["report", str(tmp_path / "toy")]) == 3
-    assert "report.json: cannot be read" in capsys.readouterr().err
+    assert "report.json: cannot be read" in error_line(capsys, 3, "report", tmp_path / "toy")
     assert main(["report", str(tmp_path)]) == 3
 
 
@@ -295,8 +294,9 @@ def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
     (tmp_path / "toy" / "report.json").write_text(text)
     (tmp_path / "toy" / program).unlink()
     (tmp_path / "toy" / program).symlink_to(tmp_path / "secret")
-    assert main(["report", str(tmp_path / "toy"), "-o", str(tmp_path / "page.html")]) == 3
-    assert f"{program} is missing or was changed" in capsys.readouterr().err
+    assert f"{program} is missing or was changed" in error_line(
+        capsys, 3, "report", tmp_path / "toy", "-o", tmp_path / "page.html"
+    )
     assert not (tmp_path / "page.html").exists()
 
 
@@ -305,8 +305,10 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
     shutil.copytree(toy[0], folder)
     monkeypatch.chdir(folder)
     for argv in (["compare", str(toy[0]), "."], ["report", "."]):
-        assert main([*argv, "-o", str(tmp_path / "page.html")]) == 3
-        assert capsys.readouterr().err == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
+        assert (
+            error_line(capsys, 3, *argv, "-o", tmp_path / "page.html")
+            == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
+        )
 
 
 def test_plans_side_by_side(toy, tmp_path, capsys):
