@@ -8,7 +8,6 @@ from command_line import run
 
 import pimflow
 from pimflow import frontend, memory
-from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
