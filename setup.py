@@ -15,7 +15,10 @@ FOLDERS = {
     "pimflow.pim_backend": "pim_backend",
     "pimflow.simulators": "simulators",
 }
-SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src", "python/pimflow/placement/src")
+SOURCES = (
+    *("simulators/src", "pim_backend/src"),
+    *(f"python/pimflow/{room}/src" for room in ("host", "memory", "placement")),
+)
 
 
 def packages() -> list[str]:

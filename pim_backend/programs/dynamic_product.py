@@ -17,9 +17,10 @@ from pimflow.host import native
 from pimflow.pim_backend.programs.attention import AttentionProduct, ProductOrders, mix_of_chunks, scores
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.pim_backend.programs.products import device_words
+from pimflow.pim_backend.programs.products import product_sizes
 
 _token_products = native.get("pimflow.simulators.token_products")
+_CHANNEL = native.Record("pimflow.simulators.product_channel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,9 @@ class DynamicProduct:
     full_product : AttentionProduct
         The product over all these places, as one program, a shorter last chunk included.
     sizes : ndarray
-        int64: the sizes of the device that decide the commands (`device_words`); tokens for each of `limits`;
-        columns of a chunk (0 if latches keep sums over all chunks); whether the last products are shorter
-        where tokens do not fill a chunk.
+        `product_sizes`: those of the device that decide the commands; tokens for each of `limits`; columns of
+        a chunk (0 if latches keep sums over all chunks); whether the last products are shorter where tokens
+        do not fill a chunk.
     limits : ndarray
         int64: where the operands of the tokens end, for each possible number of tokens.
     first_tokens : ndarray
@@ -54,12 +55,11 @@ class DynamicProduct:
 
         Raises what `CacheLayout.check_fit` does.
         """
-        device = device_words(layout.pim)
         if isinstance(layout, KeyLayout):
             ends = range(layout.banks, places + layout.banks, layout.banks)
             return cls(
                 full_product=scores(layout, places, schedule.order),
-                sizes=np.array([*device, layout.banks, 0, 0], np.int64),
+                sizes=product_sizes(layout.pim, layout.banks),
                 limits=np.array([layout.tiles(tokens) * layout.banks for tokens in ends], np.int64),
                 first_tokens=np.arange(places, dtype=np.int32),
             )
@@ -69,8 +69,8 @@ class DynamicProduct:
         results_per_chunk = layout.spread * layout.attention.value_size
         return cls(
             full_product=mix_of_chunks(layout, places, chunks, schedule.order, schedule.accumulate),
-            sizes=np.array(
-                [*device, tokens_per_column, 0 if schedule.accumulate else chunk_columns, 1], np.int64
+            sizes=product_sizes(
+                layout.pim, tokens_per_column, 0 if schedule.accumulate else chunk_columns, shortens=True
             ),
             limits=np.arange(1, columns + 1, dtype=np.int64),
             first_tokens=np.repeat(
@@ -88,16 +88,21 @@ class DynamicProduct:
         """The products of that program, in order."""
         return self.full_product.orders[0]
 
-    def arrays(self) -> list[np.ndarray]:
-        """Arguments of ``token_products`` in C++: products, begins of kinds, channels, sizes, limits."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Arguments of ``token_products`` in C++, in their order."""
         kinds = self.orders.kinds
         begins = np.cumsum([0, *map(len, kinds)], dtype=np.int64)
-        channels = np.array(self.orders.channels, np.int64)
-        return [np.concatenate(kinds), begins, channels, self.sizes, self.limits]
+        return {
+            "products": np.concatenate(kinds),
+            "begins": begins,
+            "channels": _CHANNEL.table(("kind", "pixel", "output"), self.orders.channels),
+            "sizes": self.sizes,
+            "limits": self.limits,
+        }
 
     def commands(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Words and offsets (`PimProgram.program_words`) of the commands over so many tokens."""
         import tvm_ffi
 
-        words, offsets = _token_products(*map(tvm_ffi.from_dlpack, self.arrays()), tokens)
+        words, offsets = _token_products(*map(tvm_ffi.from_dlpack, self.arrays().values()), tokens)
         return np.from_dlpack(words), np.from_dlpack(offsets)

@@ -23,6 +23,7 @@ from pimflow.pim_backend.programs.schedule import (
 )
 
 _lower_streams = native.get("pimflow.pim_backend.lower_streams")
+_BLOCK = native.Record("pimflow.pim_backend.block")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def lower(
         "row_begin": request.row_begin,
         "one_pixel": pixels == 1,
         "shares_accumulators": shares and len(channel_blocks[0]) > 1,
-        "to_time": limits.timing_only,
+        "timing_only": limits.timing_only,
     }
     return PimProgram(
         **{**vars(request), "pixel_end": end},
@@ -223,7 +224,8 @@ def _streams(fields: dict[str, int], channel_blocks: list[list[_PlacedBlock]]) -
         for channel, placed_blocks in enumerate(channel_blocks)
         for pixels, tiles, row in placed_blocks
     ]
-    table = tvm_ffi.from_dlpack(np.array(blocks, np.int64).reshape(-1, 6))
+    names = ("channel", "pixel", "pixels", "tile", "tiles", "row")
+    table = tvm_ffi.from_dlpack(_BLOCK.table(names, blocks))
     words, begins, kinds = map(np.from_dlpack, _lower_streams(fields, table, len(channel_blocks)))
     streams = [CommandStream(words[begin:end]) for begin, end in itertools.pairwise(begins.tolist())]
     return tuple(streams[kind] for kind in kinds.tolist())

@@ -16,6 +16,8 @@ from pimflow.hardware import PimSpec
 from pimflow.host import native
 
 _product_commands = native.get("pimflow.simulators.product_commands")
+_PRODUCT = native.Record("pimflow.simulators.product")
+_SIZES = native.Record("pimflow.simulators.product_sizes")
 
 
 class BufferVector(NamedTuple):
@@ -44,20 +46,30 @@ class BankProduct(NamedTuple):
 
 
 def product_table(products: Sequence[BankProduct]) -> np.ndarray:
-    """Products as ``products.cc`` reads them: int32 [products, 10]."""
-    words = [(*product.vector, *product[1:]) for product in products]
-    return np.array(words, np.int32).reshape(-1, 10)
+    """Products as ``products.cc`` reads them, a row each."""
+    rows = [(*product.vector, *product[1:]) for product in products]
+    vector, sums = BufferVector._fields, ("row", "column", "count", "result_pixel", "result_channel", "first")
+    return _PRODUCT.table((*vector, *sums), rows)
 
 
-def device_words(pim: PimSpec) -> list[int]:
-    """Sizes of a device that decide the commands."""
-    return [pim.global_buffers, pim.accumulators, pim.gangs, int(pim.comp_starts_at_row)]
+def product_sizes(
+    pim: PimSpec, tokens_per_limit: int = 0, chunk_columns: int = 0, shortens: bool = False
+) -> np.ndarray:
+    """``ProductSizes`` of ``products.cc``: sizes of a device and of a product with a cache."""
+    return _SIZES.row(
+        buffers=pim.global_buffers,
+        accumulators=pim.accumulators,
+        gangs=pim.gangs,
+        comp_starts_at_row=pim.comp_starts_at_row,
+        tokens_per_limit=tokens_per_limit,
+        chunk_columns=chunk_columns,
+        shortens=shortens,
+    )
 
 
 def product_commands(pim: PimSpec, table: np.ndarray) -> list[Node]:
     """Commands of one channel that compute all products of a table, in order."""
     import tvm_ffi
 
-    sizes = np.array(device_words(pim), np.int64)
-    words = _product_commands(tvm_ffi.from_dlpack(table), tvm_ffi.from_dlpack(sizes))
+    words = _product_commands(tvm_ffi.from_dlpack(table), tvm_ffi.from_dlpack(product_sizes(pim)))
     return decode(np.from_dlpack(words).tolist())

@@ -24,6 +24,8 @@ _create_module = native.get("pimflow.runtime.create_module")
 _add_region = native.get("pimflow.runtime.add_region")
 _add_cache_product = native.get("pimflow.runtime.add_cache_product")
 _set_observer = native.get("pimflow.runtime.set_observer")
+_HEADER = native.Record("pimflow.simulators.program_header")
+_APPEND_SIZES = native.Record("pimflow.runtime.append_sizes")
 
 
 def compile_functions(functions: Sequence[Any], _options: object, _constant_names: object) -> list[Any]:
@@ -86,7 +88,7 @@ def add_region(
     words, offsets = program.program_words()
     table = np.ascontiguousarray(image.table, np.int32)
     start = np.empty(0, np.float32) if bias is None else bias
-    arrays = (program.header_words(), words, offsets, image.lane_bits, table, start)
+    arrays = (_HEADER.row(**program.header()), words, offsets, image.lane_bits, table, start)
     channels = (program_channels, input_channels or program_channels, program.added_channels)
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), *channels)
 
@@ -104,35 +106,47 @@ def add_cache_product(
     """
     group = cached.groups[group_index]
     cache = cached.keys if product == SCORES else cached.values
-    appends: list[np.ndarray] = []
+    appends: list[dict[str, np.ndarray]] = []
     if product == SCORES:
         a = group.attention
         first = group_index * a.batch * a.kv_heads
-        sizes = [a.batch * a.kv_heads, a.extent, first, first // cached.attention.kv_heads, a.batch]
+        sizes = _APPEND_SIZES.row(
+            matrices=a.batch * a.kv_heads,
+            places=a.extent,
+            first_matrix=first,
+            first_request=first // cached.attention.kv_heads,
+            requests=a.batch,
+        )
         kinds: list[tuple[KeyLayout | ValueLayout, PackedCache]]
         kinds = [(group.keys, cached.keys), (group.values, cached.values)]
         for (layout, packed), append_program in zip(kinds, group.append_programs(0), strict=True):
-            group_arrays = (packed.page_table(group_index), np.asarray(sizes, np.int64))
-            appends += [
-                append_program.header_words(),
-                *all_places_program(layout).program_words(),
-                *group_arrays,
-            ]
+            words, offsets = all_places_program(layout).program_words()
+            appends.append(
+                {
+                    "header": _HEADER.row(**append_program.header()),
+                    "words": words,
+                    "offsets": offsets,
+                    "table": packed.page_table(group_index),
+                    "sizes": sizes,
+                }
+            )
     dynamic_product = group.dynamic_product(product, cached.schedule)
     before = 0 if product == VALUES else group_index * math.prod(group.attention.query_shape)
     operand_indices = dynamic_product.full_product.operand_indices[0]
     operand_places = np.where(operand_indices < 0, -1, operand_indices + before).astype(np.int32)
     result_indices = np.ascontiguousarray(np.moveaxis(dynamic_product.full_product.result_indices, 0, -2))
-    arrays = [
-        dynamic_product.program.header_words(),
-        *dynamic_product.arrays(),
-        operand_places,
-        result_indices,
-        dynamic_product.first_tokens,
-        cache.page_table(group_index),
-    ]
-    tensors = [[tvm_ffi.from_dlpack(array) for array in part] for part in (appends, arrays)]
-    _add_cache_product(module, symbol, *tensors)
+    arrays = {
+        "header": _HEADER.row(**dynamic_product.program.header()),
+        **dynamic_product.arrays(),
+        "operand_indices": operand_places,
+        "result_indices": result_indices,
+        "first_tokens": dynamic_product.first_tokens,
+        "table": cache.page_table(group_index),
+    }
+    *append_tensors, product_tensors = (
+        {name: tvm_ffi.from_dlpack(array) for name, array in part.items()} for part in (*appends, arrays)
+    )
+    _add_cache_product(module, symbol, append_tensors, product_tensors)
 
 
 @contextlib.contextmanager

@@ -539,73 +539,97 @@ Nodes ConcatenateBlocks(const std::vector<Nodes>& blocks) {
   return concatenated;
 }
 
-constexpr int64_t kBlockWords = 6;
+/*! \brief A block of a channel: its pixels and tiles, and the row of tile 0. */
+PIMFLOW_RECORD(BlockRow, int64_t, channel, pixel, pixels, tile, tiles, row);
+
+/*! \brief What all channels of a program have in common; see `LowerStreams`. */
+struct StreamOptions {
+  explicit StreamOptions(const Fields& fields)
+      : pixel_begin(fields.at("pixel_begin")),
+        row_begin(fields.at("row_begin")),
+        one_pixel(fields.at("one_pixel") != 0),
+        shares_accumulators(fields.at("shares_accumulators") != 0),
+        timing_only(fields.at("timing_only") != 0) {}
+
+  int64_t pixel_begin, row_begin;
+  bool one_pixel, shares_accumulators, timing_only;
+};
+
+/*! \brief The blocks of a channel; where phases share accumulators, its tiles too, with the row of tile 0 for each. */
+struct ChannelBlocks {
+  std::vector<Block> blocks;
+  Tiles tiles;
+  std::map<int64_t, int64_t> rows;
+
+  void Add(const BlockRow& row, const Layer& layer, const StreamOptions& options) {
+    // Positions in rows depend only on the remainder.
+    const int64_t first = row.tile % layer.tiling.Period(), skipped = row.tile - first;
+    blocks.push_back(Block{{row.pixels, row.tiles, first},
+                           layer.tiling.Row(skipped, 0) + options.row_begin + row.row,
+                           row.pixel + options.pixel_begin + layer.tiling.Matrix(skipped) * layer.matrix_stride,
+                           layer.matrix_stride ? 0 : skipped * layer.tiling.outputs});
+    for (int64_t tile = row.tile; options.shares_accumulators && tile < row.tile + row.tiles; ++tile) {
+      tiles.push_back(tile);
+      rows[tile] = row.row;
+    }
+  }
+
+  /*! \brief Drop the pixels and output channels that do not affect time. */
+  void ReduceToTiming(const StreamOptions& options) {
+    const int64_t first = blocks.empty() ? 0 : blocks.front().pixel;
+    for (Block& block : blocks) block.pixel = (block.pixel - first) * options.one_pixel, block.channel = 0;
+  }
+
+  std::vector<std::array<int64_t, 6>> Key() const {
+    std::vector<std::array<int64_t, 6>> key;
+    for (const Block& block : blocks) key.push_back(block.Key());
+    return key;
+  }
+
+  Nodes Lower(Streams& streams, const StreamOptions& options) const {
+    if (options.shares_accumulators) return streams.OnePixel(tiles, rows, options.pixel_begin, options.row_begin);
+    std::vector<Nodes> parts;
+    for (const Block& block : blocks) parts.push_back(streams.BlockNodes(block));
+    if (options.one_pixel) return ConcatenateBlocks(parts);
+    Nodes nodes;
+    for (const Nodes& part : parts) Append(&nodes, part);
+    return nodes;
+  }
+};
 
 /*!
  * \brief The streams of all channels.
  *
  * \param fields See `Layer`; also `pixel_begin`, `row_begin`; `one_pixel`: whether there is only one, so that blocks
- *   may share its vector; `shares_accumulators`: whether its phases also share accumulators; `to_time`: see `lower`
+ *   may share its vector; `shares_accumulators`: whether its phases also share accumulators; `timing_only`: see `lower`
  *   in Python.
- * \param dealt int64 [blocks, 6]: channel, first pixel, pixels, first tile, tiles, and row of tile 0 of each
- *   block, ordered by channel.
+ * \param blocks A `BlockRow` each, ordered by channel.
  * \return Words of all distinct streams, concatenated; where each begins; and the index of each channel's stream.
  */
-ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& blocks_table, int64_t channels) {
+ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& blocks, int64_t channels) {
   const Layer layer(fields);
-  const int64_t pixel_begin = fields.at("pixel_begin"), row_begin = fields.at("row_begin");
-  const bool one_pixel = fields.at("one_pixel") != 0, to_time = fields.at("to_time") != 0;
-  const bool shares_accumulators = fields.at("shares_accumulators") != 0;
-  const auto* word = static_cast<const int64_t*>(blocks_table.data_ptr());
-  const int64_t* end = word + blocks_table.size(0) * kBlockWords;
-  const BankTiling& tiling = layer.tiling;
+  const StreamOptions options(fields);
+  const RecordTable<BlockRow> table(blocks);
   Streams streams(layer);
   Numbers words, begins{0}, stream_indices;
-  std::map<std::vector<std::array<int64_t, 6>>, int64_t> streams_by_blocks;
+  std::map<std::vector<std::array<int64_t, 6>>, int64_t> stream_by_blocks;
+  const BlockRow* row = table.begin();
   for (int64_t channel = 0; channel < channels; ++channel) {
-    std::vector<Block> blocks;
-    std::map<int64_t, int64_t> rows;
-    Tiles tiles;
-    for (; word < end && word[0] == channel; word += kBlockWords) {
-      // Positions in rows depend only on the remainder.
-      const int64_t first = word[3] % tiling.Period(), skipped = word[3] - first;
-      blocks.push_back(Block{{word[2], word[4], first},
-                             tiling.Row(skipped, 0) + row_begin + word[5],
-                             word[1] + pixel_begin + tiling.Matrix(skipped) * layer.matrix_stride,
-                             layer.matrix_stride ? 0 : skipped * tiling.outputs});
-      for (int64_t tile = word[3]; shares_accumulators && tile < word[3] + word[4]; ++tile) {
-        tiles.push_back(tile);
-        rows[tile] = word[5];
-      }
-    }
-    if (to_time) {
-      const int64_t first = blocks.empty() ? 0 : blocks.front().pixel;
-      for (Block& block : blocks) block.pixel = (block.pixel - first) * one_pixel, block.channel = 0;
-    }
-    std::vector<std::array<int64_t, 6>> key;
-    for (const Block& block : blocks) key.push_back(block.Key());
-    const auto [stream, is_new] = streams_by_blocks.emplace(std::move(key), static_cast<int64_t>(begins.size()) - 1);
+    ChannelBlocks channel_blocks;
+    for (; row < table.end() && row->channel == channel; ++row) channel_blocks.Add(*row, layer, options);
+    if (options.timing_only) channel_blocks.ReduceToTiming(options);
+    const auto next = static_cast<int64_t>(begins.size()) - 1;
+    const auto [stream, is_new] = stream_by_blocks.emplace(channel_blocks.Key(), next);
     stream_indices.push_back(stream->second);
     if (!is_new) continue;
-    Nodes nodes;
-    if (shares_accumulators) {
-      nodes = streams.OnePixel(tiles, rows, pixel_begin, row_begin);
-    } else {
-      std::vector<Nodes> parts;
-      for (const Block& block : blocks) parts.push_back(streams.BlockNodes(block));
-      if (one_pixel) {
-        nodes = ConcatenateBlocks(parts);
-      } else {
-        for (const Nodes& part : parts) Append(&nodes, part);
-      }
-    }
-    for (const Node& node : nodes) Encode(node, &words);
+    for (const Node& node : channel_blocks.Lower(streams, options)) Encode(node, &words);
     begins.push_back(static_cast<int64_t>(words.size()));
   }
   return {WordTensor(words), WordTensor(begins), WordTensor(stream_indices)};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  DefineRecord<BlockRow>("pimflow.pim_backend.block");
   tvm::ffi::reflection::GlobalDef().def("pimflow.pim_backend.lower_streams", LowerStreams);
 }
 

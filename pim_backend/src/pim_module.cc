@@ -23,11 +23,14 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <numeric>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "../../simulators/src/program_header.h"
 #include "host_tensors.h"
 #include "serial.h"
 
@@ -36,7 +39,8 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x39304d4950ull;  // "PIM09"
+// "PIM09"; another number when a record that is stored changes: ProgramHeader, AppendSizes, those of products.cc.
+constexpr uint64_t kMagic = 0x39304d4950ull;
 
 /*! \brief What a region's function passes to the device: its program and the contents of the banks. */
 struct Region {
@@ -51,17 +55,49 @@ struct Region {
   std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
 };
 
-/*! \brief What the function of a product with a cache passes to the device; see AddCacheProduct. */
+/*! \brief The header of a program of one step's WRITEs, the program that writes every place, its pages, sizes. */
+PIMFLOW_RECORD(AppendTensors, ffi::Tensor, header, words, offsets, table, sizes);
+
+/*! \brief Its matrices, the places of each, the index of its first matrix in the tokens, and its requests. */
+PIMFLOW_RECORD(AppendSizes, int64_t, matrices, places, first_matrix, first_request, requests);
+
+/*! \brief A product with a cache. */
+PIMFLOW_RECORD(ProductTensors, ffi::Tensor,
+               header,                                     // of a program over the full cache
+               products, begins, channels, sizes, limits,  // arguments of `token_products`
+               operand_indices,  // in the vectors, of each element of its input (int32, -1 for zero)
+               result_indices,   // in its results, of each element of the output (int32)
+               first_tokens,     // with which each element of the output exists, cyclically (int32)
+               table);           // pages of the cache (int32 [channels, rows])
+
+/*! \brief What the function of a product with a cache passes to the device. */
 struct CacheProduct {
-  std::vector<ffi::Tensor> appends, product;
+  std::vector<AppendTensors> appends;
+  ProductTensors product;
 };
 
-constexpr size_t kAppendTensors = 5;  // tensors of an append
-/*! \brief Indices of the tensors of a product; kProducts to kLimits are arguments of `token_products`. */
-enum CacheProductTensor {
-  kHeader, kProducts, kKinds, kChannels, kSizes, kLimits, kOperandIndices, kResultIndices, kFirstTokens, kTable,
-  kCacheProductTensors
-};
+/*! \brief The tensors of a record of tensors, in order: its fields are all that it has. */
+template <typename Record>
+std::vector<ffi::Tensor*> Tensors(Record* record) {
+  std::vector<ffi::Tensor*> tensors(sizeof(Record) / sizeof(ffi::Tensor));
+  std::iota(tensors.begin(), tensors.end(), reinterpret_cast<ffi::Tensor*>(record));
+  return tensors;
+}
+
+/*! \brief Copies of the tensors of a record, by name. */
+template <typename Record>
+Record CopyTensors(const ffi::Map<ffi::String, ffi::Tensor>& by_name) {
+  Record record;
+  std::istringstream names(Record::kFields);
+  for (ffi::Tensor* tensor : Tensors(&record)) {
+    std::string name;
+    std::getline(names >> std::ws, name, ',');
+    const auto entry = by_name.find(name);
+    TVM_FFI_ICHECK(entry != by_name.end()) << "no array '" << name << "' of " << Record::kFields;
+    *tensor = Copy(ffi::TensorView((*entry).second));
+  }
+  return record;
+}
 
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
   w->Put(tensor.dtype());
@@ -69,9 +105,13 @@ void PutTensor(const ffi::Tensor& tensor, Writer* w) {
   w->out.append(static_cast<const char*>(tensor.data_ptr()), Bytes(tensor));
 }
 
-void PutTensors(const std::vector<ffi::Tensor>& tensors, Writer* w) {
-  w->Put<uint64_t>(tensors.size());
-  for (const ffi::Tensor& tensor : tensors) PutTensor(tensor, w);
+/*! \brief Put records of tensors, with the number of these. */
+template <typename Record>
+void PutRecords(const std::vector<Record>& records, Writer* w) {
+  w->Put<uint64_t>(records.size() * sizeof(Record) / sizeof(ffi::Tensor));
+  for (Record record : records) {
+    for (const ffi::Tensor* tensor : Tensors(&record)) PutTensor(*tensor, w);
+  }
 }
 
 ffi::Tensor GetTensor(Reader* r) {
@@ -91,10 +131,17 @@ ffi::Tensor GetTensor(Reader* r) {
   return tensor;
 }
 
-std::vector<ffi::Tensor> GetTensors(Reader* r) {
-  std::vector<ffi::Tensor> tensors;
-  for (uint64_t remaining = r->Get<uint64_t>(); remaining > 0; --remaining) tensors.push_back(GetTensor(r));
-  return tensors;
+template <typename Record>
+std::vector<Record> GetRecords(Reader* r) {
+  constexpr uint64_t kTensors = sizeof(Record) / sizeof(ffi::Tensor);
+  const uint64_t tensors = r->Get<uint64_t>();
+  TVM_FFI_ICHECK_EQ(tensors % kTensors, 0u) << "not a product of a PIM module";
+  std::vector<Record> records;
+  for (uint64_t i = 0; i < tensors; i += kTensors) {
+    records.emplace_back();
+    for (ffi::Tensor* tensor : Tensors(&records.back())) *tensor = GetTensor(r);
+  }
+  return records;
 }
 
 /*!
@@ -151,48 +198,50 @@ void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Ten
   execute(header, words, offsets, pages, table, input, initial, output, threads, ffi::String());
 }
 
-/*! \brief Write tokens at their positions; `of` points to the kAppendTensors tensors of the append. */
-void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& tokens,
+/*! \brief Write tokens at their positions in a cache. */
+void Append(const ffi::String& name, const AppendTensors& append, const ffi::Tensor& tokens,
             const ffi::Tensor& position, const ffi::Tensor& cache) {
   static ffi::Function select_writes = ffi::Function::GetGlobalRequired("pimflow.simulators.step_writes");
-  const auto* sizes = static_cast<const int64_t*>(of[4].data_ptr());
-  const int64_t matrices = sizes[0], places = sizes[1];
-  const auto* header = static_cast<const int64_t*>(of[0].data_ptr());
-  CheckPositions(name, position, places);
-  const ffi::Tensor step_tokens = Part(tokens, sizes[2] * header[3], matrices * header[3]);  // elements of a token
+  const AppendSizes& sizes = ReadRecord<AppendSizes>(append.sizes);
+  const int64_t elements = ReadRecord<ProgramHeader>(append.header).c;  // of a token
+  CheckPositions(name, position, sizes.places);
+  const ffi::Tensor step_tokens = Part(tokens, sizes.first_matrix * elements, sizes.matrices * elements);
+  const ffi::Tensor positions = Part(position, sizes.first_request, sizes.requests);
   const auto writes =
-      select_writes(of[1], of[2], Part(position, sizes[3], sizes[4]), matrices).cast<ffi::Array<ffi::Tensor>>();
+      select_writes(append.words, append.offsets, positions, sizes.matrices).cast<ffi::Array<ffi::Tensor>>();
   const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kFloat32);
-  const ffi::Tensor no_output = HostTensor(ffi::Shape({matrices}), kFloat32);
-  Execute(of[0], writes[0], writes[1], cache, of[3], step_tokens, no_initial, no_output);
+  const ffi::Tensor no_results = HostTensor(ffi::Shape({sizes.matrices}), kFloat32);
+  Execute(append.header, writes[0], writes[1], cache, append.table, step_tokens, no_initial, no_results);
 }
 
 /*!
  * \brief Run a product over the first tokens of a cache: gathers its vectors from `x`, and its output `y` from the
  * results; elements of later tokens are zero.
  */
-void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t tokens, const ffi::Tensor& cache,
+void Multiply(const ProductTensors& product, const ffi::Tensor& x, int64_t tokens, const ffi::Tensor& cache,
               const ffi::Tensor& y) {
   static ffi::Function select_products = ffi::Function::GetGlobalRequired("pimflow.simulators.token_products");
-  const auto commands = select_products(of[kProducts], of[kKinds], of[kChannels], of[kSizes], of[kLimits], tokens)
-                            .cast<ffi::Array<ffi::Tensor>>();
-  const ffi::Tensor operand = HostTensor(of[kOperandIndices].shape(), kFloat32);
-  const auto* operand_indices = static_cast<const int32_t*>(of[kOperandIndices].data_ptr());
+  const auto commands =
+      select_products(product.products, product.begins, product.channels, product.sizes, product.limits, tokens)
+          .cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor operand = HostTensor(product.operand_indices.shape(), kFloat32);
+  const auto* operand_indices = static_cast<const int32_t*>(product.operand_indices.data_ptr());
   const auto* from = static_cast<const float*>(x.data_ptr());
   auto* to = static_cast<float*>(operand.data_ptr());
   for (int64_t i = 0; i < operand.numel(); ++i) to[i] = operand_indices[i] < 0 ? 0.0f : from[operand_indices[i]];
-  const auto* header = static_cast<const int64_t*>(of[kHeader].data_ptr());
-  const ffi::Tensor results = HostTensor(ffi::Shape({header[0] * header[4]}), kFloat32);  // pixels, outputs
-  Execute(of[kHeader], commands[0], commands[1], cache, of[kTable], operand, HostTensor(ffi::Shape({0}), kFloat32),
-          results);
-  TVM_FFI_ICHECK_EQ(y.numel(), of[kResultIndices].numel()) << "the output does not fit the product";
-  const auto* result_indices = static_cast<const int32_t*>(of[kResultIndices].data_ptr());
-  const auto* first_tokens = static_cast<const int32_t*>(of[kFirstTokens].data_ptr());
+  const ProgramHeader& header = ReadRecord<ProgramHeader>(product.header);
+  const ffi::Tensor results = HostTensor(ffi::Shape({header.n * header.oc}), kFloat32);
+  const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kFloat32);
+  Execute(product.header, commands[0], commands[1], cache, product.table, operand, no_initial, results);
+  TVM_FFI_ICHECK_EQ(y.numel(), product.result_indices.numel()) << "the output does not fit the product";
+  const auto* result_indices = static_cast<const int32_t*>(product.result_indices.data_ptr());
+  const auto* first_tokens = static_cast<const int32_t*>(product.first_tokens.data_ptr());
   const auto* computed = static_cast<const float*>(results.data_ptr());
   auto* out = reinterpret_cast<float*>(const_cast<char*>(DataBegin(y)));
-  const int64_t period = of[kFirstTokens].numel();
-  for (int64_t i = 0; i < y.numel(); ++i)
+  const int64_t period = product.first_tokens.numel();
+  for (int64_t i = 0; i < y.numel(); ++i) {
     out[i] = first_tokens[i % period] < tokens ? computed[result_indices[i]] : 0.0f;
+  }
 }
 
 /*! \brief The last `count` channels of an input, fp32. */
@@ -289,8 +338,8 @@ class PimModuleObj : public ffi::ModuleObj {
     w.Put<uint64_t>(caches.size());
     for (const auto& [name, product] : caches) {
       w.PutAll(name);
-      PutTensors(product.appends, &w);
-      PutTensors(product.product, &w);
+      PutRecords(product.appends, &w);
+      PutRecords(std::vector<ProductTensors>{product.product}, &w);
     }
     return ffi::Bytes(w.out);
   }
@@ -314,12 +363,10 @@ class PimModuleObj : public ffi::ModuleObj {
     for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
       std::string name;
       r.GetAll(&name);
-      CacheProduct product;
-      product.appends = GetTensors(&r);
-      product.product = GetTensors(&r);
-      TVM_FFI_ICHECK(product.appends.size() % kAppendTensors == 0 && product.product.size() == kCacheProductTensors)
-          << "not a product of a PIM module";
-      module->caches.emplace(std::move(name), std::move(product));
+      std::vector<AppendTensors> appends = GetRecords<AppendTensors>(&r);
+      std::vector<ProductTensors> products = GetRecords<ProductTensors>(&r);
+      TVM_FFI_ICHECK_EQ(products.size(), 1u) << "not a product of a PIM module";
+      module->caches.emplace(std::move(name), CacheProduct{std::move(appends), std::move(products.front())});
     }
     return ffi::Module(module);
   }
@@ -331,7 +378,7 @@ class PimModuleObj : public ffi::ModuleObj {
   ffi::Function MakeCacheFunction(const ffi::String& name, const CacheProduct* product) {
     auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
     return ffi::Function::FromPacked([self, product, name](ffi::PackedArgs args, ffi::Any*) {
-      const auto appends = static_cast<int>(product->appends.size() / kAppendTensors);
+      const auto appends = static_cast<int>(product->appends.size());
       const int count = std::max(appends, 1);  // caches
       if (args.size() != 3 + count + appends) {
         TVM_FFI_THROW(TypeError) << "'" << name << "' takes vectors, positions, caches, tokens and an output";
@@ -341,7 +388,7 @@ class PimModuleObj : public ffi::ModuleObj {
       for (int i = 0; i < count; ++i) operands.push_back(ToCpu(args[2 + i].cast<ffi::Tensor>()));
       for (int i = 0; i < appends; ++i) operands.push_back(ToHostFloat32(args[2 + count + i].cast<ffi::Tensor>()));
       for (int i = 0; i < appends; ++i) {
-        Append(name, &product->appends[i * kAppendTensors], operands[2 + count + i], operands[1], operands[2 + i]);
+        Append(name, product->appends[i], operands[2 + count + i], operands[1], operands[2 + i]);
         auto cache = args[2 + i].cast<ffi::Tensor>();
         if (!cache.same_as(operands[2 + i])) CopyBetweenDevices(operands[2 + i], cache);
       }
@@ -374,28 +421,23 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
   obj->regions[std::string(symbol)] = std::move(region);
 }
 
+using TensorsByName = ffi::Map<ffi::String, ffi::Tensor>;
+
 /*!
  * \brief Add a product with a cache to a module made by CreateModule.
- * \param appends For each cache that it writes: header of a program of one step's WRITEs; words and offsets of the
- *   program that writes every place; its pages (int32 [channels, rows]); and as int64 the number of its matrices,
- *   the places of each, the index of its first matrix in the tokens, its first request, and its requests.
- * \param arrays Of the product itself, in the order of `CacheProductTensor`: header of a program over the full cache;
- * the arguments of `token_products`; index in the vectors of each element of its input (int32, -1 for zero); index in
- * its results of each element of the output (int32); the first token with which each element of the output exists,
- * cyclically (int32); pages of the cache (int32 [channels, rows]).
+ * \param appends `AppendTensors` for each cache that it writes.
+ * \param product `ProductTensors`.
  */
-void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<ffi::Tensor> appends,
-                     ffi::Array<ffi::Tensor> arrays) {
-  TVM_FFI_ICHECK(appends.size() % kAppendTensors == 0 && arrays.size() == kCacheProductTensors);
+void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<TensorsByName> appends, TensorsByName product) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
-  CacheProduct product;
-  for (const ffi::Tensor& tensor : appends) product.appends.push_back(Copy(ffi::TensorView(tensor)));
-  for (const ffi::Tensor& tensor : arrays) product.product.push_back(Copy(ffi::TensorView(tensor)));
-  obj->caches[std::string(symbol)] = std::move(product);
+  CacheProduct cache_product{{}, CopyTensors<ProductTensors>(product)};
+  for (const TensorsByName& append : appends) cache_product.appends.push_back(CopyTensors<AppendTensors>(append));
+  obj->caches[std::string(symbol)] = std::move(cache_product);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
+  DefineRecord<AppendSizes>("pimflow.runtime.append_sizes");
   refl::GlobalDef()
       .def("pimflow.runtime.create_module", CreateModule)
       .def("pimflow.runtime.add_region", AddRegion)

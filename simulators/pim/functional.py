@@ -12,6 +12,7 @@ from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.host import native
 
 _execute = native.get("pimflow.simulators.execute")
+_HEADER = native.Record("pimflow.simulators.program_header")
 
 
 def simd_variants() -> tuple[str, ...]:
@@ -59,7 +60,7 @@ class PimDevice:
 
         self.program = program
         table = np.ascontiguousarray(image.table, np.int32)
-        arrays = (program.header_words(), *program.program_words(), image.lane_bits, table)
+        arrays = (_HEADER.row(**program.header()), *program.program_words(), image.lane_bits, table)
         self._tensors = tuple(map(tvm_ffi.from_dlpack, arrays))
 
     def run(

@@ -54,14 +54,17 @@ Engine = Callable[[np.ndarray, np.ndarray], None]
 _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
 _ramulator = native.get("pimflow.simulators.time_ramulator")
+_ORGANISATION = native.Record("pimflow.simulators.organisation")
+_DEVICE = native.Record("pimflow.simulators.strict_device")
+_HOST = native.Record("pimflow.simulators.host")
+_CONSTRAINT = native.Record("pimflow.simulators.constraint")
+_LATENCIES = native.Record("pimflow.simulators.ramulator_latencies")
+_ISSUED_COMMAND = native.Record("pimflow.simulators.issued_command")
+_TALLY = native.Record("pimflow.simulators.tally")
 
 _TRACE_GWRITE, _TRACE_READRES, _TRACE_COMP, _TRACE_G_ACT0 = 0, 1, 2, 4  # kinds of words, as in timing.h
 _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
-_TALLY = (
-    *("cycles", *COMMANDS, "gwrite_bursts", "write_bursts"),
-    *("violations", "first_violation", "empty_reads", "used_columns", "last_issue"),
-)
 _NO_BOUND = np.iinfo(np.int64).max
 
 Tally = dict[str, int]
@@ -287,9 +290,7 @@ def issue_program(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarra
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
-    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
-    _issue(words, _strict_device(spec, program.bursts), _constraint_table(spec), rows)
-    return rows.view(ISSUED)[:, 0]
+    return _issued_commands(words, spec, program.bursts, tally)
 
 
 def issue_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
@@ -305,9 +306,15 @@ def issue_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
         encode(_trace_node(word, spec), stream)
     encoded = np.asarray(stream, dtype=np.int64)
     tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
-    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
-    _issue(encoded, _strict_device(spec, Bursts(1)), _constraint_table(spec), rows)
-    return rows.view(ISSUED)[:, 0]
+    return _issued_commands(encoded, spec, Bursts(1), tally)
+
+
+def _issued_commands(words: np.ndarray, spec: PimSpec, bursts: Bursts, tally: Tally) -> np.ndarray:
+    """The commands of a stream that takes `tally`, [commands], of dtype `ISSUED`."""
+    count = sum(tally[name] for name in COMMANDS)
+    issued = _ISSUED_COMMAND.zeros(_ISSUED_FIELDS, count)
+    _issue(words, *_strict_tables(spec, bursts), issued)
+    return issued.view(ISSUED)[:, 0]
 
 
 def _trace_node(word: int, spec: PimSpec) -> Node:
@@ -329,56 +336,73 @@ def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, row
     """
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
-    gwrite_columns = spec.buffer_columns
-    latches = spec.global_buffers * spec.accumulators
-    bounds = (gangs, spec.global_buffers, latches, spec.columns_per_row, rows, gwrite_columns)
-    organisation = np.array(bounds, dtype=np.int64)
+    organisation = _ORGANISATION.row(
+        gangs=gangs,
+        buffers=spec.global_buffers,
+        latches=spec.global_buffers * spec.accumulators,
+        columns_per_row=spec.columns_per_row,
+        rows=rows,
+        gwrite_columns=spec.buffer_columns,
+    )
     if timing == "strict":
-        engine: Engine = _strict(organisation, _strict_device(spec, bursts), _constraint_table(spec))
+        engine: Engine = _strict(organisation, *_strict_tables(spec, bursts))
         return engine
     require_timing(spec, timing)
-    latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, bursts.readres]
-    engine = _ramulator(organisation, np.array(latencies, dtype=np.int64))
+    latencies = _LATENCIES.row(
+        **_latencies(spec, _FORK_LATENCIES), gwrite_hiding=gwrite_hiding, readres_bursts=bursts.readres
+    )
+    engine = _ramulator(organisation, latencies)
     return engine
 
 
 def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Tally:
     """Tally of `stream` and all streams before it; `place` returns the text for a command's index."""
-    tally = np.zeros(len(_TALLY), dtype=np.int64)
+    tally = np.zeros(len(_TALLY.fields), _TALLY.dtype)
     try:
         engine(stream, tally)
     except ValueError as error:
         index, _, problem = str(error).partition(":")
         raise TraceError(f"{place(int(index))}: {problem}") from error
-    return dict(zip(_TALLY, tally.tolist()))
+    return dict(zip(_TALLY.fields, tally.tolist()))
 
 
 def _place_text(program: PimProgram, channel: int) -> Callable[[int], str]:
     return lambda index: f"region '{program.region}', channel {channel}: command {index}"
 
 
-def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
-    """The fields of ``Device`` and ``Host`` in ``simulators/src/timing_strict.cc``."""
-    latencies = [spec.timing.get("nCL", 0), *_latencies(spec, ("nBL", "nREFI"))]
-    host = {rule.before: rule for rule in spec.constraints if rule.level == "host"}
+def _strict_tables(spec: PimSpec, bursts: Bursts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The device, its host and its constraints, as ``simulators/src/timing_strict.cc`` reads them."""
+    rules = {rule.before: rule for rule in spec.constraints if rule.level == "host"}
 
     def cycles(*before: str) -> int:
-        return spec.timing[host[before].latency] if before in host else 0
+        return spec.timing[rules[before].latency] if before in rules else 0
 
-    after = host.get(("GWRITE",))
-    per_burst = spec.timing[after.per_burst] if after and after.per_burst else 0
-    queue = after.queue if after else 0
-    issuing = [cycles("READRES"), cycles("GWRITE"), per_burst, queue, cycles("COMP")]
-    device = [spec.gangs, spec.global_buffers, *bursts, *latencies, spec.refreshes_ahead, *issuing]
-    return np.array(device, dtype=np.int64)
+    after = rules.get(("GWRITE",))
+    device = _DEVICE.row(
+        gangs=spec.gangs,
+        buffers=spec.global_buffers,
+        readres_bursts=bursts.readres,
+        lanes=bursts.lanes,
+        nCL=spec.timing.get("nCL", 0),
+        **_latencies(spec, ("nBL", "nREFI")),
+        refreshes_ahead=spec.refreshes_ahead,
+    )
+    host = _HOST.row(
+        after_result=cycles("READRES"),
+        next=cycles("GWRITE"),
+        per_burst=spec.timing[after.per_burst] if after and after.per_burst else 0,
+        queue=after.queue if after else 0,
+        turnaround=cycles("COMP"),
+    )
+    return device, host, _constraint_table(spec)
 
 
 @functools.lru_cache(maxsize=64)
 def _constraint_table(spec: PimSpec) -> np.ndarray:
-    """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window.
+    """The rules of one channel; sets of commands are bit masks.
 
     After a READRES the host waits, whatever comes next, so that this rule is one of every channel; the engine
-    gets the other rules of the host separately (`_strict_device`).
+    gets the other rules of the host separately (`_strict_tables`).
     """
     starts = (*COMMANDS, BEGIN)
     rows = [
@@ -393,14 +417,15 @@ def _constraint_table(spec: PimSpec) -> np.ndarray:
         for rule in spec.constraints
         if rule.level != "host" or rule.before == ("READRES",)
     ]
-    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+    names = ("level", "before", "after", "cycles", "per_burst_cycles", "window")
+    return _CONSTRAINT.table(names, rows)
 
 
-def _latencies(spec: PimSpec, names: tuple[str, ...]) -> list[int]:
+def _latencies(spec: PimSpec, names: tuple[str, ...]) -> dict[str, int]:
     for name in names:
         if spec.timing.get(name, 0) < 1:
             raise SpecError(f"pim '{spec.name}': [timing] needs '{name}', in cycles, above zero")
-    return [spec.timing[name] for name in names]
+    return {name: spec.timing[name] for name in names}
 
 
 def _check_organisation(program: PimProgram, spec: PimSpec) -> None:

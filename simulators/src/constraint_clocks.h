@@ -17,10 +17,8 @@ enum Level : int64_t { kChannelLevel, kGangLevel, kBufferLevel };
 /*! \brief Bit of the begin of the stream (clock 0) in a set of earlier commands. */
 constexpr int kBegin = kNumCommands;
 
-/*! \brief A row of the constraint table, as Python passes it; sets of commands are bit masks. */
-struct Constraint {
-  int64_t level, before, after, cycles, per_burst_cycles, window;
-};
+/*! \brief A row of the constraint table; sets of commands are bit masks. */
+PIMFLOW_RECORD(Constraint, int64_t, level, before, after, cycles, per_burst_cycles, window);
 
 /*! \brief A command with the operands that constraints and the issued stream use. */
 struct Issue {
@@ -31,7 +29,7 @@ struct Issue {
 
 class ConstraintClocks {
  public:
-  ConstraintClocks(int64_t gangs, int64_t buffers, const Constraint* rules, int64_t num_rules)
+  ConstraintClocks(int64_t gangs, int64_t buffers, const RecordTable<Constraint>& rules)
       : gangs_(gangs),
         buffers_(buffers),
         every_gang_(kNumCommands),
@@ -39,7 +37,7 @@ class ConstraintClocks {
         gang_(3 * kNumCommands),
         buffer_(gang_ + gangs * kNumCommands),
         clocks_(buffer_ + buffers * kNumCommands) {
-    for (int64_t i = 0; i < num_rules; ++i) AddConstraint(rules[i]);
+    for (const Constraint& rule : rules) AddConstraint(rule);
   }
 
   /*! \brief Earliest clock of a command that the table allows. */

@@ -17,23 +17,25 @@ namespace pimflow {
 /*! \brief Whether a stream is a trace, with words of 32 bits; encoded programs (program.h) have 64. */
 inline bool IsTrace(const tvm::ffi::TensorView& stream) { return stream.dtype().bits == 32; }
 
+/*! \brief What a channel's streams come to; commands by name. `last_issue` is the clock of the last command. */
+PIMFLOW_RECORD(Tally, int64_t, cycles, GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS, AF, gwrite_bursts,
+               write_bursts, violations, first_violation, empty_reads, used_columns, last_issue);
+
 /*!
- * \brief A function of a stream and a tally: it continues with the stream after those of earlier calls, and fills
- * the tally of all of them (int64: cycles, commands by id, bursts of GWRITEs and of WRITEs, violations, index
- * of the first violation, empty reads, used columns, clock of the last issue).
- *
- * \param gwrite_columns Columns that a GWRITE of a trace writes.
+ * \brief A function of a stream and a `Tally`: it continues with the stream after those of earlier calls, and fills
+ *   the tally of all of them.
  */
 template <typename Engine>
-tvm::ffi::Function MakeFeeder(Engine engine, const Organisation& organisation, int64_t gwrite_columns) {
+tvm::ffi::Function MakeFeeder(Engine engine, const Organisation& organisation) {
   using tvm::ffi::TensorView;
   struct Channel {
     Engine engine;
     StreamCheck check;
   };
   auto channel = std::make_shared<Channel>(Channel{std::move(engine), StreamCheck(organisation)});
+  const int64_t gwrite_columns = organisation.gwrite_columns;
   return tvm::ffi::Function::FromTyped([channel, gwrite_columns](TensorView stream, TensorView tally) {
-    int64_t* word = Data<int64_t>(tally, kNumCommands + 8);
+    Tally& result = ReadRecord<Tally>(tally);
     // The check comes first: the engines rely on operands being in range.
     if (IsTrace(stream)) {
       const uint32_t* words = Data<const uint32_t>(stream);
@@ -45,14 +47,27 @@ tvm::ffi::Function MakeFeeder(Engine engine, const Organisation& organisation, i
       PeriodWalk<Engine>(&channel->engine).Run(words, stream.numel());
     }
     Engine ended = channel->engine;
-    *word++ = ended.Finish();
+    const int64_t cycles = ended.Finish();
     const Totals& totals = ended.totals();
     const StreamCheck::Counts& counts = channel->check.counts();
-    word = std::copy(totals.commands, totals.commands + kNumCommands, word);
-    for (int64_t value : {totals.gwrite_bursts, totals.write_bursts, counts.violations, channel->check.first_violation(),
-                          counts.empty_reads, counts.used_columns, ended.clock()}) {
-      *word++ = value;
-    }
+    const auto count = [&](Command command) { return totals.commands[command]; };
+    result = {cycles,
+              count(kGWRITE),
+              count(kG_ACT),
+              count(kCOMP),
+              count(kREADRES),
+              count(kPRE),
+              count(kREF),
+              count(kWRITE),
+              count(kWRBIAS),
+              count(kAF),
+              totals.gwrite_bursts,
+              totals.write_bursts,
+              counts.violations,
+              channel->check.first_violation(),
+              counts.empty_reads,
+              counts.used_columns,
+              ended.clock()};
   });
 }
 

@@ -23,6 +23,7 @@
 #include "half.h"
 #include "lanes.h"
 #include "program.h"
+#include "program_header.h"
 #include "workers.h"
 
 namespace pimflow {
@@ -30,21 +31,8 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief Order of the words in which Python passes a program's header. */
-struct Header {
-  int64_t n, h, w, c, oc, kh, kw;
-  int64_t stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, oh, ow;
-  int64_t pixel_begin, pixel_end;
-  int64_t banks, gangs, columns, elements_per_column, buffers, row_begin, rows;
-  int64_t storage;  // a Storage
-  int64_t buffer_columns;
-  int64_t tile_banks;  // banks that compute; READRESs deliver no results of the others
-  int64_t latches;     // latch l takes vectors of buffer l modulo `buffers`
-  // Parts of the channels of a grouped convolution; `c` and `oc` are the channels of one part. Pixel p uses part
-  // p / pixels().
-  int64_t parts;
-  int64_t table_row;  // row of the table of the activation function, which identifies it; -1 for none
-
+/*! \brief A program's header, with sizes that follow from it. */
+struct Header : ProgramHeader {
   int64_t pixels() const { return n * oh * ow; }
   int64_t all_c() const { return c * parts; }
   int64_t all_oc() const { return oc * parts; }
@@ -411,11 +399,6 @@ class DefaultArithmetic {
   std::fenv_t saved_;
 };
 
-template <typename T>
-T* Data(const ffi::TensorView& tensor) {
-  return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
-}
-
 /*! \brief Whether encoded streams have a WRBIAS that sets latches to initial values. */
 bool SetsLatches(const int64_t* words, int64_t size) {
   for (int64_t at = 0; at < size; at += words[at] == kLoop ? 3 : words[at + 1]) {
@@ -424,9 +407,30 @@ bool SetsLatches(const int64_t* words, int64_t size) {
   return false;
 }
 
+/*! \brief Throw unless the tensors of `Execute` fit the program. */
+void CheckTensors(const Header& h, const ffi::TensorView& words, const ffi::TensorView& pages,
+                  const ffi::TensorView& input, const ffi::TensorView& initial, const ffi::TensorView& output) {
+  const auto storage = static_cast<Storage>(h.storage);
+  const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
+  TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
+  const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
+  for (const ffi::TensorView& tensor : {input, initial, output}) {
+    TVM_FFI_ICHECK(tensor.dtype().code == code && tensor.dtype().bits == 32)
+        << "input and output are fp32, or int32 where the program is of int8";
+  }
+  TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.all_c()) << "input tensor does not fit the program";
+  const int64_t outputs = h.pixels() * h.all_oc();
+  TVM_FFI_ICHECK(initial.numel() == outputs || initial.numel() == h.all_oc() || initial.numel() == 0)
+      << "what the latches start from does not fit the program";
+  TVM_FFI_ICHECK(initial.numel() > 0 || !SetsLatches(TensorData<const int64_t>(words), words.numel()))
+      << "the program sets latches, and nothing says to what";
+  TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.all_oc())
+      << "output tensor does not fit the program";
+}
+
 /*!
  * \brief Execute all channels of a program.
- * \param header Words of Header.
+ * \param header A `ProgramHeader`.
  * \param words All channels' encoded streams, concatenated.
  * \param offsets [channels + 1] where each begins.
  * \param pages [pages, elements per row, banks] of the storage type; WRITEs change them.
@@ -442,37 +446,22 @@ bool SetsLatches(const int64_t* words, int64_t size) {
 void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offsets,
              ffi::TensorView pages, ffi::TensorView table, ffi::TensorView input,
              ffi::TensorView initial, ffi::TensorView output, int64_t threads, ffi::String variant) {
-  TVM_FFI_ICHECK_EQ(header.numel() * sizeof(int64_t), sizeof(Header)) << "bad program header";
-  Header h;
-  std::memcpy(&h, header.data_ptr(), sizeof(Header));
+  const Header h{ReadRecord<ProgramHeader>(header)};
+  CheckTensors(h, words, pages, input, initial, output);
   const auto storage = static_cast<Storage>(h.storage);
-  const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
-  TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
-  const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
-  for (const ffi::TensorView& tensor : {input, initial, output}) {
-    TVM_FFI_ICHECK(tensor.dtype().code == code && tensor.dtype().bits == 32)
-        << "input and output are fp32, or int32 where the program is of int8";
-  }
-  TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.all_c()) << "input tensor does not fit the program";
   const bool initial_per_pixel = initial.numel() == h.pixels() * h.all_oc();
-  TVM_FFI_ICHECK(initial_per_pixel || initial.numel() == h.all_oc() || initial.numel() == 0)
-      << "what the latches start from does not fit the program";
-  TVM_FFI_ICHECK(initial.numel() > 0 || !SetsLatches(Data<const int64_t>(words), words.numel()))
-      << "the program sets latches, and nothing says to what";
-  TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.all_oc())
-      << "output tensor does not fit the program";
   const LaneKernels& kernels = FindLaneVariant(variant);
   const int64_t channels = offsets.numel() - 1;
   threads = std::clamp<int64_t>(threads, 1, channels);
 
-  const char* input_data = Data<const char>(input);
-  auto* out = Data<int32_t>(output);
+  const char* input_data = TensorData<const char>(input);
+  auto* out = TensorData<int32_t>(output);
   const bool rounds = storage == Storage::kFloat16 || storage == Storage::kBFloat16;
   const int64_t rounded_count = rounds ? input.numel() : 0, initial_count = rounds ? initial.numel() : 0;
   const Operands rounded(rounded_count), rounded_initial(initial_count);
   {
     const DefaultArithmetic arithmetic;
-    kernels.narrow(storage, Data<const char>(initial), initial_count, rounded_initial.at(0));
+    kernels.narrow(storage, TensorData<const char>(initial), initial_count, rounded_initial.at(0));
   }
   const int32_t unread_word = UnreadWord(storage);
   // All threads prepare slabs of both tensors; they begin with the channels when all slabs are ready.
@@ -491,9 +480,9 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto* rows = static_cast<const int32_t*>(table.data_ptr());
   std::vector<std::unique_ptr<Channel>> devices;
   for (int64_t t = 0; t < threads; ++t) {
-    devices.push_back(std::make_unique<Channel>(h, kernels, Data<char>(pages),
+    devices.push_back(std::make_unique<Channel>(h, kernels, TensorData<char>(pages),
                                                 rounded_count ? rounded.at(0) : input_data,
-                                                initial_count ? rounded_initial.at(0) : Data<const char>(initial),
+                                                initial_count ? rounded_initial.at(0) : TensorData<const char>(initial),
                                                 initial_per_pixel, reinterpret_cast<char*>(out)));
   }
   std::atomic<int64_t> next_slab{0}, prepared_slabs{0}, next_channel{0};
@@ -518,6 +507,7 @@ ffi::Array<ffi::String> Variants() {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
+  DefineRecord<ProgramHeader>("pimflow.simulators.program_header");
   refl::GlobalDef()
       .def("pimflow.simulators.execute", Execute)
       .def("pimflow.simulators.simd_variants", Variants);

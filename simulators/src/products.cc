@@ -3,9 +3,6 @@
  *
  * The order alone decides the commands. A vector is written when a product needs it and no buffer holds it, a row
  * is opened when it is not open, and results are read when a product needs a latch and none is free.
- *
- * A product is kProductWords int32: pixel, pixels, k and columns of its vector, then row, column, count, pixel and
- * channel of its sums, and where its operand begins along the tokens; see `Product` in Python.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -23,33 +20,36 @@
 namespace pimflow {
 namespace {
 
-constexpr int64_t kProductWords = 10;
+/*! \brief A product; see `BankProduct` in Python. `first` is where its operand begins along the tokens. */
+PIMFLOW_RECORD(ProductRow, int32_t, pixel, pixels, k, columns, row, column, count, result_pixel, result_channel, first);
+
+/*! \brief Sizes of a device and of a product with a cache that decide the commands; the latter are 0 for others. */
+PIMFLOW_RECORD(ProductSizes, int64_t, buffers, accumulators, gangs, comp_starts_at_row, tokens_per_limit,
+               chunk_columns,  // 0 if latches keep sums over all chunks
+               shortens);      // whether the last products may be shorter
+
+/*! \brief A channel of a product with a cache: its kind, and offsets of its pixels and of its outputs. */
+PIMFLOW_RECORD(ProductChannel, int64_t, kind, pixel, output);
 
 struct Product {
   std::array<int64_t, 4> vector;  // pixel, pixels, k, columns
   int64_t row, column, count;
   std::pair<int64_t, int64_t> result;  // pixel, channel
   int64_t first;
-};
 
-Product DecodeProduct(const int32_t* w) {
-  return Product{{w[0], w[1], w[2], w[3]}, w[4], w[5], w[6], {w[7], w[8]}, w[9]};
-}
-
-/*! \brief Sizes of a device that decide the commands; the first words of `sizes`. */
-struct Device {
-  explicit Device(const int64_t* sizes)
-      : buffers(sizes[0]), accumulators(sizes[1]), gangs(sizes[2]), comp_starts_at_row(sizes[3] != 0) {}
-
-  static constexpr int64_t kWords = 4;
-  int64_t buffers, accumulators, gangs;
-  bool comp_starts_at_row;
+  explicit Product(const ProductRow& p)
+      : vector{p.pixel, p.pixels, p.k, p.columns},
+        row(p.row),
+        column(p.column),
+        count(p.count),
+        result(p.result_pixel, p.result_channel),
+        first(p.first) {}
 };
 
 /*! \brief The commands of one channel. */
 class Stream {
  public:
-  Stream(const Device& device, Numbers* words)
+  Stream(const ProductSizes& device, Numbers* words)
       : device_(device),
         words_(words),
         buffer_vectors_(device.buffers, -1),
@@ -158,7 +158,7 @@ class Stream {
     complete_results_.clear();
   }
 
-  const Device& device_;
+  const ProductSizes& device_;
   Numbers* words_;
   Numbers last_use_;            // last product that uses each vector
   Numbers latch_;               // latch of each result; -1 while it has none
@@ -169,79 +169,70 @@ class Stream {
   int64_t row_ = -1;
 };
 
-template <typename T>
-const T* Data(const ffi::TensorView& tensor) {
-  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset());
-}
-
-/*!
- * \brief Words of the commands of one channel.
- * \param products [products, kProductWords] int32.
- * \param sizes Those of `Device`, int64.
- */
+/*! \brief Words of the commands of one channel; `products` has a `ProductRow` in each row. */
 ffi::Tensor ProductCommands(ffi::TensorView products, ffi::TensorView sizes) {
-  const auto* words = Data<int32_t>(products);
-  std::vector<Product> all;
-  for (int64_t word = 0; word < products.numel(); word += kProductWords) all.push_back(DecodeProduct(words + word));
-  const Device device(Data<int64_t>(sizes));
+  const RecordTable<ProductRow> table(products);
   Numbers stream_words;
-  Stream(device, &stream_words).AppendCommands(all);
+  Stream(ReadRecord<ProductSizes>(sizes), &stream_words).AppendCommands({table.begin(), table.end()});
   return WordTensor(stream_words);
 }
 
-/*! \brief Products of a cache whose operands begin in a range; with `shortens`, they are shortened to its end. */
-std::vector<Product> SelectProducts(const int32_t* words, const int32_t* end, const int64_t* channel, int64_t from,
-                                    int64_t limit, bool shortens) {
-  std::vector<Product> selected;
-  for (; words < end; words += kProductWords) {
-    Product product = DecodeProduct(words);
-    product.vector[0] += channel[1], product.result.first += channel[1];
-    product.result.second += channel[2], product.first += channel[2];
-    if (product.first < from || product.first >= limit) continue;
-    if (shortens && product.first + product.count > limit) {
-      product.count = limit - product.first;
-      // Vectors that share a buffer keep their width, so only a single vector is shortened.
-      if (product.vector[1] == 1) product.vector[3] = product.count;
+/*! \brief The products [begin, end) of a cache that are computed for some tokens. */
+struct ProductRange {
+  const ProductRow *begin, *end;
+  const ProductChannel& channel;
+  bool shortens;
+
+  /*! \brief Those whose operands begin in [first, limit); if it `shortens`, they are shortened to its end. */
+  std::vector<Product> Select(int64_t first, int64_t limit) const {
+    std::vector<Product> selected;
+    for (const ProductRow* row = begin; row < end; ++row) {
+      Product product(*row);
+      product.vector[0] += channel.pixel, product.result.first += channel.pixel;
+      product.result.second += channel.output, product.first += channel.output;
+      if (product.first < first || product.first >= limit) continue;
+      if (shortens && product.first + product.count > limit) {
+        product.count = limit - product.first;
+        // Vectors that share a buffer keep their width, so only a single vector is shortened.
+        if (product.vector[1] == 1) product.vector[3] = product.count;
+      }
+      selected.push_back(product);
     }
-    selected.push_back(product);
+    return selected;
   }
-  return selected;
-}
+};
 
 /*!
  * \brief Words and offsets of the commands of a product with a cache that holds `tokens` tokens.
- * \param products, begins The products over a full cache for each kind of channel, and where each kind begins.
- * \param channels [channels, 3]: kind, and offsets of its pixels and of its outputs.
- * \param sizes Those of `Device`; then the tokens for each of `limits`, the columns of a chunk (0 if latches keep
- *   sums over all chunks), and whether the last products may be shorter.
+ * \param products, begins The products over a full cache for each kind of channel (`ProductRow`), and where each kind
+ *   begins.
+ * \param channels, sizes `ProductChannel`, a row each; `ProductSizes`.
  * \param limits Where the operands end, for each possible number of tokens. An incomplete chunk comes last, with
  *   separate commands.
  */
 ffi::Array<ffi::Tensor> TokenProductCommands(ffi::TensorView products, ffi::TensorView begins, ffi::TensorView channels,
                                              ffi::TensorView sizes, ffi::TensorView limits, int64_t tokens) {
-  const auto* size = Data<int64_t>(sizes);
-  const Device device(size);
-  const int64_t period = size[Device::kWords], chunk = size[Device::kWords + 1];
-  const bool shortens = size[Device::kWords + 2] != 0;
-  TVM_FFI_ICHECK(tokens > 0 && (tokens - 1) / period < limits.numel()) << "more tokens than a cache holds";
-  const int64_t limit = Data<int64_t>(limits)[(tokens - 1) / period];
+  const ProductSizes& size = ReadRecord<ProductSizes>(sizes);
+  const int64_t index = (tokens - 1) / size.tokens_per_limit;
+  TVM_FFI_ICHECK(tokens > 0 && index < limits.numel()) << "more tokens than a cache holds";
+  const int64_t limit = TensorData<const int64_t>(limits)[index], chunk = size.chunk_columns;
   const int64_t whole_limit = chunk > 0 ? limit / chunk * chunk : limit;
-  const auto* words = Data<int32_t>(products);
-  const auto* begin = Data<int64_t>(begins);
+  const ProductRow* rows = RecordTable<ProductRow>(products).begin();
+  const auto* begin = TensorData<const int64_t>(begins);
   Numbers stream_words, stream_offsets{0};
-  for (int64_t index = 0; index < channels.size(0); ++index) {
-    const int64_t* channel = Data<int64_t>(channels) + index * 3;
-    const int32_t *first = words + begin[channel[0]] * kProductWords,
-                  *end = words + begin[channel[0] + 1] * kProductWords;
-    Stream(device, &stream_words).AppendCommands(SelectProducts(first, end, channel, 0, whole_limit, shortens));
-    if (whole_limit < limit)
-      Stream(device, &stream_words).AppendCommands(SelectProducts(first, end, channel, whole_limit, limit, shortens));
+  for (const ProductChannel& channel : RecordTable<ProductChannel>(channels)) {
+    const ProductRange range{rows + begin[channel.kind], rows + begin[channel.kind + 1], channel, size.shortens != 0};
+    Stream(size, &stream_words).AppendCommands(range.Select(0, whole_limit));
+    if (whole_limit < limit) Stream(size, &stream_words).AppendCommands(range.Select(whole_limit, limit));
     stream_offsets.push_back(static_cast<int64_t>(stream_words.size()));
   }
   return {WordTensor(stream_words), WordTensor(stream_offsets)};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  DefineRecord<ProductRow>("pimflow.simulators.product");
+  DefineRecord<ProductSizes>("pimflow.simulators.product_sizes");
+  DefineRecord<ProductChannel>("pimflow.simulators.product_channel");
   tvm::ffi::reflection::GlobalDef()
       .def("pimflow.simulators.product_commands", ProductCommands)
       .def("pimflow.simulators.token_products", TokenProductCommands);

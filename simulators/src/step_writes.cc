@@ -101,11 +101,6 @@ class StepWrites {
   std::vector<WriteOperands> writes_;
 };
 
-template <typename T>
-const T* Data(const ffi::TensorView& tensor) {
-  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset());
-}
-
 /*!
  * \brief Words and offsets of a step's program, as `PimProgram.program_words` has them.
  * \param words, offsets Those of the program that writes every place.
@@ -115,11 +110,11 @@ ffi::Array<ffi::Tensor> StepWriteCommands(ffi::TensorView words, ffi::TensorView
                                           int64_t matrices) {
   const int64_t requests = positions.numel();
   TVM_FFI_ICHECK(requests > 0 && matrices % requests == 0) << "positions do not fit the program";
-  const int64_t* stream = Data<int64_t>(words);
-  const int64_t* begins = Data<int64_t>(offsets);
+  const int64_t* stream = TensorData<const int64_t>(words);
+  const int64_t* begins = TensorData<const int64_t>(offsets);
   Numbers stream_words, stream_offsets{0};
   for (int64_t channel = 0; channel + 1 < offsets.numel(); ++channel) {
-    StepWrites writes(Data<int64_t>(positions), requests, matrices);
+    StepWrites writes(TensorData<const int64_t>(positions), requests, matrices);
     writes.Collect(stream + begins[channel], begins[channel + 1] - begins[channel]);
     writes.Encode(&stream_words);
     stream_offsets.push_back(static_cast<int64_t>(stream_words.size()));

@@ -16,9 +16,8 @@
 namespace pimflow {
 
 /*! \brief Bounds of operands. */
-struct Organisation {
-  int64_t gangs, buffers, latches, columns_per_row, rows;
-};
+PIMFLOW_RECORD(Organisation, int64_t, gangs, buffers, latches, columns_per_row, rows,
+               gwrite_columns);  // columns that a GWRITE of a trace writes
 
 class StreamCheck {
  public:

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../../python/pimflow/host/src/records.h"
 #include "program.h"
 
 namespace pimflow {

@@ -27,10 +27,8 @@ constexpr int64_t kReadresToGwrite = 6;
 /*! \brief Column accesses between a GWRITE and the next GWRITE or G_ACT; 1 cycle in all if hidden. */
 constexpr int64_t kGwriteColumns = 32;
 
-/*! \brief Cycles, in the order Python passes them. */
-struct Latencies {
-  int64_t nBL, nCCDS, nCL, nRCDR, nRP, nRC, nFAW, nRFC, nREFI;
-};
+/*! \brief Cycles; whether the latency of a GWRITE is hidden (0 or 1); and the bursts of a READRES. */
+PIMFLOW_RECORD(Latencies, int64_t, nBL, nCCDS, nCL, nRCDR, nRP, nRC, nFAW, nRFC, nREFI, gwrite_hiding, readres_bursts);
 
 class RamulatorEngine {
   /*! \brief Pointers to all clocks but that of the last issue, of a const or mutable engine. */
@@ -41,8 +39,7 @@ class RamulatorEngine {
   }
 
  public:
-  RamulatorEngine(const Latencies& n, bool gwrite_hiding, int64_t readres_bursts)
-      : n_(n), gwrite_gap_(gwrite_hiding ? 1 : kGwriteColumns * n.nCCDS), readres_bursts_(readres_bursts) {}
+  explicit RamulatorEngine(const Latencies& n) : n_(n), gwrite_gap_(n.gwrite_hiding ? 1 : kGwriteColumns * n.nCCDS) {}
 
   void Gwrite(int64_t, int64_t, int64_t pixels, int64_t, int64_t columns) {
     const int64_t t = Issue(kGWRITE, gwrite_, 1, 1);
@@ -74,7 +71,7 @@ class RamulatorEngine {
   void Readres(int64_t, int64_t, int64_t) {
     const int64_t t = Issue(kREADRES, readres_, 1, 1);
     gwrite_ = std::max(gwrite_, t + kReadresToGwrite);
-    departed_ = t + n_.nCL + n_.nBL * readres_bursts_;
+    departed_ = t + n_.nCL + n_.nBL * n_.readres_bursts;
     after_readres_ = true;
   }
 
@@ -184,7 +181,6 @@ class RamulatorEngine {
 
   Latencies n_;
   int64_t gwrite_gap_;
-  int64_t readres_bursts_;
   Totals totals_;  // its REFs are the refreshes served
   // Clock of the last command of the stream, and earliest clock of each next command.
   int64_t last_ = 0;
@@ -194,22 +190,16 @@ class RamulatorEngine {
   bool after_readres_ = false;
 };
 
-/*!
- * \brief The engine of one channel; see Feeder.
- * \param organisation int64: the fields of Organisation, then columns of a trace's GWRITE.
- * \param latencies int64: the fields of Latencies, then GWRITE latency hiding (0 or 1), bursts of a
- * READRES.
- */
+/*! \brief The engine of one channel, of an `Organisation` and `Latencies`; see MakeFeeder. */
 ffi::Function TimeRamulator(ffi::TensorView organisation, ffi::TensorView latencies) {
-  const int64_t *o = Data<const int64_t>(organisation, 6), *n = Data<const int64_t>(latencies, 11);
-  const RamulatorEngine engine({n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]}, n[9] != 0, n[10]);
-  return MakeFeeder(engine, {o[0], o[1], o[2], o[3], o[4]}, o[5]);
+  return MakeFeeder(RamulatorEngine(ReadRecord<Latencies>(latencies)), ReadRecord<Organisation>(organisation));
 }
 
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
+  DefineRecord<Latencies>("pimflow.simulators.ramulator_latencies");
   refl::GlobalDef().def("pimflow.simulators.time_ramulator", TimeRamulator);
 }
 

@@ -37,7 +37,6 @@ namespace ffi = tvm::ffi;
 
 /*! \brief Consecutive refreshes after which the stream is considered starved. */
 constexpr int kMaxConsecutiveRefreshes = 1024;
-constexpr int kIssuedColumns = 7;
 /*! \brief Largest number of clocks by which the host may be ahead of the channels in the state. */
 constexpr int64_t kHostMemory = 1024;
 
@@ -45,9 +44,7 @@ constexpr int64_t kHostMemory = 1024;
  * \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram);
  * `refreshes_ahead`: refreshes that were served before clock 1 (PimSpec).
  */
-struct Device {
-  int64_t gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI, refreshes_ahead;
-};
+PIMFLOW_RECORD(StrictDevice, int64_t, gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI, refreshes_ahead);
 
 /*!
  * \brief The host that issues the instructions of all channels, one after the other; all zero without a host.
@@ -56,24 +53,22 @@ struct Device {
  * queue takes only `queue` bursts or columns at once, and the host continues when the rest fits in. An instruction
  * takes a channel `turnaround` cycles more if it has to change between its banks and the bus.
  */
-struct Host {
-  int64_t after_result, next, per_burst, queue, turnaround;
-};
+PIMFLOW_RECORD(Host, int64_t, after_result, next, per_burst, queue, turnaround);
+
+/*! \brief A command that was issued; -1 where it has no such operand. */
+PIMFLOW_RECORD(IssuedCommand, int64_t, clock, command, gang, buffer, row, column, bursts);
 
 class StrictEngine {
  public:
-  StrictEngine(const Device& device, const Host& host, const Constraint* rules, int64_t num_rules)
+  StrictEngine(const StrictDevice& device, const Host& host, const RecordTable<Constraint>& rules)
       : device_(device),
         host_(host),
-        table_(device.gangs, device.buffers, rules, num_rules),
+        table_(device.gangs, device.buffers, rules),
         stream_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
         due_((1 + device.refreshes_ahead) * device.nREFI) {}
 
-  void SetRecord(int64_t* issued, int64_t capacity) {
-    issued_ = issued;
-    issued_end_ = issued + capacity * kIssuedColumns;
-  }
+  void SetRecord(const RecordTable<IssuedCommand>& issued) { issued_ = issued.begin(), issued_end_ = issued.end(); }
 
   void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
@@ -344,11 +339,10 @@ class StrictEngine {
   void Record(const Issue& issue, int64_t t) {
     if (issued_ == issued_end_) return;
     const int64_t buffer = issue.latch >= 0 ? issue.latch : issue.buffer;
-    const int64_t row[] = {t, issue.command, issue.gang, buffer, issue.row, issue.column, issue.bursts};
-    issued_ = std::copy(row, row + kIssuedColumns, issued_);
+    *issued_++ = {t, issue.command, issue.gang, buffer, issue.row, issue.column, issue.bursts};
   }
 
-  Device device_;
+  StrictDevice device_;
   Host host_;
   ConstraintClocks table_;
   std::vector<int64_t> stream_row_;  // opened last by the stream
@@ -363,41 +357,25 @@ class StrictEngine {
   int64_t lead_ = 0;       // clocks of the group served first ahead of that served last
   bool is_computing_ = true;       // the previous command was not one of the bus
   int consecutive_refreshes_ = 0;  // 0 between commands of the stream
-  int64_t* issued_ = nullptr;
-  int64_t* issued_end_ = nullptr;
+  IssuedCommand *issued_ = nullptr, *issued_end_ = nullptr;
   Totals totals_;
 };
 
-/*! \brief An engine; `device` has the fields of Device, then those of Host. */
-StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& rules) {
-  const Device* organisation = Data<const Device>(device, (sizeof(Device) + sizeof(Host)) / sizeof(int64_t));
-  const Host* host = reinterpret_cast<const Host*>(organisation + 1);
-  constexpr int64_t kFields = sizeof(Constraint) / sizeof(int64_t);
-  return {*organisation, *host, Data<const Constraint>(rules), rules.numel() / kFields};
+StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& host, const ffi::TensorView& rules) {
+  return {ReadRecord<StrictDevice>(device), ReadRecord<Host>(host), RecordTable<Constraint>(rules)};
 }
 
-/*!
- * \brief The engine of one channel; see Feeder.
- * \param organisation int64: the fields of Organisation, then columns of a trace's GWRITE.
- * \param device int64: the fields of Device, then those of Host.
- * \param rules int64 [rules, 6]: the fields of Constraint.
- */
-ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {
-  const int64_t* organisation_words = Data<const int64_t>(organisation, 6);
-  return MakeFeeder(MakeEngine(device, rules),
-                    {organisation_words[0], organisation_words[1], organisation_words[2], organisation_words[3],
-                     organisation_words[4]},
-                    organisation_words[5]);
+/*! \brief The engine of one channel; see MakeFeeder. `rules` has a `Constraint` in each row. */
+ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView host,
+                         ffi::TensorView rules) {
+  return MakeFeeder(MakeEngine(device, host, rules), ReadRecord<Organisation>(organisation));
 }
 
-/*!
- * \brief The commands that the engine issues for a program.
- * \param issued int64 [commands, 7], filled with (clock, command, gang, buffer, row, column, bursts) of the first
- *   commands.
- */
-void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules, ffi::TensorView issued) {
-  StrictEngine engine = MakeEngine(device, rules);
-  engine.SetRecord(Data<int64_t>(issued), issued.size(0));
+/*! \brief Fill `issued` with the first commands that the engine issues for a program, an `IssuedCommand` each. */
+void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView host, ffi::TensorView rules,
+                 ffi::TensorView issued) {
+  StrictEngine engine = MakeEngine(device, host, rules);
+  engine.SetRecord(RecordTable<IssuedCommand>(issued));
   Walk(Stream(stream), stream.numel(), &engine);
 }
 
@@ -405,6 +383,12 @@ void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
+  DefineRecord<Organisation>("pimflow.simulators.organisation");
+  DefineRecord<StrictDevice>("pimflow.simulators.strict_device");
+  DefineRecord<Host>("pimflow.simulators.host");
+  DefineRecord<Constraint>("pimflow.simulators.constraint");
+  DefineRecord<Tally>("pimflow.simulators.tally");
+  DefineRecord<IssuedCommand>("pimflow.simulators.issued_command");
   refl::GlobalDef()
       .def("pimflow.simulators.time_strict", TimeStrict)
       .def("pimflow.simulators.issue_strict", IssueStrict);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "../../python/pimflow/host/src/records.h"
 #include "program.h"
 
 namespace pimflow {

@@ -18,6 +18,7 @@ from pimflow.errors import ArtifactError
 from pimflow.frontend import relax_module
 from pimflow.host import native
 from pimflow.pim_backend.runtime import codegen, network_module, targets
+from pimflow.simulators.pim import functional
 from pimflow.simulators.pim.functional import PimDevice
 
 
@@ -128,7 +129,14 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
     words, offsets = program.program_words()
     parts = [struct.pack("<QQQ", 0x39304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
-    for array in (program.header_words(), words, offsets, image.lane_bits, table, np.empty(0, np.float32)):
+    for array in (
+        functional._HEADER.row(**program.header()),
+        words,
+        offsets,
+        image.lane_bits,
+        table,
+        np.empty(0, np.float32),
+    ):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())

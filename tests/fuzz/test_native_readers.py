@@ -43,7 +43,7 @@ def engine():
 
 
 def command_tally(words: list[int]) -> np.ndarray:
-    tally = np.zeros(len(timing._TALLY), dtype=np.int64)
+    tally = np.zeros(len(timing._TALLY.fields), dtype=np.int64)
     engine()(np.array(words, dtype=np.int64), tally)
     return tally
 
@@ -101,12 +101,21 @@ def test_a_text_without_end_is_cut():
     assert "more than 256 MiB" in error_line(write, np.array(endless, dtype=np.int64))
 
 
+def test_records_of_another_version():
+    """Numbers are laid out by name, in any order; other names than those of the library are refused."""
+    record = native.Record("pimflow.memory.storage")
+    table = record.table(("at_end", "bytes", "at_start"), [(1, 64, 0)])
+    assert dict(zip(record.fields, table[0].tolist())) == {"bytes": 64, "at_start": 0, "at_end": 1}
+    line = error_line(lambda: record.row(bytes=64, at_start=0))
+    assert "the fields of 'pimflow.memory.storage' are at_end, at_start, bytes, not at_start, bytes" in line
+
+
 def test_arrays_of_another_kind():
     parse = native.get("pimflow.simulators.parse_trace")
     for words in (np.empty(4, np.uint32), np.empty(5, np.int64), np.empty(10, np.uint32)[::2]):
         assert "numbers of 32 bits" in error_line(parse, GOOD, words)
-    feed, tally = engine(), np.zeros(len(timing._TALLY), dtype=np.int64)
-    assert "numbers of 64 bits" in error_line(feed, np.zeros(4, np.int64), tally[:3])
+    feed, tally = engine(), np.zeros(len(timing._TALLY.fields), dtype=np.int64)
+    assert "3 numbers are no records" in error_line(feed, np.zeros(4, np.int64), tally[:3])
     for stream in (np.zeros(4, np.int16), np.zeros(8, np.int64)[::2], np.zeros(4, np.uint8)):
         assert "numbers of" in error_line(feed, stream, tally)
 

@@ -63,16 +63,14 @@ def test_the_search_decides_every_limit(graph):
     smallest = smallest_peak_by_sets(graph)
     order = np.zeros(len(graph.steps), np.int64)
     for backwards in (False, True):
-        outcome, peak, _ = search(len(graph.steps), *graph.tables, order, smallest, 1 << 17, backwards, 60.0)
-        assert (outcome, peak) == (FOUND, smallest)
+        answer = search(len(graph.steps), *graph.tables, order, smallest, 1 << 17, backwards, 60.0)
+        assert (answer["outcome"], answer["bytes"]) == (FOUND, smallest)
         assert values(graph, order.tolist()) == values(graph, range(len(graph.steps)))
         limit = smallest - 1
         while limit >= 0:
-            outcome, limit_of_another_way, _ = search(
-                len(graph.steps), *graph.tables, order, limit, 1 << 17, backwards, 60.0
-            )
-            assert outcome == NONE
-            assert limit < limit_of_another_way <= smallest
+            answer = search(len(graph.steps), *graph.tables, order, limit, 1 << 17, backwards, 60.0)
+            assert answer["outcome"] == NONE
+            assert limit < answer["bytes"] <= smallest
             limit -= max(1, smallest // 4)
 
 

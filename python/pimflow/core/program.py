@@ -262,21 +262,22 @@ class PimProgram:
         offsets = np.cumsum([0] + [len(stream) for stream in streams], dtype=np.int64)
         return np.concatenate(streams), offsets
 
-    def header_words(self) -> np.ndarray:
-        """The int64 words of ``Header`` in ``simulators/src/functional.cc``."""
+    def header(self) -> dict[str, int]:
+        """The fields of ``ProgramHeader`` in ``simulators/src/program_header.h``."""
         g, vectors = self.geometry, self.vector_geometry
-        sizes = (g.n, g.h, g.w, vectors.c, vectors.oc, g.kh, g.kw)
-        return np.asarray(
-            [
-                *(*sizes, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
-                *(g.oh, g.ow, self.pixel_begin, self.pixel_end, self.banks, self.gangs, self.columns_per_row),
-                *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
-                *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks, self.latches),
-                self.matrices if g.groups > 1 else 1,
-                self.table_row,
-            ],
-            dtype=np.int64,
-        )
+        return {
+            **{"n": g.n, "h": g.h, "w": g.w, "c": vectors.c, "oc": vectors.oc, "kh": g.kh, "kw": g.kw},
+            **dict(zip(("stride_h", "stride_w"), g.stride)),
+            **dict(zip(("dilation_h", "dilation_w"), g.dilation)),
+            **dict(zip(("pad_top", "pad_left"), g.padding)),
+            **{"oh": g.oh, "ow": g.ow, "pixel_begin": self.pixel_begin, "pixel_end": self.pixel_end},
+            **{"banks": self.banks, "gangs": self.gangs, "columns": self.columns_per_row},
+            **{"elements_per_column": self.elements_per_column, "buffers": self.buffers},
+            **{"row_begin": self.row_begin, "rows": self.rows, "storage": _STORAGE[self.dtype]},
+            **{"buffer_columns": self.buffer_columns, "tile_banks": self.tile_banks},
+            **{"latches": self.latches, "parts": self.matrices if g.groups > 1 else 1},
+            "table_row": self.table_row,
+        }
 
     def to_json(self) -> str:
         """The ``.pimprog`` text: one node a line, loops indented."""

@@ -6,9 +6,11 @@ It is loaded when it is first used: tvm-ffi imports PyTorch if that is installed
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pimflow import errors
 
@@ -62,6 +64,57 @@ def get(name: str) -> Callable[..., Any]:
         return tvm_ffi.get_global_func(name)
 
     return lambda *arguments: find_function()(*arguments)
+
+
+class Record:
+    """A record of numbers that crosses to C++ by name; the library lists its fields (``host/src/records.h``).
+
+    Parameters
+    ----------
+    name : str
+        Under which the library registers it.
+
+    Raises
+    ------
+    ImportError
+        By the methods, if the names given are not those of the library, which then is of another version.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._definition = get(f"{name}.fields")
+
+    @functools.cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in the order of C++."""
+        return tuple(str(self._definition()[1]).split(", "))
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype:
+        """The type of all fields."""
+        return np.dtype(str(self._definition()[0]))
+
+    def table(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> np.ndarray:
+        """Records as an array, [rows, fields], from rows of numbers in the order of `names`."""
+        self._check(sorted(names), sorted(self.fields))
+        columns = [names.index(field) for field in self.fields]
+        return np.ascontiguousarray(np.array(rows, self.dtype).reshape(-1, len(names))[:, columns])
+
+    def row(self, **numbers: float) -> np.ndarray:
+        """One record as an array, [fields]."""
+        return self.table(tuple(numbers), [tuple(numbers.values())])[0]
+
+    def zeros(self, names: Sequence[str], count: int) -> np.ndarray:
+        """Records of zeros, [count, fields], which C++ fills; the fields are `names`, in this order."""
+        self._check(list(names), list(self.fields))
+        return np.zeros((count, len(names)), self.dtype)
+
+    def _check(self, names: list[str], fields: list[str]) -> None:
+        if names != fields:
+            raise ImportError(
+                f"{LIBRARY.name} is of another version: the fields of '{self.name}' are {', '.join(fields)}, "
+                f"not {', '.join(names)}; install pimflow again with 'pip install -e .'"
+            )
 
 
 def _with_message_constructor(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:

@@ -18,6 +18,7 @@ from pimflow.host import native
 from pimflow.memory.pools import live_sections, lower_bound_bytes, pool_end_bytes, step_bytes
 
 _search = native.get("pimflow.memory.search")
+_BUFFER = native.Record("pimflow.memory.buffer")
 _FEASIBLE, _INFEASIBLE, _STOPPED = range(3)
 _FIRST_NODES = 20_000
 
@@ -88,9 +89,9 @@ def solve(
     def try_capacity(capacity: int, nodes: int) -> int:
         """Search a plan of at most `capacity` bytes; one that is found becomes the solution."""
         offsets, remaining_seconds = np.zeros(len(buffers), np.int64), max(deadline - time.monotonic(), 0.0)
-        outcome: int
-        outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, remaining_seconds)
-        solution.nodes += searched_nodes
+        answer = _search(rows, offsets, count, capacity, nodes, remaining_seconds)
+        outcome: int = answer["outcome"]
+        solution.nodes += answer["nodes"]
         if outcome == _FEASIBLE:
             solution.offsets = offsets.tolist()
             solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
@@ -126,4 +127,4 @@ def _buffer_rows(buffers: Sequence[Lifetime]) -> tuple[np.ndarray, int]:
         )
         for life, begin, end in zip(buffers, first, last)
     ]
-    return np.array(rows, np.int64).reshape(len(buffers), 6), count
+    return _BUFFER.table(("first", "last", "width", "size", "alignment", "fixed"), rows), count

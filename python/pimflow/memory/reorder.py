@@ -23,6 +23,7 @@ from pimflow.memory.pools import alias_class, lower_bound_bytes, merge_aliases
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
+_STORAGE = native.Record("pimflow.memory.storage")
 _FEASIBLE, _INFEASIBLE = range(2)  # another outcome: the search stopped without an answer
 # Width of the search, which is how many executed sets a layer keeps: of the first round, its growth, its
 # maximum.
@@ -189,18 +190,20 @@ class StepGraph:
     def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The input of the C++ search, int64: dependencies, storages, and which steps touch which storage.
 
-        A storage is an alias class, or a buffer that is in none: [bytes, holds an input, holds an output].
+        A storage is an alias class, or a buffer that is in none.
         """
         lives = {life.name: life for life in self.lifetimes()}
         numbers: dict[tuple[str, str], int] = {}
         storage_of = {
             name: numbers.setdefault(alias_class(life), len(numbers)) for name, life in lives.items()
         }
-        storages = np.zeros((len(numbers), 3), np.int64)
+        size_bytes, at_start, at_end = ([0] * len(numbers) for _ in range(3))
         for name, storage in storage_of.items():
-            storages[storage, 0] = max(storages[storage, 0], lives[name].size_bytes)
-            storages[storage, 1] |= name in self.inputs
-            storages[storage, 2] |= name in self.outputs
+            size_bytes[storage] = max(size_bytes[storage], lives[name].size_bytes)
+            at_start[storage] |= name in self.inputs
+            at_end[storage] |= name in self.outputs
+        rows = list(zip(size_bytes, at_start, at_end))
+        storages = _STORAGE.table(("bytes", "at_start", "at_end"), rows)
         touches = sorted(
             {
                 (step, storage_of[name])
@@ -328,18 +331,16 @@ class _Progress:
 
 def _search_round(graph: StepGraph, state: _Progress, width: int, backwards: bool, deadline: float) -> None:
     order = np.zeros(len(graph.steps), np.int64)
-    unit = max(math.gcd(*(int(storage[0]) for storage in graph.tables[1])), 1)
+    unit = max(math.gcd(*graph.tables[1][:, _STORAGE.fields.index("bytes")].tolist()), 1)
     # Below `low` there is no order, or the search of this width did not find one.
     low = limit = state.bound_bytes
     while low < state.peak_bytes and (remaining_seconds := deadline - time.monotonic()) > 0:
-        outcome, value, sets = _search(
-            len(graph.steps), *graph.tables, order, limit, width, backwards, remaining_seconds
-        )
-        state.sets += sets
-        if outcome == _FEASIBLE:
-            state.order, state.peak_bytes = tuple(order.tolist()), value
+        answer = _search(len(graph.steps), *graph.tables, order, limit, width, backwards, remaining_seconds)
+        state.sets += answer["sets"]
+        if answer["outcome"] == _FEASIBLE:
+            state.order, state.peak_bytes = tuple(order.tolist()), answer["bytes"]
         else:
-            low = min(value, state.peak_bytes)  # below `value`, the search would make the same choices
-            if outcome == _INFEASIBLE:
+            low = min(answer["bytes"], state.peak_bytes)  # below it, the search would make the same choices
+            if answer["outcome"] == _INFEASIBLE:
                 state.bound_bytes = max(state.bound_bytes, low)
         limit = low + (state.peak_bytes - low) // (2 * unit) * unit

@@ -2,12 +2,14 @@
  * \file solve.cc
  * \brief The search for a plan below a capacity, as a function of tvm-ffi.
  */
+#include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "../../host/src/records.h"
 #include "canonical_search.h"
 
 namespace pimflow {
@@ -15,24 +17,25 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr int64_t kFields = 6;  // of a row: first, last, width, size, alignment, fixed
+/*! \brief A buffer: the sections [first, last) in which it is live, its steps, bytes, and required offset, or -1. */
+PIMFLOW_RECORD(BufferRow, int64_t, first, last, width, size, alignment, fixed);
 
 /*!
  * \brief Search for a plan of at most `capacity` bytes.
- * \param rows int64 [buffers, kFields].
+ * \param rows `BufferRow`, one each.
  * \param offsets int64 [buffers], written if a plan is found.
- * \return The outcome (0 found, 1 there is none, 2 stopped) and the nodes searched.
+ * \return The outcome (0 feasible, 1 infeasible, 2 stopped) and the nodes searched.
  */
-ffi::Array<int64_t> Search(ffi::TensorView rows, ffi::TensorView offsets, int64_t sections, int64_t capacity,
-                           int64_t node_limit, double seconds) {
-  if (rows.numel() % kFields || rows.numel() / kFields != offsets.numel()) {
-    TVM_FFI_THROW(ValueError) << rows.numel() << " numbers for " << offsets.numel() << " buffers";
+ffi::Map<ffi::String, int64_t> Search(ffi::TensorView rows, ffi::TensorView offsets, int64_t sections, int64_t capacity,
+                                      int64_t node_limit, double seconds) {
+  const RecordTable<BufferRow> table(rows);
+  if (table.size() != offsets.numel()) {
+    TVM_FFI_THROW(ValueError) << offsets.numel() << " offsets for " << table.size() << " buffers";
   }
-  const int64_t* row = static_cast<const int64_t*>(rows.data_ptr());
   memory::Problem problem;
   problem.sections = sections;
-  for (int64_t i = 0; i < offsets.numel(); ++i, row += kFields) {
-    problem.buffers.push_back({row[0], row[1], row[2], row[3], 0, row[4], row[5], 0});
+  for (const BufferRow& row : table) {
+    problem.buffers.push_back({row.first, row.last, row.width, row.size, 0, row.alignment, row.fixed, 0});
   }
   problem.Prepare();
   using Clock = memory::CanonicalSearch::Clock;
@@ -45,10 +48,11 @@ ffi::Array<int64_t> Search(ffi::TensorView rows, ffi::TensorView offsets, int64_
   if (outcome == memory::Outcome::kFeasible) {
     std::copy(search.offsets().begin(), search.offsets().end(), static_cast<int64_t*>(offsets.data_ptr()));
   }
-  return {static_cast<int64_t>(outcome), search.nodes()};
+  return {{"outcome", static_cast<int64_t>(outcome)}, {"nodes", search.nodes()}};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  DefineRecord<BufferRow>("pimflow.memory.buffer");
   tvm::ffi::reflection::GlobalDef().def("pimflow.memory.search", Search);
 }
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass, field, fields
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import native
@@ -14,6 +12,9 @@ from pimflow.placement.solvers.problem import PlacementProblem
 from pimflow.placement.solvers.solution import Criterion
 
 _search = native.get("pimflow.placement.search")
+_OPTIONS = native.Record("pimflow.placement.query_options")
+_LIMITS = native.Record("pimflow.placement.query_limits")
+_CRITERION = native.Record("pimflow.placement.criterion")
 
 INFINITE = 1e300  # in C++
 MAX_LABELS = 1_000_000  # at a position: some hundreds of MB
@@ -89,39 +90,33 @@ class Labels:
     max_labels: int = field(repr=False)
 
 
-def _row(criterion: Criterion) -> list[float]:
-    """The fields of `Criterion` in C++, in their order."""
-    weights = [criterion.per_ns, criterion.per_pj, criterion.per_error]
-    bytes_weights = [criterion.per_row_byte, criterion.per_filter_byte]
-    return [*weights, *bytes_weights, min(criterion.upper_bound, INFINITE), criterion.tolerance]
-
-
 def search(problem: PlacementProblem, query: SearchQuery) -> Labels:
     """Answer `query`; without plans if none is within the bounds."""
     import tvm_ffi
 
-    rows = np.array([_row(criterion) for criterion in query.criteria], np.float64).reshape(-1, 7)
-    limits = (
-        *(query.max_memory_bytes, query.capacity_bytes),
-        *(query.max_labels, query.compared_labels, query.seconds),
+    options = _OPTIONS.row(
+        **{name: getattr(query, name) for name in ("counts_memory", "minimises_memory", "only_gpu", "front")},
+        **{name: getattr(query, name) for name in ("max_labels", "compared_labels")},
     )
-    numbers = [min(float(limit), INFINITE) for limit in limits]
-    flags = [query.counts_memory, query.minimises_memory, query.only_gpu, query.front]
-    plans, bound, dropped_bound, labels, max_labels = _search(
-        problem.native, tvm_ffi.from_dlpack(rows), numbers, flags
+    limits = _LIMITS.row(
+        **{
+            name: min(getattr(query, name), INFINITE)
+            for name in ("max_memory_bytes", "capacity_bytes", "seconds")
+        }
     )
+    names = [criterion_field.name for criterion_field in fields(Criterion)]
+    rows = [[min(getattr(criterion, name), INFINITE) for name in names] for criterion in query.criteria]
+    tables = (options, limits, _CRITERION.table(names, rows))
+    answer = _search(problem.native, *map(tvm_ffi.from_dlpack, tables))
     return Labels(
         plans=tuple(
             Label(
-                candidates=tuple(problem.candidates[int(number)] for number in candidates),
-                latency_ns=latency_ns,
-                pool_bytes=pool_bytes,
-                values=tuple(values),
+                candidates=tuple(problem.candidates[int(number)] for number in plan["candidates"]),
+                latency_ns=plan["latency_ns"],
+                pool_bytes=plan["pool_bytes"],
+                values=tuple(plan["values"]),
             )
-            for latency_ns, pool_bytes, values, candidates in plans
+            for plan in answer["plans"]
         ),
-        bound=bound,
-        dropped_bound=dropped_bound,
-        labels=labels,
-        max_labels=max_labels,
+        **{name: answer[name] for name in ("bound", "dropped_bound", "labels", "max_labels")},
     )

@@ -26,6 +26,7 @@ from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 _problem = native.get("pimflow.placement.problem")
+_HEADER = native.Record("pimflow.placement.problem_header")
 
 CANONICAL = steps.CANONICAL.layout
 ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
@@ -128,6 +129,8 @@ class PlacementProblem:
     @functools.cached_property
     def native(self) -> Any:
         """The problem in C++."""
+        import tvm_ffi
+
         arrays = _Arrays()
         self._append_regions(arrays)
         transitions = _Transitions(self, arrays)
@@ -148,14 +151,14 @@ class PlacementProblem:
                 self._append_group(arrays, transitions, position, group)
         switch = self.table.switch.task
         resources = self._resources
-        arrays.integers["scalars"] = [
-            len(self._order),
-            len(resources),
-            int(self.table.overlaps_launches),
-            resources.get("pim", -1),
-            resources.get("crossbar", -1),
-            -1 if switch is None else transitions.number(switch),
-        ]
+        header = _HEADER.row(
+            positions=len(self._order),
+            resources=len(resources),
+            launches_ahead=self.table.overlaps_launches,
+            pim=resources.get("pim", -1),
+            crossbar=resources.get("crossbar", -1),
+            switch_task=-1 if switch is None else transitions.number(switch),
+        )
         longest = self.table.longest_launch_ns
         arrays.reals["longest_launch_ns"] = [longest.get(resource, 0.0) for resource in resources]
         for name in ("task", "transition"):
@@ -164,7 +167,7 @@ class PlacementProblem:
             arrays.integers[name] += []
         for name in ("input_copy_bytes", "access_ns", "access_pj"):
             arrays.reals[name] += []
-        return _problem(arrays.tensors())
+        return _problem(tvm_ffi.from_dlpack(header), arrays.tensors())
 
     def _append_regions(self, arrays: _Arrays) -> None:
         lives = {life.name: life for life in self.memory.liveness.lifetimes}

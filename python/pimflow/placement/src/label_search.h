@@ -32,22 +32,24 @@ namespace pimflow {
 namespace placement {
 
 /*! \brief A weighted sum that is minimised or bounded; a dominating label may be worse by `tolerance` of it. */
-struct Criterion {
-  double per_ns, per_pj, per_error, per_row_byte, per_filter_byte, upper_bound, tolerance;
-};
+PIMFLOW_RECORD(Criterion, double, per_ns, per_pj, per_error, per_row_byte, per_filter_byte, upper_bound, tolerance);
 
 using PoolBytes = std::array<double, kChannelSets>;  // by set of channels
 
-struct Query {
+/*! \brief What is asked beside the criteria; flags are 0 or 1. */
+PIMFLOW_RECORD(QueryOptions, int64_t,
+               counts_memory,     // one pool for each set of channels
+               minimises_memory,  // criteria are bounds alone
+               only_gpu,          // a plan without PIM has one pool
+               front,             // all Pareto-optimal plans are required
+               max_labels,        // at a position
+               compared_labels);  // at a position while peaks are compared; beyond it, branch and bound
+PIMFLOW_RECORD(QueryLimits, double, max_memory_bytes,
+               capacity_bytes,  // of PIM's channels; infinite if no plan can exceed it
+               seconds);        // time after which labels are dropped
+
+struct Query : QueryOptions, QueryLimits {
   std::vector<Criterion> criteria;
-  bool counts_memory;       // one pool for each set of channels
-  bool minimises_memory;    // criteria are bounds alone
-  bool only_gpu;            // a plan without PIM has one pool
-  double max_memory_bytes;
-  double capacity_bytes;    // of PIM's channels; infinite if no plan can exceed it
-  int64_t max_labels;       // at a position
-  int64_t compared_labels;  // at a position while peaks are compared; beyond it, branch and bound
-  double seconds;           // time after which labels are dropped
 
   bool CountsTime() const {
     return std::any_of(criteria.begin(), criteria.end(), [](const Criterion& c) { return c.per_ns || c.per_pj; });
@@ -95,7 +97,8 @@ class LabelSearch {
   bool IsTimeUp() const { return Clock::now() > deadline_; }
 
  private:
-  // Bits of the first word of a key; above them, the alternative of the layer that is open.
+  // Bits of the first word of a key; above them, the alternative of the layer that is open. At the begin PIM's channels
+  // are in the mode of PIM; a switch back to it at the end is not charged, as in the evaluator.
   static constexpr uint32_t kPlainMemoryMode = 1, kOpenSubmission = 2, kAwaitedResult = 4, kUsedPlainMemory = 8;
   static constexpr uint32_t kOpenLayerShift = 4, kFlagSets = 4;  // of the first two flags
   using Key = std::u32string;

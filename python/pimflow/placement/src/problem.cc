@@ -12,6 +12,7 @@ namespace pimflow {
 namespace placement {
 
 const void* Arrays::Data(const std::string& name, int code) const {
+  if (map_.find(name) == map_.end()) TVM_FFI_THROW(ValueError) << "there is no array '" << name << "'";
   const auto tensor = map_.at(name);
   const DLDataType dtype = tensor.dtype();
   if (dtype.code != code || dtype.bits != 64 || !tensor.IsContiguous()) {
@@ -146,15 +147,16 @@ void SetLaunchQueues(ExpandedCandidate& expanded, const std::vector<Task>& tasks
 
 }  // namespace
 
-Problem::Problem(const Arrays& arrays) {
-  const int64_t* scalars = arrays.Integers("scalars");  // in the order of these lines
-  positions = static_cast<int>(scalars[0]);
-  resources = static_cast<int>(scalars[1]);
-  launches_ahead = scalars[2] != 0;
-  pim = static_cast<int>(scalars[3]);
-  crossbar = static_cast<int>(scalars[4]);
-  switch_task = static_cast<int>(scalars[5]);
-  if (resources > kMaxResources) TVM_FFI_THROW(ValueError) << resources << " resources, of which at most 4 are searched";
+Problem::Problem(const ProblemHeader& header, const Arrays& arrays)
+    : positions(static_cast<int>(header.positions)),
+      resources(static_cast<int>(header.resources)),
+      launches_ahead(header.launches_ahead != 0),
+      pim(static_cast<int>(header.pim)),
+      crossbar(static_cast<int>(header.crossbar)),
+      switch_task(static_cast<int>(header.switch_task)) {
+  if (resources > kMaxResources) {
+    TVM_FFI_THROW(ValueError) << resources << " resources, of which at most " << kMaxResources << " are searched";
+  }
   const double* longest = arrays.Reals("longest_launch_ns");
   longest_launch_ns.assign(longest, longest + resources);
   ReadRegions(arrays);
@@ -293,7 +295,9 @@ ExpandedCandidate Problem::ExpandCandidate(const Group& group, int candidate,
       epilogues.push_back(transitions[group.transitions[d]]);
   }
   expanded.tasks = PrependTasks(std::move(epilogues), tasks);
-  if (expanded.tasks.size() > kMaxTasks) TVM_FFI_THROW(ValueError) << "a candidate of " << expanded.tasks.size() << " tasks";
+  if (expanded.tasks.size() > kMaxTasks) {
+    TVM_FFI_THROW(ValueError) << "a candidate of " << expanded.tasks.size() << " tasks";
+  }
   for (const Task& task : expanded.tasks) expanded.energy_pj += task.energy_pj;
   if (launches_ahead) {
     expanded.is_awaited = !source.tasks.empty() || predecessor.follows;

@@ -18,6 +18,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../../host/src/records.h"
+
 namespace pimflow {
 namespace placement {
 
@@ -144,6 +146,9 @@ class Arrays {
   Map map_;
 };
 
+/*! \brief Sizes of a problem; `pim` and `crossbar` are resources, or -1, `switch_task` is of the transitions, or -1. */
+PIMFLOW_RECORD(ProblemHeader, int64_t, positions, resources, launches_ahead, pim, crossbar, switch_task);
+
 struct Problem {
   int positions, resources;
   bool launches_ahead;
@@ -155,7 +160,7 @@ struct Problem {
   int pim, crossbar;  // resources, or -1
   int switch_task;    // of `transitions`, or -1
 
-  explicit Problem(const Arrays& arrays);
+  Problem(const ProblemHeader& header, const Arrays& arrays);
 
   /*! \brief A candidate of `group` with its tasks in a context. */
   ExpandedCandidate ExpandCandidate(const Group& group, int candidate, const PredecessorState& predecessor) const;
