@@ -141,7 +141,8 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
 
     A resource does one task at a time, in order. The tasks of a candidate wait for what they read, its result
     for all that it reads. The order is that of the regions: in it the executable launches kernels and submits
-    PIM programs.
+    PIM programs. An inference begins with PIM's channels in the mode of PIM; a switch back to it after the
+    last candidate is not charged.
     """
     region_ns: dict[str, float] = {}
     region_pj: dict[str, float] = {}
