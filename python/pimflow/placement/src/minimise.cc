@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <numeric>
 #include <optional>
 #include <queue>
@@ -17,10 +18,7 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-using Beams = std::vector<int64_t>;
-const Beams kBeams = {100, 10000, 0};  // the plan of a quick search is an upper bound for the next one
-const Beams kQuickBeams = {100, 10000};
-const Beams kBeamsWithPlan = {10000, 0};
+constexpr int64_t kSmallBeam = 100, kLargeBeam = 10000;  // the plan of a beam is an upper bound for the next one
 constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 double BestValue(const LabelSearch& search, const Result& result) {
@@ -28,7 +26,7 @@ double BestValue(const LabelSearch& search, const Result& result) {
 }
 
 /*! \brief The best plan of a value of at most `upper_bound`. */
-Result FindBestPlan(LabelSearch& search, double upper_bound, const Beams& beams) {
+Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<int64_t> beams) {
   Result best;
   double bound = -kInfinite;
   search.SetUpperBound(upper_bound);
@@ -95,9 +93,8 @@ std::array<PoolBox, 2> Split(const PoolBox& box, double budget) {
 Result BranchOnPools(LabelSearch& search, const Query& query) {
   const double budget = query.max_memory_bytes;
   const int64_t compared = query.compared_labels;
-  Beams quick;
-  for (int64_t beam : kQuickBeams) quick.push_back(std::min(beam, compared));
-  Result best = FindBestPlan(search, query.criteria[0].upper_bound, quick);
+  Result best = FindBestPlan(search, query.criteria[0].upper_bound,
+                             {std::min(kSmallBeam, compared), std::min(kLargeBeam, compared)});
   const double value = BestValue(search, best);
   if (value < kInfinite && best.bound >= value) return best;
   if (const std::optional<Result> whole = search.RunExact(compared)) return *whole;
@@ -115,7 +112,7 @@ Result BranchOnPools(LabelSearch& search, const Query& query) {
     }
     if (!box.HasBestPlan()) {
       search.BoundPools(box.max_bytes);
-      box.best = FindBestPlan(search, upper_bound, kBeamsWithPlan);
+      box.best = FindBestPlan(search, upper_bound, {kLargeBeam, 0});
       box.bound = std::max(box.bound, box.best.bound);
       best.labels += box.best.labels;
       best.max_labels_at_position = std::max(best.max_labels_at_position, box.best.max_labels_at_position);
@@ -139,9 +136,10 @@ Result BranchOnPools(LabelSearch& search, const Query& query) {
 }  // namespace
 
 Result Minimise(LabelSearch& search, const Query& query) {
-  if (query.minimises_memory) return FindBestPlan(search, query.max_memory_bytes, kBeams);
   const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
-  return shares_budget ? BranchOnPools(search, query) : FindBestPlan(search, query.criteria[0].upper_bound, kBeams);
+  if (shares_budget && !query.minimises_memory) return BranchOnPools(search, query);
+  const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
+  return FindBestPlan(search, upper_bound, {kSmallBeam, kLargeBeam, 0});
 }
 
 }  // namespace placement
