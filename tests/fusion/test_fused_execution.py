@@ -157,7 +157,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), halo="retain")
     except InfeasibleError:
         return
-    ran = execution.execute(execution.load_executable(model, plan), plan)
+    ran = execution.execute(model, plan)
     ran.require(plan)
     assert ran.counted_bytes == plan.dram_bytes
 
@@ -168,7 +168,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
     try:
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
-        ran = execution.execute(execution.load_executable(model, plan, baseline="folded"), plan)
+        ran = execution.execute(model, plan, baseline="folded")
     except (InfeasibleError, UnsupportedOpError):
         assume(False)
     ran.require(plan)
@@ -198,19 +198,19 @@ def test_a_wrong_place_between_folded_layers_is_seen():
         dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
     assert not set(group.output_names) & set(plan.graph.outputs)
     with pytest.raises(VerificationError, match="differs from its reference"):
-        execution.execute(execution.load_executable("toy", wrong, baseline="folded"), wrong).require(wrong)
+        execution.execute("toy", wrong, baseline="folded").require(wrong)
 
 
 def test_a_plan_of_other_layers_is_refused(toy):
     with pytest.raises(UsageError, match="not of this network's folded layers"):
-        execution.execute(execution.load_executable("toy", toy, baseline="folded"), toy)
+        execution.execute("toy", toy, baseline="folded")
 
 
 def test_a_folded_layer_without_a_formula_is_named():
     """A concatenation that the convolution behind it takes in."""
     plan = fuse.fuse("squeezenet-1.1", baseline="folded", search="greedy")
     with pytest.raises(UnsupportedOpError, match=r"'features.4.squeeze'"):
-        execution.execute(execution.load_executable("squeezenet-1.1", plan, baseline="folded"), plan)
+        execution.execute("squeezenet-1.1", plan, baseline="folded")
 
 
 def test_a_layer_without_a_formula_is_named():
@@ -228,8 +228,8 @@ def test_a_wrong_place_or_count_is_seen(toy):
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
     with pytest.raises(VerificationError, match="differs from its reference"):
-        execution.execute(execution.load_executable("toy", wrong), wrong).require(wrong)
-    ran = execution.execute(execution.load_executable("toy", toy), toy)
+        execution.execute("toy", wrong).require(wrong)
+    ran = execution.execute("toy", toy)
     ran.require(toy)
     fewer = dataclasses.replace(ran.groups[0], weight_bytes=ran.groups[0].weight_bytes - 4)
     with pytest.raises(VerificationError, match="the search counted"):

@@ -121,27 +121,7 @@ class ExecutableGraph:
     expected: Mapping[str, np.ndarray]
 
 
-def execute(
-    executable: ExecutableGraph, plan: FusionPlan, progress: Callable[[float], None] | None = None
-) -> FusedExecution:
-    """Run a plan's groups one after the other, each as one function, on the inputs of `executable`."""
-    dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
-    values, runs = dict(executable.inputs), []
-    for index, (group, placement) in enumerate(zip(plan.groups, plan.placements)):
-        analytic = group.traffic_elements * element_bytes
-        group, placement = (group, placement) if placement else single_layer_group(group, element_bytes)
-        counts = build(group, placement, executable.computations, dtype).run(values)
-        error = _error(group, values, executable.expected)
-        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
-        for name in [n for n in values if _is_dead(plan.graph, n, group.end)]:
-            del values[name]
-        if progress:
-            progress((index + 1) / len(plan.groups))
-    outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
-    return FusedExecution(groups=tuple(runs), outputs=outputs)
-
-
-def load_executable(
+def execute(  # public, as `pimflow.execute_fused`: its parameters stay
     model: frontend.Model,
     plan: FusionPlan,
     *,
@@ -149,8 +129,9 @@ def load_executable(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     seed: int = 0,
-) -> ExecutableGraph:
-    """The network of a plan with random inputs, as `execute` runs it.
+    progress: Callable[[float], None] | None = None,
+) -> FusedExecution:
+    """Run a plan's groups one after the other, each as one function, on random inputs.
 
     Parameters
     ----------
@@ -168,10 +149,26 @@ def load_executable(
     UnsupportedOpError
         For the first layer without a formula.
     """
-    require_executable(plan.accelerator.dtype)
+    dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
+    require_executable(dtype)
     if baseline == "folded":
-        return _executable_regions(frontend.load(model, shapes, batch), plan)
-    return _executable_onnx(zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed)
+        executable = _executable_regions(frontend.load(model, shapes, batch), plan)
+    else:
+        proto = zoo.load_model(model, dict(shapes or {}), seed, batch=batch)
+        executable = _executable_onnx(proto, plan, seed)
+    values, runs = dict(executable.inputs), []
+    for index, (group, placement) in enumerate(zip(plan.groups, plan.placements)):
+        analytic = group.traffic_elements * element_bytes
+        group, placement = (group, placement) if placement else single_layer_group(group, element_bytes)
+        counts = build(group, placement, executable.computations, dtype).run(values)
+        error = _error(group, values, executable.expected)
+        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
+        for name in [n for n in values if _is_dead(plan.graph, n, group.end)]:
+            del values[name]
+        if progress:
+            progress((index + 1) / len(plan.groups))
+    outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
+    return FusedExecution(groups=tuple(runs), outputs=outputs)
 
 
 def _executable_onnx(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> ExecutableGraph:
