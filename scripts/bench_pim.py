@@ -84,10 +84,7 @@ def vgg_layer(spec: PimSpec) -> list[PimProgram]:
     """The widest 28x28 convolution of VGG-16 on 16 channels, in every loop order."""
     g = ConvGeometry(n=1, h=28, w=28, c=512, oc=512, kh=3, kw=3, padding=(1, 1, 1, 1))
     orders = schedules(g, spec, "fp16")
-    return [
-        lower(ProgramRequest(geometry=g, region="conv", schedule=order), spec, dtype="fp16", channels=16)
-        for order in orders
-    ]
+    return [lower(ProgramRequest("conv", g, order), spec, dtype="fp16", channels=16) for order in orders]
 
 
 def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:

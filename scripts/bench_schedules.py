@@ -70,8 +70,7 @@ def layer_figures(geometry: ConvGeometry, target: System) -> dict:
     )
     schedule = pim_costs.rank_schedules(geometry, "bench")[0]
     program = pim_costs.program(
-        ProgramRequest(region="bench", geometry=geometry, schedule=schedule),
-        LoweringLimits(only_busiest=True),
+        ProgramRequest("bench", geometry, schedule), LoweringLimits(only_busiest=True)
     )
     timing = pim_costs.profiler.time_program(program, target.pim)
     units = geometry.pixels * BankTiling.from_geometry(geometry, target.pim, dtype, schedule.gangs).tiles

@@ -52,7 +52,7 @@ def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]
             seen.add(region.geometry)
             name = f"{model} {region.name}"
             order = pim_costs.rank_schedules(region.geometry, name)[0]
-            request = ProgramRequest(region=name, geometry=region.geometry, schedule=order)
+            request = ProgramRequest(name, region.geometry, order)
             yield "layer", name, pim_costs.program(request)
         for name, program in search_result.programs().items():
             yield "region", f"{model} {name}", program
@@ -69,12 +69,7 @@ def layer_programs(
         for order, initial, activation in itertools.product(orders, initials, activations):
             program = lower(
                 ProgramRequest(
-                    geometry=geometry,
-                    region=text,
-                    schedule=order,
-                    row_begin=pim.row_base,
-                    initial=initial,
-                    activation=activation,
+                    text, geometry, order, row_begin=pim.row_base, initial=initial, activation=activation
                 ),
                 pim,
                 dtype="fp16",

@@ -70,12 +70,7 @@ def layer_programs(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
     pim = pimflow.system(timing=TIMING).pim
     for text in texts:
         for order in schedules(parse_layer(text), pim, "fp16"):
-            program = lower(
-                ProgramRequest(geometry=parse_layer(text), region=text, schedule=order),
-                pim,
-                dtype="fp16",
-                channels=4,
-            )
+            program = lower(ProgramRequest(text, parse_layer(text), order), pim, dtype="fp16", channels=4)
             yield text, str(order), program
 
 

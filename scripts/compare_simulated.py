@@ -43,7 +43,7 @@ class StoredProfiler:
             kernel, channels = parse_kernel_name(sample.shape, DTYPE) or sample.kernel, sample.channels
             modelled = kernel_cost(kernel, gpu, dtype=DTYPE, channels=channels)
             execution_ns = max(0.0, sample.measured_ns - gpu.launch_ns)
-            cost = dataclasses.replace(modelled, execution_ns=execution_ns, known=Provenance.SIMULATED)
+            cost = dataclasses.replace(modelled, execution_ns=execution_ns, provenance=Provenance.SIMULATED)
             about = {"name": sample.shape, "kernel": kernel, "channels": channels}
             simulated_kernel = SimulatedKernel(**about, modelled=modelled, simulated=cost)
             self.simulated_kernels[sample.shape, channels] = simulated_kernel

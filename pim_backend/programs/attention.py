@@ -22,8 +22,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.loop_rolling import roll_loops, shift
 from pimflow.pim_backend.programs.products import BankProduct, BufferVector, product_commands, product_table
-from pimflow.pim_backend.programs.rolling import roll_loops, shift
 
 # What stays in place while the other changes: the vector in its buffer, or the open row.
 ORDERS = ("vector", "row")

@@ -8,7 +8,7 @@ from pimflow.core.commands import Affine, GAct, Node, Write
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.attention import build_program, matrix_geometry
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.rolling import roll_loops
+from pimflow.pim_backend.programs.loop_rolling import roll_loops
 
 
 def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:

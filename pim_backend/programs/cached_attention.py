@@ -17,7 +17,7 @@ from pimflow.pim_backend.programs.attention import AttentionProduct
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.pim_backend.programs.growing import DynamicProduct
+from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from pimflow.pim_backend.programs.schedule import (
 _lower_streams = native.get("pimflow.pim_backend.lower_streams")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ProgramRequest:
     """What a PIM program of a layer, or of a part of its output pixels, is asked for.
 
@@ -51,6 +51,7 @@ class ProgramRequest:
     region: str
     geometry: ConvGeometry
     schedule: LoopOrder
+    _: KW_ONLY
     pixel_begin: int = 0
     pixel_end: int | None = None
     row_begin: int = 0

@@ -309,12 +309,7 @@ def _layer_timing(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tup
     geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
     reports = [
         STRICT.time_program(
-            lower(
-                ProgramRequest(geometry=geometry, region="fc", schedule=schedule),
-                pim,
-                dtype="fp16",
-                channels=channels,
-            ),
+            lower(ProgramRequest("fc", geometry, schedule), pim, dtype="fp16", channels=channels),
             pim,
         )
         for schedule in schedules(geometry, pim, "fp16")

@@ -219,7 +219,7 @@ def _simulation_cost(
         l2_bytes=sum(
             kernel_log.l2_gb_s * kernel_log.cycles / gpu.clock_mhz * 1e3 for kernel_log in log.kernels
         ),
-        known=Provenance.SIMULATED,
+        provenance=Provenance.SIMULATED,
         energies_pj=_energies_pj(log, who, gpu),
     )
 

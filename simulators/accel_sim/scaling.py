@@ -75,7 +75,7 @@ def scale_cost(
         execution_ns=modelled.execution_ns * ratio(lambda cost: cost.execution_ns),
         dram_bytes=modelled.dram_bytes * ratio(lambda cost: cost.dram_bytes),
         l2_bytes=modelled.l2_bytes * ratio(lambda cost: cost.l2_bytes),
-        known=Provenance.SCALED,
+        provenance=Provenance.SCALED,
     )
     energy_candidates = [reference for reference in references if reference.energies_pj]
     energy_references = next(_similarity_groups(name, kernel, channels, energy_candidates), None)

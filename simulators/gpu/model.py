@@ -43,7 +43,7 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
         Thread blocks; zero if no tile is used.
-    known : Provenance
+    provenance : Provenance
     device : str
         Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
@@ -59,7 +59,7 @@ class KernelCost:
     l2_bytes: float
     tile: tuple[int, int, int] | None
     blocks: int
-    known: Provenance = Provenance.ANALYTIC
+    provenance: Provenance = Provenance.ANALYTIC
     device: str = ""
     energies_pj: dict[str, float] | None = None
 

@@ -277,7 +277,7 @@ def read_samples(path: str | os.PathLike[str], gpu: GpuSpec) -> list[Sample]:
     else:
         raise TraceError(f"{path}: columns are neither those of latencies nor of Accel-Sim cycles")
     samples = []
-    for line, row in _rows_of(gpu, rows, path):
+    for line, row in _gpu_rows(gpu, rows, path):
         try:
             sample = parse(row)
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
@@ -287,7 +287,7 @@ def read_samples(path: str | os.PathLike[str], gpu: GpuSpec) -> list[Sample]:
     return samples
 
 
-def _rows_of(
+def _gpu_rows(
     gpu: GpuSpec, rows: list[tuple[int, dict[str, str]]], path: str | os.PathLike[str]
 ) -> list[tuple[int, dict[str, str]]]:
     names = sorted({row.get("gpu") or "" for _, row in rows})

@@ -173,7 +173,7 @@ def _channel_products(
     if len(heads):
         is_right &= (pixel == pixels[sum_index]) & right_row[work[:, 3]]
         # Pixels of different matrices have different weights for the same output.
-        weights = outputs[sum_index] * program.matrices + program.matrix_of(pixels[sum_index])
+        weights = outputs[sum_index] * program.matrices + program.matrix_indices(pixels[sum_index])
         is_right &= _have_same_weights(table, work, weights, first, is_right, program)
         foreign = int(
             products.count(outputs[sum_index], lanes[sum_index], first, length)[is_read & ~is_right].sum()

@@ -234,12 +234,7 @@ def test_the_example_of_the_page(capsys, example):
     pim = PimSpec.load(example)
     geometry = ConvGeometry(n=1, h=6, w=6, c=40, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1))
     for schedule in schedules(geometry, pim, "fp16"):
-        program = lower(
-            ProgramRequest(geometry=geometry, region="layer", schedule=schedule),
-            pim,
-            dtype="fp16",
-            channels=2,
-        )
+        program = lower(ProgramRequest("layer", geometry, schedule), pim, dtype="fp16", channels=2)
         assert violations(issue_program(program, pim, 0), pim, program, 0) == []
 
 
@@ -250,12 +245,7 @@ def test_a_rule_left_out_of_the_example_shows(example):
     schedule = schedules(geometry, pim, "fp16")[0]
     for index in (0, 2, 5, 7):
         lax = replace(pim, constraints=pim.constraints[:index] + pim.constraints[index + 1 :])
-        program = lower(
-            ProgramRequest(geometry=geometry, region="layer", schedule=schedule),
-            lax,
-            dtype="fp16",
-            channels=1,
-        )
+        program = lower(ProgramRequest("layer", geometry, schedule), lax, dtype="fp16", channels=1)
         assert violations(issue_program(program, lax, 0), lax, program, 0), pim.constraints[index]
 
 
@@ -263,9 +253,7 @@ def test_the_block_of_aim_that_the_page_counts():
     pim = PimSpec.load("aim-gddr6")
     geometry = ConvGeometry(n=1, h=1, w=1, c=512, oc=16)
     (schedule, *_) = schedules(geometry, pim, "bf16")
-    program = lower(
-        ProgramRequest(geometry=geometry, region="block", schedule=schedule), pim, dtype="bf16", channels=1
-    )
+    program = lower(ProgramRequest("block", geometry, schedule), pim, dtype="bf16", channels=1)
     result = time_program(program, pim)
     assert [result.commands[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")] == [1, 1, 32, 1]
     assert f"{result.cycles} here" in PAGE

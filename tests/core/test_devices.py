@@ -164,12 +164,7 @@ def test_what_is_lowered_is_legal(name, geometry):
     pim = DEVICES[name]
     for dtype in pim.dtypes:
         for schedule in schedules(geometry, pim, dtype):
-            lowered = lower(
-                ProgramRequest(geometry=geometry, region="layer", schedule=schedule),
-                pim,
-                dtype=dtype,
-                channels=2,
-            )
+            lowered = lower(ProgramRequest("layer", geometry, schedule), pim, dtype=dtype, channels=2)
             for channel in range(2):
                 assert violations(issue_program(lowered, pim, channel), pim, lowered, channel) == [], str(
                     schedule

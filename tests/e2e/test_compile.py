@@ -551,7 +551,7 @@ def test_cuda_artifacts_hold_both_targets(tmp_path, monkeypatch):
     monkeypatch.setattr("pimflow.pim_backend.runtime.cuda_binary._has_nvrtc", lambda: False)
     network = frontend.load("toy")
     built = build.build(network, compiled.search_result, targets.target_by_name("cuda+pim"))
-    assert built.kernels.source and "pimflow[cuda]" in built.kernels.flaw and not built.can_run_here
+    assert built.kernels.source and "pimflow[cuda]" in built.kernels.problem and not built.can_run_here
 
 
 @pytest.mark.long
@@ -562,7 +562,7 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
         pytest.skip(f"{compiler} is not installed")
     network = frontend.load("toy")
     built = build.build(network, toy[1].search_result, targets.target_by_name("cuda+pim"))
-    assert (built.kernels.compiler, built.kernels.flaw) == (compiler, "")
+    assert (built.kernels.compiler, built.kernels.problem) == (compiler, "")
 
 
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):

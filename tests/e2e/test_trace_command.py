@@ -50,9 +50,7 @@ def directory(tmp_path):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     schedule = next(s for s in SIDE.schedules(geometry) if s.buffers == NEWTON.global_buffers)
     for name, pixel_begin in (("first", 0), ("second", 2 * geometry.ow)):
-        program = SIDE.program(
-            ProgramRequest(region=name, geometry=geometry, schedule=schedule, pixel_begin=pixel_begin)
-        )
+        program = SIDE.program(ProgramRequest(name, geometry, schedule, pixel_begin=pixel_begin))
         (path / "programs" / f"{name}.pimprog").write_text(program.to_json())
     _place(path, geometry, Choice(region="second", mode="SPLIT", gpu_share=2 / 6))
     return path
@@ -98,8 +96,7 @@ def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
     geometry = parse_layer(text)
     runs = {
-        str(s): SIDE.run(ProgramRequest(region="x", geometry=geometry, schedule=s)).timing.cycles
-        for s in SIDE.schedules(geometry)
+        str(s): SIDE.run(ProgramRequest("x", geometry, s)).timing.cycles for s in SIDE.schedules(geometry)
     }
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)

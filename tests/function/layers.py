@@ -136,9 +136,9 @@ class PimLayer:
     def lower(self, schedule: LoopOrder, initial: str = "", activation: str = "") -> PimProgram:
         return lower(
             ProgramRequest(
-                geometry=self.geometry,
-                region="layer",
-                schedule=schedule,
+                "layer",
+                self.geometry,
+                schedule,
                 pixel_begin=self.pixel_begin,
                 pixel_end=self.pixel_end,
                 row_begin=self.row_begin,

@@ -20,7 +20,7 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule, ProductSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.growing import DynamicProduct
+from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.timing import time_program
 

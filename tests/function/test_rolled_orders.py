@@ -41,9 +41,9 @@ def test_loops_are_the_commands_that_they_stand_for(pim, pixels, chunks, outputs
         return
     channels = data.draw(st.integers(1, 4))
     request = lowering.ProgramRequest(
-        region="r",
-        geometry=geometry,
-        schedule=data.draw(st.sampled_from(orders)),
+        "r",
+        geometry,
+        data.draw(st.sampled_from(orders)),
         initial=data.draw(st.sampled_from(["", "bias"])),
         activation=data.draw(st.sampled_from(["", "relu"])),
         row_begin=8,
@@ -64,7 +64,7 @@ def test_a_vocabulary_is_lowered_as_loops(resumed):
     orders = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
     began = time.process_time()
     program = lowering.lower(
-        lowering.ProgramRequest(geometry=geometry, region="r", schedule=orders[0]),
+        lowering.ProgramRequest("r", geometry, orders[0]),
         AIM,
         dtype="fp16",
         channels=16,

@@ -242,7 +242,7 @@ def test_for_cuda_the_pool_is_shared_memory(toy):
     group, placed = toy.groups[-1], toy.placements[-1]
     _, kernels = compile_kernels(lambda: compile_group_for_cuda(group, placed, formulas, target), target)
     assert kernels.source.count("__shared__") == 1 and "__syncthreads" in kernels.source
-    assert bool(kernels.flaw) != bool(cuda_compiler())
+    assert bool(kernels.problem) != bool(cuda_compiler())
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):

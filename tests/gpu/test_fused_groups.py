@@ -37,7 +37,7 @@ def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
         executable, kernels = compile_kernels(
             partial(compile_group_for_cuda, group, placed, formulas, target), target
         )
-        assert not kernels.flaw
+        assert not kernels.problem
         kernel = executable.mod[execution.NAME]
         here, there = dict(inputs), dict(inputs)
         function = execution.build(group, placed, formulas)

@@ -31,10 +31,7 @@ BIAS = np.arange(4, dtype=np.float32)
 def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
     return lower(
         ProgramRequest(
-            geometry=geometry,
-            region="conv",
-            schedule=schedules(geometry, NEWTON, "fp32")[0],
-            pixel_begin=gpu_rows * geometry.ow,
+            "conv", geometry, schedules(geometry, NEWTON, "fp32")[0], pixel_begin=gpu_rows * geometry.ow
         ),
         NEWTON,
         dtype="fp32",
@@ -412,9 +409,7 @@ def test_a_region_that_adds_a_tensor_gives_the_networks_values(before, initial):
     geometry = FC.geometry.with_added_channels
     pim = PimSpec.load("aim-gddr6") if initial else NEWTON
     order = schedules(geometry, pim, "fp16")[0]
-    request = ProgramRequest(
-        region="fc", geometry=geometry, schedule=order, initial=initial, added_channels=4
-    )
+    request = ProgramRequest("fc", geometry, order, initial=initial, added_channels=4)
     joined = lower(request, pim, dtype="fp16", channels=2)
     operands = inputs(before)
     (expected,) = run(before, *operands)

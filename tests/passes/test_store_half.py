@@ -257,10 +257,7 @@ def plan_on_pim() -> tvm.IRModule:
         schedule = schedules(geometry, newton, "fp16")[0]
         begin = rows * geometry.ow
         return lower(
-            ProgramRequest(geometry=geometry, region=name, schedule=schedule, pixel_begin=begin),
-            newton,
-            dtype="fp16",
-            channels=2,
+            ProgramRequest(name, geometry, schedule, pixel_begin=begin), newton, dtype="fp16", channels=2
         )
 
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}

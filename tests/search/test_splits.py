@@ -166,7 +166,7 @@ def test_no_program_does_its_work_faster(geometry, side):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
         # Costs come from programs without the fields that do not change the time.
-        run = side.run(ProgramRequest(region="conv", geometry=geometry, schedule=schedule))
+        run = side.run(ProgramRequest("conv", geometry, schedule))
         assert cost == LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, side.pim)))
 
 

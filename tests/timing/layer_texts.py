@@ -40,4 +40,4 @@ def layer_programs(draw: st.DrawFn) -> PimProgram:
     side = PimTarget(pim=NEWTON, channels=channels, dtype="fp16", profiler=BuiltIn())
     geometry = parse_layer(text)
     schedule = draw(st.sampled_from(side.schedules(geometry)))
-    return side.program(ProgramRequest(region=text, geometry=geometry, schedule=schedule))
+    return side.program(ProgramRequest(text, geometry, schedule))

@@ -180,7 +180,7 @@ def test_no_loop_order_is_faster(layer):
     orders = {order for level in SCHEDULINGS for order in schedules(geometry, pim, dtype, level)}
     for order in orders:
         source = lower(
-            ProgramRequest(geometry=geometry, region="layer", schedule=order),
+            ProgramRequest("layer", geometry, order),
             pim,
             dtype=dtype,
             channels=channels,

@@ -119,10 +119,7 @@ def test_channels_add_up_to_the_layer(name):
     dtype = pim.dtypes[0]
     geometry = ConvGeometry(n=1, h=7, w=7, c=40, oc=70)
     program = lower(
-        ProgramRequest(geometry=geometry, region="r", schedule=schedules(geometry, pim, dtype)[0]),
-        pim,
-        dtype=dtype,
-        channels=3,
+        ProgramRequest("r", geometry, schedules(geometry, pim, dtype)[0]), pim, dtype=dtype, channels=3
     )
     layer = time_program(program, pim)
 

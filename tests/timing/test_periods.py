@@ -93,12 +93,7 @@ def test_long_loops_under_the_published_timing(body, extent, spec, hiding):
 @pytest.mark.parametrize("spec", (NEWTON, SPECS[2]), ids=("nREFI 1900", "nREFI 401"))
 def test_layers(layer, spec):
     for schedule in schedules(SCALED[layer], spec, "fp16"):
-        source = lower(
-            ProgramRequest(geometry=SCALED[layer], region=layer, schedule=schedule),
-            spec,
-            dtype="fp16",
-            channels=3,
-        )
+        source = lower(ProgramRequest(layer, SCALED[layer], schedule), spec, dtype="fp16", channels=3)
         for channel in distinct_channels(source, spec):
             assert engine_counts(source, spec, channel)[0] == step_counts(source, spec, channel)
         flat = time_trace(expand_to_pim(source, 2), spec, FORK)

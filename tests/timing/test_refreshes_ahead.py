@@ -91,9 +91,7 @@ def test_no_more_than_jedec_lets_come(newton):
 def test_no_program_beats_the_bound(geometry, name, data):
     pim = PimSpec.load(name)
     schedule = data.draw(st.sampled_from(schedules(geometry, pim, "fp16")))
-    lowered = lower(
-        ProgramRequest(geometry=geometry, region="conv", schedule=schedule), pim, dtype="fp16", channels=2
-    )
+    lowered = lower(ProgramRequest("conv", geometry, schedule), pim, dtype="fp16", channels=2)
     assert time_program(lowered, pim).cycles >= lower_bound(geometry, pim, "fp16", 2).cycles
 
 

@@ -85,7 +85,7 @@ class Build:
     @property
     def can_run_here(self) -> bool:
         """Whether this machine has the device of the target, and the kernels are compiled."""
-        return not self.kernels.flaw and bool(self.device.exist)
+        return not self.kernels.problem and bool(self.device.exist)
 
     @property
     def device(self) -> tvm.runtime.Device:
@@ -132,7 +132,7 @@ def build(
     )
     name = targets.target_name(target)
     device, inputs = targets.target_device(target), states.types(network.inputs)
-    module = pack(executable, inputs, network.outputs, name, device, kernels.flaw)
+    module = pack(executable, inputs, network.outputs, name, device, kernels.problem)
     on_cpu = target.kind.name == "llvm"
     return Build(
         target=name,

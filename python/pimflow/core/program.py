@@ -180,7 +180,7 @@ class PimProgram:
         g = self.geometry
         return g if g.groups == 1 else g.dense(g.groups // self.matrices)
 
-    def matrix_of(self, pixel: np.ndarray) -> np.ndarray:
+    def matrix_indices(self, pixel: np.ndarray) -> np.ndarray:
         """Indices of the weight matrices by which the vectors of pixels are multiplied."""
         grouped = self.geometry.groups > 1
         return pixel // self.geometry.pixels if grouped else pixel % self.matrices

@@ -343,7 +343,7 @@ def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[
         measured_on = str(target_build.device.device_name)
     kernels = target_build.kernels
     return GpuPart.from_search(
-        search_result, target_build.target, kernels.compiler, kernels.flaw, measured_ns, measured_on
+        search_result, target_build.target, kernels.compiler, kernels.problem, measured_ns, measured_on
     )
 
 

@@ -281,8 +281,7 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
         level=system.scheduling,
     )
     requests = [
-        ProgramRequest(region=text, geometry=geometry, schedule=schedule)
-        for schedule in pim_target.rank_schedules(geometry, text)
+        ProgramRequest(text, geometry, schedule) for schedule in pim_target.rank_schedules(geometry, text)
     ]
     if format in UNSUPPORTED_REASONS:
         form, unsupported_reason = UNSUPPORTED_REASONS[format]

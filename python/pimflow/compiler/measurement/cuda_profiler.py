@@ -189,7 +189,7 @@ class CudaProfiler:
             execution_ns=execution_ns,
             tile=None,
             blocks=0,
-            known=Provenance.MEASURED if has_all_channels else Provenance.ANALYTIC,
+            provenance=Provenance.MEASURED if has_all_channels else Provenance.ANALYTIC,
             device=self.device,
         )
 

@@ -512,9 +512,9 @@ class CandidateGenerator:
         split = Split(rewrite.axis, rewrite.gpu_rows)
         device_epilogue = finished.device_epilogue(region, rewrite.finishes, rewrite.joins)
         request = ProgramRequest(
-            region=region.name,
-            geometry=split.pim_part(device_epilogue.pim_layer(layer)),
-            schedule=LoopOrder.parse(rewrite.schedule),
+            region.name,
+            split.pim_part(device_epilogue.pim_layer(layer)),
+            LoopOrder.parse(rewrite.schedule),
             pixel_begin=split.pixel_begin(layer),
             row_begin=row_begin,
             initial=device_epilogue.initial,

@@ -164,12 +164,7 @@ def pim_programs(
     costs = _pim_costs(generator, run, candidate.rewrite.schedules)
     for (position, stage), cost in costs.items():
         part = stage_name(run.regions[position].name, stage)
-        request = ProgramRequest(
-            region=part,
-            geometry=run.geometry(position, stage),
-            schedule=cost.schedule,
-            row_begin=row_begin,
-        )
+        request = ProgramRequest(part, run.geometry(position, stage), cost.schedule, row_begin=row_begin)
         yield part, generator.costs.pim_target.program(request)
         row_begin += cost.rows
 

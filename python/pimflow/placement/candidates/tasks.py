@@ -83,7 +83,7 @@ class TaskBuilder:
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
             energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
-            known=cost.known,
+            known=cost.provenance,
         )
 
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:

@@ -365,7 +365,7 @@ class Costs:
 
     def kernel_counts(self) -> dict[str, int]:
         """How many kernel times are measured, simulated and so on (`Provenance`), the most reliable first."""
-        counts = Counter(cost.known for cost in self._kernels.values())
+        counts = Counter(cost.provenance for cost in self._kernels.values())
         return {source.value: counts[source] for source in Provenance if counts[source]}
 
 

@@ -243,7 +243,7 @@ class PimTarget:
 def _part_request(geometry: ConvGeometry, schedule: LoopOrder, name: str, split: Split) -> ProgramRequest:
     """The request for PIM's part of a layer."""
     part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-    return ProgramRequest(region=name, geometry=part, schedule=schedule, pixel_begin=begin)
+    return ProgramRequest(name, part, schedule, pixel_begin=begin)
 
 
 def check_rows(subject: str, rows: int, pim: PimSpec, *levers: str) -> None:
