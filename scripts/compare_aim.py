@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from calibration.aim_simulator import AimComparison, compare, replace_table, table
+
 import pimflow
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
@@ -30,7 +32,6 @@ from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.exports.aim_simulator import AimComparison, compare, replace_table, table
 from pimflow.simulators.pim.expansion import command_counts
 
 NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2", "resnet-50")

@@ -27,6 +27,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from calibration.ramulator2 import Ramulator2Run, simulate, traffic_table
+from calibration.ramulator_comparison import TIMING, RamulatorComparison, compare, table
 from update_readme import fill
 
 import pimflow
@@ -37,8 +39,6 @@ from pimflow.host.files import replace_file
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.ramulator import load_store_trace
-from pimflow.simulators.ramulator.comparison import TIMING, RamulatorComparison, compare, table
-from pimflow.simulators.ramulator.second import Ramulator2Run, simulate, traffic_table
 
 LAYERS = (
     "conv:1x32x28x28,192,1x1",

@@ -24,7 +24,7 @@ warps wait for no barrier, so that one warp computes while others load: its dema
 product that scales a map (squeeze and excitation) has a second launch too, a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
-Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
+Accel-Sim's SM75_RTX2060. The constants are fitted by `scripts/calibration/gpu_fit.py`.
 """
 
 from __future__ import annotations

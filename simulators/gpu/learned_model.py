@@ -35,7 +35,6 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import TILES, KernelBatch, RooflineMachine, family, gemm_tilings
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
-from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
 if TYPE_CHECKING:
     import xgboost
@@ -142,8 +141,13 @@ class ResidualModel:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """Class of a convolution for `Residual.applies_to`."""
-    return convolution_classes(geometry)[1]
+    """Class of a convolution for `ResidualModel.applies_to`."""
+    if geometry.is_depthwise:
+        return "depthwise"
+    window = (geometry.kh, geometry.kw)
+    if window == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
+        return f"3x3_s{geometry.stride[0]}"
+    return "1x1" if window == (1, 1) else "other"
 
 
 @functools.cache
@@ -296,26 +300,3 @@ class Learned:
             else kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
             for request, factor in zip(requests, factors)
         ]
-
-
-def residual_model_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """Times of measured kernels by the learned model, launch included."""
-    from pimflow.simulators.gpu.model import KernelRequest
-
-    total_ns = [0.0] * len(samples)
-    for dtype in sorted({sample.dtype for sample in samples}):
-        indices = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
-        requests = [
-            KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in indices
-        ]
-        for i, cost in zip(indices, Learned().costs(requests, gpu, dtype)):
-            total_ns[i] = cost.total_ns
-    return total_ns
-
-
-def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """Times by the learned model if the GPU has one, else by the analytic model."""
-    return (residual_model_ns if gpu.name in gpus_with_model() else analytic_ns)(samples, gpu)
-
-
-PREDICTIONS = {"analytic": analytic_ns, "learned": residual_model_ns, "best": best_ns}

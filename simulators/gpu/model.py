@@ -20,6 +20,8 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
+# Sizes of a kernel that files of measured kernels have.
+SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
 
 

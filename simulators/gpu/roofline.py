@@ -41,7 +41,7 @@ multiply-accumulates, one in each cycle of a lane::
     execution = kernel + max((compute**p + l2**p + dram**p)**(1/p), operations / (SMs * SIMD FMA))
 
 Source of the model: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
-`simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
+`scripts/calibration/gpu_fit.py` and live in the ``efficiency`` table of `GpuSpec`.
 """
 
 from __future__ import annotations

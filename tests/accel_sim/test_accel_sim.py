@@ -13,18 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from calibration.accel_sim_accuracy import HeldOutKernel, leave_one_out, replace_table, summary
+from calibration.gpu_fit import fit
+from calibration.samples import STREAM, read_samples
 
 from pimflow.commands.main import main
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import HeldOutKernel, leave_one_out, replace_table, summary
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
-from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu.samples import STREAM, read_samples
 from pimflow.simulators.profiler import GpuProfiler
 
 ROOT = Path(__file__).parents[2]

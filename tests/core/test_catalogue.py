@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibration.gpu_fit import EMITTED_CONSTANTS
 
 from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry
@@ -17,7 +18,6 @@ from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.gpu.fit import EMITTED_CONSTANTS
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issue_program, time_program
 

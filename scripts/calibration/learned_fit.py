@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from calibration.gpu_fit import sample_groups
+from calibration.samples import Sample
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     ResidualModel,
@@ -24,7 +25,6 @@ from pimflow.simulators.gpu.learned_model import (
     residual_path,
 )
 from pimflow.simulators.gpu.machine import has_rate
-from pimflow.simulators.gpu.samples import Sample
 
 TREES = 200
 FOLDS = 5

@@ -25,15 +25,15 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.learned_model import Learned, gpus_with_model, residual_class
 from pimflow.simulators.gpu.machine import has_rate
-from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.model import SIZES, KernelRequest, kernel_cost
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
 SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # largest input rows and channels of class `small`: layers of CNNs
 TENSORRT = {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"}
 DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w", "dtype", "ms"}
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
-SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 EMITTED = {"kernel", "kind", *SIZES, "tile_m", "tile_n", "split", "n_mem", "gpu_sim_cycle"}
 MEASURED = {"kernel", "kind", *SIZES, "dtype", "cold_ns", "launch_ns"}
 # DeepBench's names of storage in fp16: with products on tensor cores, or in fp32.
@@ -102,14 +102,8 @@ class Sample:
 
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
     """The classes of `CLASSES` to which a convolution belongs."""
-    if geometry.is_depthwise:
-        family = "depthwise"
-    elif (geometry.kh, geometry.kw) == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
-        family = f"3x3_s{geometry.stride[0]}"
-    else:
-        family = "1x1" if (geometry.kh, geometry.kw) == (1, 1) else "other"
     small = ("small",) if geometry.h <= SMALL_ROWS and geometry.c <= SMALL_CHANNELS else ()
-    return ("all", family, *small)
+    return ("all", residual_class(geometry), *small)
 
 
 def _tensorrt_sample(row: dict[str, str]) -> Sample:
@@ -311,6 +305,27 @@ def analytic_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     return [
         kernel_cost(s.kernel, gpu, dtype=s.dtype, channels=s.channels, tile=s.tile).total_ns for s in samples
     ]
+
+
+def residual_model_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """Times of measured kernels by the learned model, launch included."""
+    total_ns = [0.0] * len(samples)
+    for dtype in sorted({sample.dtype for sample in samples}):
+        indices = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
+        requests = [
+            KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in indices
+        ]
+        for i, cost in zip(indices, Learned().costs(requests, gpu, dtype)):
+            total_ns[i] = cost.total_ns
+    return total_ns
+
+
+def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """Times by the learned model if the GPU has one, else by the analytic model."""
+    return (residual_model_ns if gpu.name in gpus_with_model() else analytic_ns)(samples, gpu)
+
+
+PREDICTIONS = {"analytic": analytic_ns, "learned": residual_model_ns, "best": best_ns}
 
 
 def validate(

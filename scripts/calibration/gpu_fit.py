@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from calibration.samples import Sample, analytic_ns
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.machine import GemmTilings, KernelBatch, RooflineMachine, family, has_rate, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
-from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (lower bound, initial value, upper bound): shares of a peak, cycles, bytes per cycle
 GPU_CONSTANTS = {

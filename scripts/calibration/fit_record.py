@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from calibration.samples import Sample, plain_name
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.reader import spec_names
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.samples import Sample, plain_name
 
 FITTED = Path(__file__).parent / "fitted"
 SUFFIX = ".fitted.txt"
