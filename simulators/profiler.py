@@ -100,7 +100,7 @@ class GpuProfiler(Protocol):
     primitives: ClassVar[bool]
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """The cost of each request, in order; `KernelCost.known` tells where it comes from."""
+        """The cost of each request, in order; `KernelCost.provenance` tells where it comes from."""
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ def test_cuda_builds_anywhere(toy, tmp_path):
     mod, _ = relay.frontend.from_onnx(onnx.load(toy[0]))
     lib = relay.build(mod, target="cuda+pim")
     assert "__global__" in lib.kernels.source
-    assert bool(lib.kernels.compiler) != bool(lib.kernels.flaw)
+    assert bool(lib.kernels.compiler) != bool(lib.kernels.problem)
     lib.export_library(tmp_path / "net.so")
     reloaded = tvm.runtime.load_module(str(tmp_path / "net.so"))
     assert reloaded["get_target"]() == "cuda+pim"

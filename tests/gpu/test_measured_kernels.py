@@ -39,7 +39,7 @@ def test_measured_costs(profiler, gpu):
     requests = [KernelRequest(kernel, gpu.memory_channels) for kernel in kernels]
     costs = profiler.costs(requests, gpu, "fp16")
     assert not profiler.failures
-    assert all(c.known is Provenance.MEASURED and c.device == profiler.device for c in costs)
+    assert all(c.provenance is Provenance.MEASURED and c.device == profiler.device for c in costs)
     assert all(c.execution_ns > 0 and 0 < c.launch_ns < 1e5 for c in costs)
     bandwidth = (copy.input_bytes + copy.output_bytes) / costs[2].execution_ns
     assert bandwidth < 1.1 * gpu.memory_channels * gpu.channel_bytes_per_ns or gpu.name == "a100"

@@ -230,7 +230,7 @@ def test_costs_come_in_order_and_equal_kernels_are_built_once(cpu, monkeypatch):
     costs = cpu.costs(requests(SMALL, LARGE, SMALL, replace(STREAM, macs=7), STREAM), GPU, "fp32")
     assert [k for k in built if k != EMPTY_KERNEL] == [SMALL, LARGE, STREAM]
     assert costs[0] == costs[2] and costs[1].execution_ns > 20 * costs[0].execution_ns
-    assert all(cost.known is Provenance.MEASURED and cost.device == "CPU" for cost in costs)
+    assert all(cost.provenance is Provenance.MEASURED and cost.device == "CPU" for cost in costs)
     assert all(cost.launch_ns == costs[0].launch_ns > 0 and cost.execution_ns >= 0 for cost in costs)
     before = len(built)
     assert cpu.costs(requests(LARGE), GPU, "fp32") == [costs[1]] and len(built) == before
@@ -250,12 +250,12 @@ def test_fewer_channels_are_scaled_and_no_measurement(cpu):
         / kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
     )
     assert ratio > 1 and half.execution_ns == pytest.approx(full.execution_ns * ratio)
-    assert half.known is Provenance.ANALYTIC and half.device == "CPU"
+    assert half.provenance is Provenance.ANALYTIC and half.device == "CPU"
 
 
 def test_launches_set_to_zero_stay_zero(cpu):
     (cost,) = cpu.costs(requests(SMALL), replace(GPU, launch_ns=0.0), "fp32")
-    assert cost.launch_ns == 0.0 and cost.known is Provenance.MEASURED
+    assert cost.launch_ns == 0.0 and cost.provenance is Provenance.MEASURED
 
 
 @pytest.mark.parametrize("stage", ["primitive", "compile_primitives", "arguments"])
@@ -375,7 +375,9 @@ def test_launches_of_a_primitive_share_what_they_take_together(cpu):
     (measured,) = set(cpu.measure(kernels, GPU, "fp32"))
     together_ns = max(measured.cold_ns - 2 * measured.launch_ns, 0.0)
     assert sum(cost.execution_ns for cost in costs) == pytest.approx(together_ns) and together_ns > 0
-    assert {(cost.known, cost.launch_ns) for cost in costs} == {(Provenance.MEASURED, measured.launch_ns)}
+    assert {(cost.provenance, cost.launch_ns) for cost in costs} == {
+        (Provenance.MEASURED, measured.launch_ns)
+    }
     modelled = [kernel_cost(kernel, GPU, dtype="fp32").execution_ns for kernel in kernels]
     shares = [cost.execution_ns / ns for cost, ns in zip(costs, modelled)]
     assert shares == pytest.approx([shares[0]] * 3)

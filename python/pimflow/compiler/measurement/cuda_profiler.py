@@ -275,7 +275,7 @@ def kernel_rows(
     Returns
     -------
     list of dict
-        ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `simulators.gpu.samples` reads them,
+        ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `scripts/calibration/samples.py` reads them,
         ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model its execution time ``NAME_ns``, and
         ``NAME_ratio``, its quotient with the measured time in the profiler's state of the L2. Times are None
         for a kernel that fails.
