@@ -143,6 +143,7 @@ OTHERS = {
     "--quiet",
     "--json",
     "--layers",
+    "--dump-ir",
     "--help",
 }
 PAIRS = list(itertools.combinations(OPTIONS, 2))

@@ -27,7 +27,7 @@ from pimflow.commands.shared.options import PlanKeywords, as_system
 from pimflow.commands.shared.report import Report
 from pimflow.commands.shared.report_text import summary
 from pimflow.commands.shared.search import SearchRequest
-from pimflow.compiler import artifact
+from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
@@ -148,6 +148,7 @@ def compile(
     pareto: int | None = None,
     conventions: str | Sequence[str] = ALL,
     emit_traces: bool = False,
+    dump_ir: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = lambda _: None,
     **keywords: Unpack[PlanKeywords],
@@ -192,8 +193,11 @@ def compile(
         complete, and its report lists those that are missing (`Compiled.with_conventions`).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
+    dump_ir : path, optional
+        Directory to write the module after every pass to, numbered, as TVMScript (docs/compilation.md).
     force : bool
-        Whether to write although `out` has other files, which stay, or changed files, which are replaced.
+        Whether to write although `out` or `dump_ir` has other files, which stay, or changed files, which are
+        replaced.
     progress : callable
         Called with a text that says what is being done.
 
@@ -212,33 +216,42 @@ def compile(
     search_request = SearchRequest.from_arguments(target_system, **keywords)
     request = steps.CompileRequest(
         **vars(search_request),
+        channel_counts=None if choice is None else choice.counts,
+        calibration=calibration,
+        inputs=inputs,
         tolerance=tolerance,
         pareto=pareto,
         emit_traces=emit_traces,
+        dump_ir=dump_ir,
         out=out,
         force=force,
         progress=progress,
     )
-    request = steps.check_request(request, calibration)
-    prepared, reference = steps.prepare_network(request, model, inputs, calibration)
+    request = steps.check_request(request)
+    with ir_dump.dump_ir(dump_ir, force=force):
+        compiled = _compile(request, model, begin)
+    return compiled.with_conventions(conventions, progress)
+
+
+def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compiled:
+    """Compile a network without searches under other conventions; `begin` is when it began."""
+    prepared, reference = steps.prepare_network(request, model)
     placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
     build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
-    if choice is not None:
-        extras = replace(extras, channel_counts=choice.counts)
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None
-    if out is not None:
+    if request.out is not None:
         files = steps.artifact_files(request, placed, build_set, verification, reference, report)
-        progress("writing")
-        page = functools.partial(render_page, name=Path(out).name)
-        directory = artifact.write(out, files, page=page, force=force)
-    compiled = Compiled(
+        request.progress("writing")
+        page = functools.partial(render_page, name=Path(request.out).name)
+        directory = artifact.write(request.out, files, page=page, force=request.force)
+    return Compiled(
         search_result=placed.search_result,
         builds=build_set.builds,
         programs=placed.search_result.programs(),
@@ -247,7 +260,6 @@ def compile(
         convention_search=convention_search,
         directory=directory,
     )
-    return compiled.with_conventions(conventions, progress)
 
 
 def _channels(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.compile.pareto import require_points, search_front
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared import prepare
+from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.options import plan_modes, require_effect, require_type
@@ -23,7 +25,7 @@ from pimflow.commands.shared.prepare import PreparedNetwork
 from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
 from pimflow.commands.simulate import trace as tracing
-from pimflow.compiler import artifact, build
+from pimflow.compiler import artifact, build, ir_dump
 from pimflow.compiler.artifact import ArtifactFiles, Interface
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
@@ -57,18 +59,21 @@ Progress = Callable[[str], None]
 class CompileRequest(SearchRequest):
     """The request of a compilation: that of a search, and what is built and written."""
 
+    channel_counts: tuple[ChannelCount, ...] | None
+    calibration: Data | None
+    inputs: Mapping[str, np.ndarray] | None
     tolerance: float | None
     pareto: int | None
     emit_traces: bool
+    dump_ir: str | os.PathLike[str] | None
     out: str | os.PathLike[str] | None
     force: bool
     progress: Progress
 
 
-def check_request(request: CompileRequest, calibration: Data | None) -> CompileRequest:
+def check_request(request: CompileRequest) -> CompileRequest:
     """Check a request before any work, and return it with its final goal."""
-    if request.out is not None:
-        check_target(request.out, artifact.KIND, force=request.force)
+    _check_directories(request)
     require_type("tolerance", request.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if request.tolerance is not None and not 0 < request.tolerance < 1:
         raise UsageError(f"tolerance {request.tolerance:g} is not between 0 and 1")
@@ -90,12 +95,28 @@ def check_request(request: CompileRequest, calibration: Data | None) -> CompileR
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
-    if calibration is not None and request.options.decomposition_request is None:
+    if request.calibration is not None and request.options.decomposition_request is None:
         raise UsageError(
             "--calibration compares a decomposed network with the original: give --decompose too"
         )
     # Primitives of the GPU are part of the plan; those of a CPU are selected later, for its code.
     return replace(request, goal=goal, select=None if goal.primitives else request.select)
+
+
+def _check_directories(request: CompileRequest) -> None:
+    """Raise an error unless the directories of a request can be written, and neither is in the other."""
+    if request.out is not None:
+        check_target(request.out, artifact.KIND, force=request.force)
+    if request.dump_ir is None:
+        return
+    check_target(request.dump_ir, ir_dump.KIND, force=request.force)
+    if request.out is not None:
+        out, modules = Path(request.out).resolve(), Path(request.dump_ir).resolve()
+        if out.is_relative_to(modules) or modules.is_relative_to(out):
+            raise UsageError(
+                f"--dump-ir {request.dump_ir} and -o {request.out}: one directory is the other or in it; "
+                "name separate ones"
+            )
 
 
 def _with_budget(request: CompileRequest) -> CompileRequest:
@@ -148,14 +169,13 @@ class ReferenceRun:
             self.samples = None
 
 
-def prepare_network(
-    request: CompileRequest, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
-) -> tuple[PreparedNetwork, ReferenceRun]:
+def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
     """Load and prepare the network of `model`, and compute its reference."""
     request.progress("loading")
     network = prepare.load(model, request.options)
     prepare.require_decomposed(network, request.options)
     network.require_memory()
+    inputs, calibration = request.inputs, request.calibration
     interface = Interface(
         inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
     )
@@ -303,6 +323,7 @@ def extra_reports(
         primitives=primitives,
         c_part=None if build_set.c_part is None else build_set.c_part.report,
         front=None if placed.front is None else _with_plan_files(request, placed.front),
+        channel_counts=request.channel_counts,
     )
 
 
