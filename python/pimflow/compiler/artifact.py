@@ -208,10 +208,13 @@ class Interface:
 
     def to_json(self) -> str:
         """Text of ``interface.json``, with a digest of its own content."""
-        inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
+        inputs: dict[str, dict[str, object]] = {
+            name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()
+        }
         for name, rows in self.table_rows.items():
             inputs[name]["rows"] = rows
-        table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
+        table: dict[str, object] = {"version": VERSION, "inputs": inputs, "targets": self.targets}
+        table |= {"sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}
         table |= {"output_names": self.output_names} if self.output_names else {}
         table |= {"states": self.states} if self.states else {}

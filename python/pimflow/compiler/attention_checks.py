@@ -96,8 +96,8 @@ def _check_scores(
     y = y.reshape(-1, cached.attention.extent)
     if y[:, tokens:].any():
         y = np.full_like(y, np.nan)
-    group_operands = (_group_slice(cached, group, operand) for operand in (operands[0], keys))
-    return _check_product(cached, SCORES, group, *group_operands, y[:, :tokens])
+    queries, keys = (_group_slice(cached, group, operand) for operand in (operands[0], keys))
+    return _check_product(cached, SCORES, group, queries, keys, y[:, :tokens])
 
 
 def _check_values(

@@ -190,7 +190,7 @@ def with_primitives(
         As for `kernel_groups`.
     """
     layout_by_variable = None if layouts is None else _variable_layouts(mod, choices, layouts, views)
-    module = SelectPrimitives(choices)(mod)
+    passes: list[tvm.transform.Pass] = [SelectPrimitives(choices)]
     used_layouts = (
         {primitive.layout for primitive in choices.values()}
         if layout_by_variable is None
@@ -205,8 +205,8 @@ def with_primitives(
                     name for name, variable_layout in layout_by_variable.items() if variable_layout == layout
                 }
             )
-            module = SinkLayout(relax_layout, variables)(module)
-    return module
+            passes.append(SinkLayout(relax_layout, variables))
+    return tvm.transform.Sequential(passes)(mod)
 
 
 def _variable_layouts(

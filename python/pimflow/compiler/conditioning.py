@@ -88,7 +88,7 @@ def output_checks(
 
 def last_place(y: np.ndarray) -> float:
     """Distance of neighbouring values in the type of `y`, relative to the largest value; 0 for integers."""
-    return 0.0 if y.dtype.kind in "biu" else float(ml_dtypes.finfo(y.dtype).eps)
+    return 0.0 if y.dtype.kind in "biu" else float(ml_dtypes.finfo(y.dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def reference_deviations(

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import tvm
+
 from pimflow.compiler.smaller_pool import NetworkRewrite
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
@@ -72,17 +74,21 @@ def find_order(
         If a region comes before one that it reads in `names`.
     """
     region_names = sorted(region_groups(network.module, views=system.uses_views))
-    demanded = names is not None and sorted(names) == region_names
+    demanded_names = names if names is not None and sorted(names) == region_names else None
     # The order of a plan lists regions, not runs.
-    steps = LayerSteps.from_network(network, [] if demanded else runs, system)
+    steps = LayerSteps.from_network(network, runs if demanded_names is None else [], system)
     best_order = reorder(steps.graph(), seconds=seconds)
-    order = tuple(steps.step_by_region[name] for name in names) if demanded else best_order.order
-    unchanged = LayerOrder(original=network, network=network, order=best_order, demanded=demanded)
+    order = best_order.order
+    if demanded_names is not None:
+        order = tuple(steps.step_by_region[name] for name in demanded_names)
+    unchanged = LayerOrder(
+        original=network, network=network, order=best_order, demanded=demanded_names is not None
+    )
     if order == tuple(range(len(order))):
         reason = (
             "no order has fewer bytes live" if best_order.optimal else "none with fewer bytes live was found"
         )
-        return replace(unchanged, kept_because="the plan has it" if demanded else reason)
+        return replace(unchanged, kept_because=reason if demanded_names is None else "the plan has it")
     reordered = steps.with_order(order)
     if reordered is None:
         return replace(unchanged, kept_because="in the other order other layers would make one kernel")
@@ -149,7 +155,8 @@ class LayerSteps:
         """The same steps in another order; None if other layers would form a kernel in that order."""
         views, steps = self.system.uses_views, tuple(self.steps[number] for number in order)
         names = [name for step in steps for name in step]
-        network = replace(self.network, module=ReorderLayers(names, views)(self.network.module))
+        reorder_layers = tvm.transform.Sequential([ReorderLayers(names, views)])
+        network = replace(self.network, module=reorder_layers(self.network.module))
         regions = extract_regions(network.module, network.name, views=views)
         expected_regions = tuple(self.regions.region(name) for name in names)
         reordered = LayerSteps(network=network, regions=regions, steps=steps, system=self.system)

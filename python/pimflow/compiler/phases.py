@@ -288,6 +288,7 @@ def lower(
         raise UnknownNameError("allocation", allocation, ALLOCATIONS)
 
     def place(liveness: Liveness) -> MemoryPlan:
+        """Plan the pool, and hand the plan on."""
         plan = memory.merge_pools(memory.plan(liveness.lifetimes))
         on_memory_plan(plan)
         return plan

@@ -221,6 +221,7 @@ def _mix_plans(
     parts = _parts(fast, frugal)
 
     def plan(frugal_parts: Sequence[_PlanPart]) -> _MixedPlan:
+        """The plan that has `frugal_parts` of the frugal plan, and else parts of the fast one."""
         candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
         search_result = with_candidates(fast, _assign_channels(fast, candidates))
         evaluation = search_result.evaluation
@@ -244,6 +245,7 @@ def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
     begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in frugal.candidates}
 
     def cut(search_result: SearchResult) -> list[list[Candidate]]:
+        """The candidates of a plan in parts."""
         groups: list[list[Candidate]] = []
         for candidate in search_result.candidates:
             groups += [[]] if candidate.covers[0] in begins else []

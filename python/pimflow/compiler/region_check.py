@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-ROUNDED = {"fp16": np.float16, "fp32": np.float32}  # type that operands are rounded to
+# The type that operands are rounded to.
+ROUNDED: dict[str, type[np.floating[Any]]] = {"fp16": np.float16, "fp32": np.float32}
 # The interval on which an activation of a program is the identity (`PimProgram.activation`).
 RECTIFIED = {"": (-np.inf, np.inf), "relu": (0.0, np.inf), "relu6": (0.0, 6.0)}
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed

@@ -184,6 +184,7 @@ def observe(
     attention = AttentionChecks(built.products, built.states, inputs)
 
     def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+        """Check a call of a PIM program; the runtime calls this."""
         if symbol in built.products:
             checks.extend(attention.check_call(symbol, operands, y))
             return

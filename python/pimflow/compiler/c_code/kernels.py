@@ -80,7 +80,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
     # Kernels with vectors that the C code does not define are lowered again, without vectors.
     plain_kernels = {name: kernels[name] for name, f in lowered.items() if has_vectors(f)}
     with target:
-        serial = PlainLoops()(tvm.IRModule(plain_kernels))
+        serial = tvm.transform.Sequential([PlainLoops()])(tvm.IRModule(plain_kernels))
     lowered |= _lower({gv.name_hint: f for gv, f in serial.functions_items()}, target)
     generated = tvm.get_global_func("target.build.c")(tvm.IRModule(lowered), target).inspect_source()
     assert "TVMBackend" not in generated, "kernels allocate nothing"
@@ -95,6 +95,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
 def _add_restrict(code: str, name: str) -> str:
     """`code` with ``restrict`` pointers in function `name`, whose tensors do not overlap."""
     head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
+    assert head is not None, "every kernel is in the code"
     return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
 
@@ -134,7 +135,7 @@ def _strip_wrapper(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFu
     # The first declarations are those of the operands, in order.
     operands = [node.buffer for node in nodes(wrapped.body, tirx.DeclBuffer)[: len(kernel.params)]]
     body = next(node.body for node in nodes(wrapped.body, tirx.AttrStmt) if node.attr_key == COMPUTE_SCOPE)
-    params = []
+    params: list[tirx.Var] = []
     for operand in reversed(operands):
         pointer = tirx.Var(
             f"{operand.name}_data", tvm.ir.PointerType(tvm.ir.PrimType(operand.dtype), "global")

@@ -85,6 +85,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     pools: list[int] = []
 
     def plan_memory(liveness: Liveness) -> memory.MemoryPlan:
+        """Plan the pool, and record its size."""
         plan = memory.plan(liveness.lifetimes)
         pools.append(plan.pool_bytes)
         return plan
@@ -209,7 +210,7 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _signature(inputs: tuple, outputs: tuple) -> str:
+def _signature(inputs: Tensors, outputs: Tensors) -> str:
     input_parameters = [f"const {c_type(dtype)} *input{n}" for n, (_, dtype) in enumerate(inputs)]
     output_parameters = [f"{c_type(dtype)} *output{n}" for n, (_, dtype) in enumerate(outputs)]
     fixed = ["const unsigned char *weights", "unsigned char *pool"]
@@ -228,7 +229,7 @@ def _header(head: str, signature: str, pool_bytes: int, weight_bytes: int) -> st
     )
 
 
-def _main(inputs: tuple, outputs: tuple) -> str:
+def _main(inputs: Tensors, outputs: Tensors) -> str:
     """C program that reads weights and inputs from raw files, and writes outputs to raw files."""
     loads = [
         f"  void *input{n} = filled(argv[{n + 2}], {_bytes(*tensor)});" for n, tensor in enumerate(inputs)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tvm
@@ -191,7 +192,7 @@ class _InstrumentedProgram:
         module = executable.jit()
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
 
-    def run(self, machine: relax.VirtualMachine) -> object:
+    def run(self, machine: relax.VirtualMachine) -> Any:
         """Run one inference, and wait until the device has finished."""
         result = machine["main"](*self.inputs)
         self.device.sync()
@@ -249,7 +250,7 @@ class _AllocationCounter:
         self._heap, self._allocating = heap, False
         self._initial_bytes = heap() if heap else None
 
-    def __call__(self, _function, symbol: str, before: bool, _result, *args) -> int:
+    def __call__(self, _function: object, symbol: str, before: bool, _result: object, *args: Any) -> int:
         if not before:
             return 0
         if symbol == _ALLOCATE:
@@ -259,9 +260,9 @@ class _AllocationCounter:
             self._allocating = True
         elif not symbol.startswith(_BUILTIN):
             self._allocating = False
-            if self._initial_bytes is not None:
+            if self._heap is not None and self._initial_bytes is not None:
                 gc.collect()
-                live_bytes = self._heap() - self._initial_bytes
+                live_bytes = (self._heap() or 0) - self._initial_bytes
                 self.peak_bytes = max(live_bytes, self.peak_bytes or 0)
         return 0
 
@@ -286,7 +287,7 @@ def heap_bytes() -> int | None:
         return None
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
-    return info.uordblks + info.hblkhd
+    return int(info.uordblks + info.hblkhd)
 
 
 def _strip_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
@@ -295,6 +296,7 @@ def _strip_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
     kernels = [f.attrs["global_symbol"] for f in lowered.functions.values() if f is not main]
 
     def has_no_kernel(binding: relax.Binding) -> bool:
+        """Whether a binding calls neither a kernel nor a PIM program."""
         call = binding.value
         computes = isinstance(call, relax.Call) and (
             isinstance(call.op, tvm.ir.GlobalVar)

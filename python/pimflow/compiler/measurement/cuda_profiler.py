@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
 import tvm
+from tvm import tirx
 
 from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
 from pimflow.compiler.timing import kernel_times_ns
@@ -22,8 +23,15 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
+<<<<<<< HEAD
 from pimflow.simulators.gpu.model import SIZES, KernelCost, KernelRequest, kernel_cost
+=======
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.samples import SIZES
+from pimflow.simulators.profiler import GpuProfiler
+>>>>>>> report
 
+Tensors = list[tvm.runtime.Tensor]
 L2_STATES = ("cold", "warm")
 BATCH = 16  # kernels compiled together
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,driver_version", "--format=csv,noheader")
@@ -204,7 +212,9 @@ class CudaProfiler:
             with self._record_failure(kernel):
                 yield kernel, self._time(module, symbol, functions[kernel], gpu)
 
-    def _compile(self, functions: dict) -> dict[Kernel, tuple[tvm.runtime.Module, str]]:
+    def _compile(
+        self, functions: Mapping[Kernel, tirx.PrimFunc]
+    ) -> dict[Kernel, tuple[tvm.runtime.Module, str]]:
         """By kernel, a module and its name there: one module for all, or one a kernel if that fails."""
         names = {kernel: f"kernel_{number}" for number, kernel in enumerate(functions)}
         try:
@@ -228,7 +238,9 @@ class CudaProfiler:
             description = kernel.geometry or f"{kernel.kind} kernel of {kernel.output_bytes} bytes"
             self._progress(f"not measured, so analytic: {description}: {self.failures[kernel]}")
 
-    def _time(self, module: tvm.runtime.Module, symbol: str, function, gpu: GpuSpec) -> KernelMeasurement:
+    def _time(
+        self, module: tvm.runtime.Module, symbol: str, function: tirx.PrimFunc, gpu: GpuSpec
+    ) -> KernelMeasurement:
         if self._empty is None:
             empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.sms)
             empty_module = compile_primitives({"empty": empty}, self.target)
@@ -240,19 +252,30 @@ class CudaProfiler:
         net_ns = {state: max(total_ns[state] - empty_ns[state], 0.0) for state in L2_STATES}
         return KernelMeasurement(cold_ns=net_ns["cold"], warm_ns=net_ns["warm"], launch_ns=launch_ns)
 
-    def _states_ns(self, module, symbol: str, tensors: list, gpu: GpuSpec) -> dict[str, float]:
+    def _states_ns(
+        self, module: tvm.runtime.Module, symbol: str, tensors: Tensors, gpu: GpuSpec
+    ) -> dict[str, float]:
         l2_bytes = gpu.l2_bytes_per_channel * gpu.memory_channels
         flushed = self._median_ns(module, symbol, tensors, cache_flush_bytes=2 * l2_bytes)
         return {"cold": flushed, "warm": self._median_ns(module, symbol, tensors)}
 
-    def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
+    def _median_ns(
+        self,
+        module: tvm.runtime.Module,
+        symbol: str,
+        tensors: Tensors,
+        number: int = 1,
+        **options: int,
+    ) -> float:
         options |= {"number": number, "limit_zero_time_iterations": 1}
         return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))
 
 
 def _kernels_of_measurement(kernel: Kernel) -> list[Kernel]:
     """The kernels that are measured with `kernel`: all launches of its primitive, or itself."""
-    return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
+    if not kernel.primitive or kernel.geometry is None:
+        return [kernel]
+    return launches(PRIMITIVES[kernel.primitive], kernel.geometry)
 
 
 def _timing_kernel(kernel: Kernel) -> Kernel:
@@ -268,7 +291,11 @@ def _timing_kernel(kernel: Kernel) -> Kernel:
 
 
 def kernel_rows(
-    kernels: Sequence[tuple[str, Kernel]], profiler: CudaProfiler, gpu: GpuSpec, dtype: str, models: Sequence
+    kernels: Sequence[tuple[str, Kernel]],
+    profiler: CudaProfiler,
+    gpu: GpuSpec,
+    dtype: str,
+    models: Sequence[GpuProfiler],
 ) -> list[dict[str, object]]:
     """Measured times of named kernels beside those of models, with all memory channels, in ns.
 

@@ -49,7 +49,8 @@ def kernel_times(
     calls: dict[str, int] = {}
     times: dict[str, float] = {}
 
-    def measure(_function, symbol, before_call, _result, *args) -> int:
+    def measure(_function: object, symbol: str, before_call: bool, _result: object, *args: object) -> int:
+        """Count a call of a kernel, and time the first; the virtual machine calls this."""
         module = next((m for m in modules if m.implements_function(symbol)), None)
         if not before_call or symbol in built.programs or module is None:
             return 0

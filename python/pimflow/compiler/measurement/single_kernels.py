@@ -50,23 +50,30 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     if kernel.layers > 1:
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
     with target:
-        if kernel.primitive:
+        if kernel.primitive and kernel.geometry:
             func = primitive_kernel(PRIMITIVES[kernel.primitive], kernel.geometry)
         else:
-            func = _convolution(kernel, dtype, target) if kernel.geometry else _stream(kernel, dtype, target)
+            func = (
+                _convolution(kernel, kernel.geometry, dtype, target)
+                if kernel.geometry
+                else _stream(kernel, dtype, target)
+            )
         func = func.with_attr("global_symbol", NAME)
         mod = tvm.IRModule({NAME: func})
-        return (ScheduleGpu(multiprocessors)(mod) if is_gpu(target) else mod)[NAME]
+        phases_after = [ScheduleGpu(multiprocessors)] if is_gpu(target) else []
+        return tvm.transform.Sequential(phases_after)(mod)[NAME]
 
 
-def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimFunc:
-    mod = convolution_network(kernel.geometry, residual_count(kernel, dtype))
+def _convolution(
+    kernel: Kernel, geometry: ConvGeometry, dtype: str, target: tvm.target.Target
+) -> tirx.PrimFunc:
+    mod = convolution_network(geometry, residual_count(kernel, geometry, dtype))
     mod = tvm.transform.Sequential(phases.kernel_phases(target, dtype))(mod)
     functions = [
         f for gv, f in mod.functions_items() if isinstance(f, tirx.PrimFunc) and NAME in gv.name_hint
     ]
     if len(functions) != 1:
-        raise ProfilerError(f"the pipeline made {len(functions)} kernels of {kernel.geometry}, not one")
+        raise ProfilerError(f"the pipeline made {len(functions)} kernels of {geometry}, not one")
     return functions[0]
 
 
@@ -75,9 +82,9 @@ def is_fc(geometry: ConvGeometry) -> bool:
     return (geometry.h, geometry.w, geometry.kh, geometry.kw, geometry.groups) == (1, 1, 1, 1, 1)
 
 
-def residual_count(kernel: Kernel, dtype: str) -> int:
+def residual_count(kernel: Kernel, geometry: ConvGeometry, dtype: str) -> int:
     """Number of fused operands of the result's size; smaller ones, such as a scale a channel, are ignored."""
-    bare_kernel = convolution_kernel(kernel.geometry, dtype)
+    bare_kernel = convolution_kernel(geometry, dtype)
     return (kernel.input_bytes - bare_kernel.input_bytes) // bare_kernel.output_bytes
 
 
@@ -131,13 +138,14 @@ def _stream(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.PrimF
         return _sum(round(operands / results), results, stored)
     x = te.placeholder((operands,), stored, "x")
 
-    def element_of(i: tirx.Var) -> tirx.PrimExpr:
+    def rectified_sum(i: tirx.Var) -> tirx.PrimExpr:
+        """The element at `i` of the result."""
         terms = [x[j * results + i] for j in range(repeats)]
         terms += [x[repeats * results + i % rest]] if rest else []
         total = sum((t.astype("float32") for t in terms[1:]), terms[0].astype("float32"))
         return te.max(total, tirx.const(0.0, "float32")).astype(stored)
 
-    return te.create_prim_func([x, te.compute((results,), element_of, NAME)])
+    return te.create_prim_func([x, te.compute((results,), rectified_sum, NAME)])
 
 
 def _sum(rows: int, results: int, stored: str) -> tirx.PrimFunc:
