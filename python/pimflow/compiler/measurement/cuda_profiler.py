@@ -23,13 +23,8 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-<<<<<<< HEAD
 from pimflow.simulators.gpu.model import SIZES, KernelCost, KernelRequest, kernel_cost
-=======
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import SIZES
 from pimflow.simulators.profiler import GpuProfiler
->>>>>>> report
 
 Tensors = list[tvm.runtime.Tensor]
 L2_STATES = ("cold", "warm")
