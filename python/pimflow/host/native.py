@@ -107,7 +107,8 @@ class Record:
     def zeros(self, names: Sequence[str], count: int) -> np.ndarray:
         """Records of zeros, [count, fields], which C++ fills; the fields are `names`, in this order."""
         self._check(list(names), list(self.fields))
-        return np.zeros((count, len(names)), self.dtype)
+        records: np.ndarray = np.zeros((count, len(names)), self.dtype)
+        return records
 
     def _check(self, names: list[str], fields: list[str]) -> None:
         if names != fields:
