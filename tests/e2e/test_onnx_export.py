@@ -203,7 +203,9 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     assert "give where once" in error_line(
         capsys, 2, "decompose vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]
     )
-    assert "leaves all layers of 'toy' as they are" in error_line(capsys, 2, "decompose toy", *arguments)
+    assert "leaves all layers of 'toy' as they are" in error_line(
+        capsys, 2, "decompose toy --quiet", *arguments
+    )
 
 
 @pytest.mark.long

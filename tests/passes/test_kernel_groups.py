@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import EarlyReader
 from length import examples
-from test_group_kernels import Epilogue, Residual
+from test_group_kernels import Epilogue, GroupedResidual
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -244,7 +244,7 @@ class GatherKernel:
         (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
         (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
         (GatherKernel, [["left"], ["right"], ["both", "active", "conv"]], []),
-        (Residual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
+        (GroupedResidual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
         (Epilogue, [["conv", "sum", "scaled", "y"]], []),
     ],
     ids=[
