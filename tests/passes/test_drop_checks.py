@@ -40,7 +40,7 @@ def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tu
     counts = {}
 
     @pass_instrument
-    class Count:
+    class CheckCount:
         def run_after_pass(self, mod, info):
             if info.name != "DropChecks":
                 return
@@ -50,7 +50,7 @@ def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tu
                     tvm_ffi.structural_walk(function.body, [(tirx.AssertStmt, checks.append)])
                     counts[tuple(int(position) for position in function.attrs[CHECKED])] = len(checks)
 
-    with tvm.transform.PassContext(opt_level=3, instruments=[Count()]):
+    with tvm.transform.PassContext(opt_level=3, instruments=[CheckCount()]):
         return phases.build(onnx_graph.from_onnx(model)), counts
 
 
