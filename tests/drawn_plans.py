@@ -20,11 +20,11 @@ def random_plan(
                 if steps.is_feasible(graph, table, candidate, state):
                     kind = (
                         candidate.rewrite.mode,
-                        candidate.rewrite.axis,
+                        getattr(candidate.rewrite, "axis", "rows"),
                         len(candidate.covers) > 1,
-                        bool(candidate.rewrite.primitive),
+                        bool(candidate.primitive),
                     )
-                    kinds.setdefault((*kind, candidate.output.layout), []).append(candidate)
+                    kinds.setdefault((*kind, candidate.output.channels_text), []).append(candidate)
             if not kinds:
                 break
             plan.append(random_source.choice(kinds[random_source.choice(sorted(kinds))]))

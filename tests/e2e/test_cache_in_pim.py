@@ -20,6 +20,7 @@ from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import AttentionRewrite
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import System
@@ -53,9 +54,7 @@ def plan_attention_on_pim(graph: RegionGraph, small_system: System, schedule: st
     for region in graph.regions:
         if region.name in runs:
             covers = runs[region.name]
-            choices.append(
-                Choice(region=region.name, mode="PIM", gpu_share=0.0, schedule=schedule, covers=covers)
-            )
+            choices.append(Choice(regions=covers, rewrite=AttentionRewrite(schedule=schedule)))
         elif region.name not in inside:
             choices.append(plan.choice(region.name))
     return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))

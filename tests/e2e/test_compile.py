@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from branching import network_with_padding
+from edited_plans import edited_plan
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 
@@ -248,7 +249,9 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     directory, compiled = toy
     plan = Plan.load(directory / "plan.json")
     assert plan == compiled.plan
-    assert plan.choice("block.project.conv").joins  # its residual, which a part would not have
+    assert plan.choice(
+        "block.project.conv"
+    ).rewrite.accumulates_residual  # its residual, which a part would not have
     no_epilogue = {"finishes": (), "joins": False}
     edited = with_choice(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **no_epilogue)
     (tmp_path / "plan.json").write_text(edited.to_json())
@@ -269,8 +272,8 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
 )
 def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
     region = changes["region"]
-    plan = with_choice(toy[1].plan, region, **{k: v for k, v in changes.items() if k != "region"})
     with pytest.raises(PlanError, match=says) as caught:
+        plan = with_choice(toy[1].plan, **changes)
         pimflow.compile("toy", plan=plan)
     assert region in str(caught.value)
 
@@ -340,24 +343,9 @@ def random_plan(search_result: SearchResult, staged: dict[str, list[Candidate]],
         single_region = [c for c in candidates if len(c.covers) == 1]
         unsplit = [candidate for candidate in single_region if candidate.rewrite.mode != "SPLIT"]
         candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else unsplit))
-        choices.append(_choice(candidate))
+        choices.append(Choice(regions=candidate.covers, rewrite=candidate.rewrite))
         covered.update(candidate.covers)
     return replace(search_result.plan, choices=tuple(choices))
-
-
-def _choice(candidate: Candidate) -> Choice:
-    rewrite = candidate.rewrite
-    return Choice(
-        region=candidate.covers[0],
-        mode=rewrite.mode,
-        gpu_share=candidate.gpu_share,
-        schedule=rewrite.schedule,
-        axis=rewrite.axis,
-        covers=candidate.covers if len(candidate.covers) > 1 else (),
-        stages=rewrite.stages,
-        modes=rewrite.modes,
-        schedules=rewrite.schedules,
-    )
 
 
 @pytest.mark.long
@@ -370,10 +358,7 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
         search_result = search(prepare.regions(network, target), target)
         whole_plan = replace(
             search_result.plan,
-            choices=tuple(
-                Choice(region=region.name, mode="GPU", gpu_share=1.0, schedule="")
-                for region in search_result.graph.regions
-            ),
+            choices=tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions),
         )
         split = with_choice(whole_plan, "h.conv", mode="SPLIT", gpu_share=0.5)
         applied = apply(search_result.graph, target, split, search_result.generator.costs)
@@ -454,7 +439,7 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     small = replace(base, pim=replace(base.pim, rows_per_bank=base.pim.row_base + 2))
     graph = extract_regions(frontend.load("toy").module, "toy")
     search_result = search(graph, small)
-    assert sum(candidate.placed_rows for candidate in search_result.candidates) <= 2
+    assert sum(candidate.footprint.bank_rows for candidate in search_result.candidates) <= 2
     assert search_result.evaluation.latency_ns > toy[1].report.latency_ns
     plan = replace(toy[1].plan, system=search_result.plan.system, model=search_result.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
@@ -490,8 +475,7 @@ def test_wrong_inputs_are_refused(toy, inputs):
 
 def with_choice(plan: Plan, region: str, **changes) -> Plan:
     """With all tensors where everything can read them."""
-    choices = (replace(c, channels="") for c in plan.choices)
-    return replace(plan, choices=tuple(replace(c, **changes) if c.region == region else c for c in choices))
+    return edited_plan(plan.with_gpu_channels(), region, **changes)
 
 
 def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):

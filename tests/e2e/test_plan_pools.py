@@ -10,6 +10,7 @@ from length import long_but
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -22,7 +23,7 @@ from pimflow.relay_passes.memory.buffers import buffers
 
 BLOCK = Pipeline(
     regions=tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project")),
-    modes=("PIM", "GPU", "PIM"),
+    modes=(Mode.PIM, Mode.GPU, Mode.PIM),
     cuts=(4, 10),
 )
 

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from answers import best_label
 from decoders import DecoderModel, gqa_model
+from edited_plans import edited
 from problems import longest_path_ns
 from tvm import relax
 
@@ -17,6 +18,7 @@ from pimflow.commands.generate.decoding import CompiledStep, Lengths
 from pimflow.commands.shared.layer_details import all_candidates
 from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
+from pimflow.core.tensor_placement import ChannelMode
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
@@ -84,15 +86,15 @@ def test_a_plan_has_it(graph):
     assert search_result.evaluation.energies_pj["pim_write"] > 0
     (placed,) = search_result.placed_caches()
     assert str(placed.schedule) == chosen.rewrite.schedule
-    others = [c.placed_rows for c in search_result.candidates]
+    others = [c.footprint.bank_rows for c in search_result.candidates]
     before = others[: search_result.candidates.index(chosen)]
-    assert placed.row_begin == sum(before) and chosen.placed_rows > 0
+    assert placed.row_begin == sum(before) and chosen.footprint.bank_rows > 0
     layouts = placed.schedule.layouts(
         placed.attention, SYSTEM.pim, SYSTEM.dtype, SYSTEM.pim_channels, placed.row_begin
     )
     ((of_keys, of_values),) = layouts
     assert of_values.row_begin == placed.row_begin + of_keys.rows
-    assert of_keys.rows + of_values.rows == chosen.placed_rows
+    assert of_keys.rows + of_values.rows == chosen.footprint.bank_rows
 
 
 def test_no_combination_is_faster():
@@ -107,7 +109,10 @@ def test_no_combination_is_faster():
     for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
         inside = {name for c in chosen for name in c.covers[1:]}
         cover = tuple(c for c in chosen if c.covers[0] not in inside)
-        latency_ns, rows = evaluate(graph, cover, table, APART).latency_ns, sum(c.placed_rows for c in cover)
+        latency_ns, rows = (
+            evaluate(graph, cover, table, APART).latency_ns,
+            sum(c.footprint.bank_rows for c in cover),
+        )
         best_ns, of_rows[rows] = min(best_ns, latency_ns), min(of_rows.get(rows, latency_ns), latency_ns)
     label = best_label(graph, table)
     assert label.latency_ns == pytest.approx(best_ns, rel=1e-9)
@@ -116,7 +121,7 @@ def test_no_combination_is_faster():
     for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
         result = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
-        assert sum(c.placed_rows for c in result.solution.candidates) <= room
+        assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
         assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
@@ -131,14 +136,15 @@ def test_other_goals(graph, objective):
 def test_a_time_shared_system(graph):
     search_result = search(graph, system(pim="aim-gddr6", channel_sharing="time-shared"))
     (chosen,) = filter(cached.is_cached, search_result.candidates)
-    assert chosen.channel_mode == chosen.final_channel_mode == "pim"
+    assert chosen.channel_mode == chosen.final_channel_mode == ChannelMode.PIM
 
 
 def test_nothing_is_better_than_the_front(graph):
     generator = CandidateGenerator(graph, SYSTEM)
     front = attention_candidates(generator)
     figures = [
-        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.placed_rows) for c in front
+        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.footprint.bank_rows)
+        for c in front
     ]
     for first, second in itertools.permutations(figures, 2):
         assert any(a > b for a, b in zip(first, second))
@@ -174,19 +180,19 @@ def test_a_plan_is_read_edited_and_applied(graph):
         and reapplied.plan.choices == search_result.plan.choices
     )
     assert reapplied.plan.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-12)
-    (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and c.covers)
+    (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and len(c.regions) > 1)
     choice = plan.choices[position]
 
     def apply_changed(**changes):
         choices = list(plan.choices)
-        choices[position] = replace(choice, **changes)
+        choices[position] = edited(choice, **changes)
         return given_plan.apply(graph, SYSTEM, replace(plan, choices=tuple(choices)))
 
-    schedule = CacheSchedule.parse(choice.schedule)
+    schedule = CacheSchedule.parse(choice.rewrite.schedule)
     spread = replace(
         schedule, keys=replace(schedule.keys, spread=16), values=replace(schedule.values, spread=16)
     )
-    assert apply_changed(schedule=str(spread)).plan.choices[position].schedule == str(spread)
+    assert apply_changed(schedule=str(spread)).plan.choices[position].rewrite.schedule == str(spread)
     for wrong, why in (
         ("weights-stationary", "no schedule of attention"),
         (str(replace(schedule, keys=replace(schedule.keys, spread=3))), "there are 'keys"),
@@ -214,11 +220,11 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     )
     assert full.keys() & part.keys()
     for name in full.keys() & part.keys():
-        assert part[name].placed_rows == full[name].placed_rows
+        assert part[name].footprint.bank_rows == full[name].footprint.bank_rows
         assert Cost.from_candidate(part[name]).latency_ns < Cost.from_candidate(full[name]).latency_ns
     plan = search(graph, SYSTEM).plan
     applied = given_plan.apply(short, SYSTEM, replace(plan, model=short.digest))
-    assert [choice.schedule for choice in applied.plan.choices] == [c.schedule for c in plan.choices]
+    assert [choice.rewrite for choice in applied.plan.choices] == [c.rewrite for c in plan.choices]
     layouts = [
         [
             str(cache.to_table())
@@ -235,7 +241,7 @@ def test_regions_are_counted_once(graph):
     built = SimpleNamespace(programs=search_result.programs())
     step_fields = {"lengths": Lengths(attended=512), "input_types": {}, "states": (), "outputs": ()}
     step = CompiledStep(**step_fields, search_result=search_result, build=built, verification=None)
-    layers = [c for c in search_result.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
+    layers = [c for c in search_result.candidates if c.uses_pim and not cached.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3
 
 
@@ -251,7 +257,7 @@ def test_explained(graph):
         name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
         for name, candidates in table.candidates.items()
     }
-    gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
+    gpu = next(c for c in table.candidates[region.name] if not c.uses_pim)
     why = reason(replace(table, candidates=slow), gpu, search_result.gpu_only, True, "no mixed plan", 1 << 20)
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
@@ -345,11 +351,11 @@ def test_caches_that_do_not_fit_together():
     """Some layers have their attention in PIM; the others say how many rows they need."""
     graph = decoder(layers=2, hidden=16, vocabulary=16, context=1024)
     wide = search(graph, SYSTEM)
-    rows = [c.placed_rows for c in wide.candidates if cached.is_cached(c)]
+    rows = [c.footprint.bank_rows for c in wide.candidates if cached.is_cached(c)]
     room = sum(rows) - 1
     few = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room))
     search_result = search(graph, few)
-    assert sum(c.placed_rows for c in search_result.candidates) <= room
+    assert sum(c.footprint.bank_rows for c in search_result.candidates) <= room
     assert (
         wide.evaluation.latency_ns < search_result.evaluation.latency_ns < search_result.gpu_only.latency_ns
     )

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from edited_plans import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
 from pimflow.commands.compile.explain import explain
-from pimflow.core.plan import Plan
+from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
@@ -71,9 +73,11 @@ def test_what_pim_finishes():
         "third": ["PIM", "PIM bias+nn.relu"],
     }
     for region in RESIDUAL.regions[:2]:
-        unfinished, done = (generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
-        assert (done.output.deferred_epilogue, done.keeps_submission_open) == ((), True)
-        assert unfinished.output.deferred_epilogue == region.epilogue
+        unfinished, done = (
+            generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue)
+        )
+        assert (done.deferred_epilogue, done.keeps_submission_open) == ((), True)
+        assert unfinished.deferred_epilogue == region.epilogue
         assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
         # 64 pixels by 2 tiles, a burst of 32 bytes each.
         moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (unfinished, done)]
@@ -82,7 +86,7 @@ def test_what_pim_finishes():
         assert pim[0].execution_ns < pim[1].execution_ns < 1.5 * pim[0].execution_ns
         written = pim[1].energies_pj["pim_wrbias"]
         assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
-        assert generator.pim_program(region, done, 0).initial == region.epilogue[0]
+        assert generator.pim_program(region, done.rewrite, 0).initial == region.epilogue[0]
 
 
 def program_task(candidate):
@@ -96,23 +100,26 @@ def test_pim_activates_what_it_finishes():
         CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
         RESIDUAL.regions[2],
     )
-    unfinished, done = (generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
+    unfinished, done = (generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue))
     # Nothing reads its result, so a kernel of its own would finish it.
     assert [[task.resource for task in item.tasks][-1] for item in (unfinished, done)] == ["gpu", "crossbar"]
     assert done.keeps_submission_open and not unfinished.keeps_submission_open
-    program = generator.pim_program(region, done, 0)
+    program = generator.pim_program(region, done.rewrite, 0)
     assert (program.initial, program.activation) == ("bias", "relu")
     pim = program_task(done)
     # 64 pixels by 2 tiles.
     assert pim.energies_pj["pim_af"] == pytest.approx(64 * 2 * AIM.energy["activation_pj"])
     bare = layer("bare", ("bias",), ("%x",))
     bias_generator = CandidateGenerator(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
-    plain = program_task(bias_generator.make(bare, "PIM", finishes=("bias",)))
+    plain = program_task(bias_generator.make(bare, PimRewrite(device_epilogue=("bias",))))
     # 8 sums on each channel; after each two of them the row of the table is opened.
     assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
     # No loop order is faster with the activation.
     orders = map(str, generator.costs.pim_target.schedules(region.layer))
-    item = [generator.make(region, "PIM", schedule=order, finishes=region.epilogue) for order in orders]
+    item = [
+        generator.make(region, PimRewrite(schedule=order, device_epilogue=region.epilogue))
+        for order in orders
+    ]
     times = [program_task(c).execution_ns for c in item]
     assert min(times) == pim.execution_ns < max(times)
 
@@ -165,16 +172,19 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     unfinished, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert (unfinished.name, done.name) == ("PIM", "PIM add, joined")
     assert (
-        unfinished.output.deferred_epilogue,
-        done.output.deferred_epilogue,
+        unfinished.deferred_epilogue,
+        done.deferred_epilogue,
         done.keeps_submission_open,
     ) == (("add",), (), True)
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
-    same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, "PIM")
+    same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, PimRewrite())
     assert [replace(task, label="") for task in done.tasks] == [
         replace(t, label="") for t in same_shape.tasks
     ]
-    assert done.placed_rows == same_shape.placed_rows and done.rewrite.schedule == same_shape.rewrite.schedule
+    assert (
+        done.footprint.bank_rows == same_shape.footprint.bank_rows
+        and done.rewrite.schedule == same_shape.rewrite.schedule
+    )
     pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, unfinished))
     assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
     if charged == "full":
@@ -183,7 +193,7 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
         # DRAM is read once for each element of both operands.
         more_pj = moved.energies_pj["gpu_dram"] - less.energies_pj["gpu_dram"]
         assert more_pj == pytest.approx(generator.task_builder.dram_pj(64 * 32, 0))
-    program = generator.pim_program(region, done, 0)
+    program = generator.pim_program(region, done.rewrite, 0)
     assert (program.initial, program.added_channels, program.geometry.c) == ("", 32, 64)
 
 
@@ -192,7 +202,9 @@ def test_where_epilogues_are_free_no_product_adds(accounting):
     generator = CandidateGenerator(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
     assert [c.name for c in generator.candidates(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
     # A plan of a system that charges them can be applied.
-    assert generator.make(RESIDUAL.regions[1], "PIM", finishes=("add",), joins=True).rewrite.joins
+    assert generator.make(
+        RESIDUAL.regions[1], PimRewrite(device_epilogue=("add",), accumulates_residual=True)
+    ).rewrite.accumulates_residual
 
 
 def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
@@ -202,7 +214,9 @@ def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
     )
     names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
-    program = generator.pim_program(region, generator.make(region, "PIM", finishes=region.epilogue), 0)
+    program = generator.pim_program(
+        region, generator.make(region, PimRewrite(device_epilogue=region.epilogue)).rewrite, 0
+    )
     assert (program.initial, program.added_channels) == ("bias", 32)
 
 
@@ -215,14 +229,14 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         gpu = replace(target.gpu, l2_bytes_per_channel=resident_tensors * tensor_bytes // 32)
         generator = CandidateGenerator(RESIDUAL, replace(target, gpu=gpu), modes=("GPU", "PIM"))
         alternatives = channel_modes.channel_variants(
-            generator, [generator.make(region, "PIM", finishes=("add",))]
+            generator, [generator.make(region, PimRewrite(device_epilogue=("add",)))]
         )
         assert bool(alternatives) == fits
         for alternative in alternatives:
             moved = [task.moved_bytes for task in alternative.tasks if "operands to the L2" in task.label]
             assert moved == [2 * tensor_bytes]
         assert channel_modes.channel_variants(
-            generator, [generator.make(region, "PIM")]
+            generator, [generator.make(region, PimRewrite())]
         )  # reads one and gives one
 
 
@@ -284,18 +298,22 @@ def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
     generator = CandidateGenerator(network(region), on, modes=("GPU", "PIM"))
     assert why in generator.unsupported_epilogue_reason(region)
-    assert region.epilogue not in {c.rewrite.finishes for c in generator.candidates(region)}
+    assert region.epilogue not in {
+        getattr(c.rewrite, "device_epilogue", ()) for c in generator.candidates(region)
+    }
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
-        generator.make(region, "PIM", finishes=region.epilogue)
+        generator.make(region, PimRewrite(device_epilogue=region.epilogue))
 
 
 def test_a_layer_is_finished_wholly_and_on_pim_alone():
     generator, region = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
-    for mode, finishes in (("PIM", ("bias",)), ("SPLIT", ("add",))):
-        with pytest.raises(
-            PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
-        ):
-            generator.make(region, mode, 4 if mode == "SPLIT" else 0, finishes=finishes)
+    with pytest.raises(
+        PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
+    ):
+        generator.make(region, PimRewrite(device_epilogue=("bias",)))
+    split = Choice(regions=(region.name,), rewrite=SplitRewrite(gpu_share=0.5))
+    with pytest.raises(PlanError, match="a layer that is wholly its own"):
+        edited(split, finishes=("add",))
 
 
 def test_a_plan_says_what_pim_finishes():
@@ -305,15 +323,15 @@ def test_a_plan_says_what_pim_finishes():
     plan = Plan.from_json(search_result.plan.to_json())
     assert (
         plan == search_result.plan
-        and plan.choice("second").finishes == ("add",)
-        and plan.choice("second").joins
+        and plan.choice("second").rewrite.device_epilogue == ("add",)
+        and plan.choice("second").rewrite.accumulates_residual
     )
     assert "finishes" not in search(BIASED, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
     reapplied = apply(RESIDUAL, ON_AIM, plan)
     assert {name: c.name for name, c in reapplied.candidate_by_region.items()} == names
     assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
     # Without, the GPU adds.
-    gpu_choices = tuple(replace(choice, finishes=()) for choice in plan.choices)
+    gpu_choices = tuple(edited(choice, finishes=()) for choice in plan.choices)
     assert apply(RESIDUAL, ON_AIM, replace(plan, choices=gpu_choices)).evaluation.latency_ns > plan.latency_ns
 
 
@@ -336,10 +354,10 @@ def test_a_plan_says_what_pim_activates():
     search_result = search(RESIDUAL, target, Costs(target, Profiling()), Goal(modes=("GPU", "PIM")))
     assert search_result.candidate_by_region["third"].name == "PIM bias+nn.relu"
     plan = Plan.from_json(search_result.plan.to_json())
-    assert plan.choice("third").finishes == ("bias", "nn.relu")
+    assert plan.choice("third").rewrite.device_epilogue == ("bias", "nn.relu")
     assert apply(RESIDUAL, target, plan).evaluation.latency_ns == search_result.evaluation.latency_ns
     assert "not finished on PIM" not in explain(search_result, RESIDUAL.regions[2]).text()
-    choices = tuple(replace(choice, schedule="") for choice in plan.choices)
+    choices = tuple(edited(choice, schedule="") for choice in plan.choices)
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
         apply(RESIDUAL, replace(ON_BARE, gpu=target.gpu), replace(plan, choices=choices))
 

@@ -14,8 +14,16 @@ from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import (
+    AttentionRewrite,
+    FusedGroupRewrite,
+    PimRewrite,
+    PipelineRewrite,
+    SplitRewrite,
+)
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
+from pimflow.core.tensor_placement import ChannelSet
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
@@ -135,16 +143,15 @@ class SearchResult:
     def _programs(self) -> dict[str, PimProgram]:
         programs, row_begin = {}, 0
         for candidate in self.candidates:
-            if candidate.rewrite.mode == "PIPELINE":
-                programs |= pipelines.pim_programs(self.generator, candidate, row_begin)
-                row_begin += candidate.placed_rows
-            elif cached.is_cached(candidate):
-                programs |= self._attention[candidate.covers[-1]].programs
-                row_begin += candidate.placed_rows
-            elif candidate.rewrite.mode != "GPU":
-                region = self.graph.region(candidate.covers[0])
-                programs[region.name] = self.generator.pim_program(region, candidate, row_begin)
-                row_begin += candidate.placed_rows
+            covers, rewrite = candidate.covers, candidate.rewrite
+            if isinstance(rewrite, PipelineRewrite):
+                programs |= pipelines.pim_programs(self.generator, covers, rewrite, row_begin)
+            elif isinstance(rewrite, AttentionRewrite):
+                programs |= self._attention[covers[-1]].programs
+            elif isinstance(rewrite, PimRewrite | SplitRewrite):
+                region = self.graph.region(covers[0])
+                programs[region.name] = self.generator.pim_program(region, rewrite, row_begin)
+            row_begin += candidate.footprint.bank_rows
         return programs
 
     def placed_caches(self) -> tuple[cached.PlacedCache, ...]:
@@ -153,7 +160,7 @@ class SearchResult:
         for candidate in self.candidates:
             if cached.is_cached(candidate):
                 placed.append(cached.place_cache(self.graph, candidate, row_begin))
-            row_begin += candidate.placed_rows
+            row_begin += candidate.footprint.bank_rows
         return tuple(placed)
 
     def attention(self) -> dict[str, CachedAttention]:
@@ -179,31 +186,34 @@ class SearchResult:
     def splits(self) -> dict[str, Split]:
         """By split region, its split."""
         return {
-            candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
+            candidate.covers[0]: candidate.rewrite.split(self.graph.region(candidate.covers[0]).layer)
             for candidate in self.candidates
-            if candidate.rewrite.mode == "SPLIT"
+            if isinstance(candidate.rewrite, SplitRewrite)
         }
 
     def group_tilings(self) -> dict[tuple[str, ...], GroupTiling]:
         """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
-        tiled_candidates = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {
-            candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in tiled_candidates
+            candidate.covers: GroupTiling.parse(candidate.rewrite.tiling)
+            for candidate in self.candidates
+            if isinstance(candidate.rewrite, FusedGroupRewrite)
         }
 
-    def channel_sets(self) -> dict[str, str]:
+    def channel_sets(self) -> dict[str, ChannelSet]:
         """By region, the set of memory channels that its result lies in; empty if there is one set."""
         return channel_sets(self.candidates)
 
     def primitives(self) -> dict[str, Primitive]:
         """By region, the convolution primitive that replaces the operator on the GPU."""
-        primitive_names = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
-        return {region: PRIMITIVES[name] for region, name in primitive_names.items() if name}
+        return {c.covers[0]: PRIMITIVES[c.primitive] for c in self.candidates if c.primitive}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines of the plan."""
-        pipeline_candidates = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
-        return tuple(pipelines.to_pipeline(candidate) for candidate in pipeline_candidates)
+        return tuple(
+            pipelines.to_pipeline(candidate.covers, candidate.rewrite)
+            for candidate in self.candidates
+            if isinstance(candidate.rewrite, PipelineRewrite)
+        )
 
 
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
@@ -272,11 +282,7 @@ def search(
         baseline_plan = smallest_gpu_only_plan(generator, goal)
     plans = PlanSearch(graph, table, system, goal)
     best_plan = plans.best()
-    mixed_plan = (
-        best_plan
-        if best_plan and any(c.rewrite.mode != "GPU" for c in best_plan.solution.candidates)
-        else None
-    )
+    mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
     if mixed_plan and plans.allows(baseline_plan) and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
         mixed_plan = None
     if not mixed_plan and not plans.allows(baseline_plan):
@@ -337,29 +343,18 @@ def _plan(
 ) -> Plan:
     """`solution` in the form of a plan file; `bound_ns` is a lower bound of the latency of all plans."""
     graph, system = generator.graph, generator.system
-    is_mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
+    is_mixed = any(c.uses_pim for c in solution.candidates)
     _check_capacity(generator, table, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
     subject = "no mixed plan" if original is None else "no mixed plan of the changed network"
-    placed_rows = sum(c.placed_rows for c in solution.candidates)
-    free_rows = system.pim.usable_rows - placed_rows
+    free_rows = system.pim.usable_rows - sum(c.footprint.bank_rows for c in solution.candidates)
     choices = tuple(
         Choice(
-            region=candidate.covers[0],
-            mode=candidate.rewrite.mode,
-            gpu_share=candidate.gpu_share,
-            schedule=candidate.rewrite.schedule,
-            axis=candidate.rewrite.axis,
+            regions=candidate.covers,
+            rewrite=candidate.rewrite,
+            channels=candidate.channels,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
             reason=reason(table, candidate, gpu_only, is_mixed, subject, free_rows),
-            covers=candidate.covers if len(candidate.covers) > 1 else (),
-            stages=candidate.rewrite.stages,
-            modes=candidate.rewrite.modes,
-            schedules=candidate.rewrite.schedules,
-            primitive=candidate.rewrite.primitive,
-            finishes=candidate.rewrite.finishes,
-            joins=candidate.rewrite.joins,
-            channels=candidate.rewrite.channels,
         )
         for candidate in solution.candidates
     )
@@ -405,7 +400,7 @@ def _check_capacity(
     system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
     device_row_bytes = row_bytes(system) * system.pim_channels
     cache_rows = {
-        generator.graph.region(c.covers[-1]): c.placed_rows for c in candidates if cached.is_cached(c)
+        generator.graph.region(c.covers[-1]): c.footprint.bank_rows for c in candidates if cached.is_cached(c)
     }
     if cache_rows:
         token_bytes = sum(

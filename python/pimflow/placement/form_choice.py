@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
+from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, LayerAlternative
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import Mode
 from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
@@ -216,7 +217,7 @@ class AlternativeCandidates:
                 original_region = replace(
                     original.generator.graph.region(layer), inputs=candidate_inputs(self.graph, expanded)
                 )
-                yield replace(candidate, original=original_region)
+                yield replace(candidate, alternative=LayerAlternative(original=original_region))
 
     @staticmethod
     def _mixed_plan_generator(generator: CandidateGenerator) -> Callable[[Region], list[Candidate]]:
@@ -275,14 +276,17 @@ class AlternativeCandidates:
             candidate,
             name=f"{candidate.name} ({', '.join(labels)})" if labels else candidate.name,
             covers=tuple(covers),
-            error=sum(
-                self.alternatives.errors[layer][rule]
-                for layer, rule in begun_layers
-                if layer in self.alternatives.errors
-            ),
             requires_open=self._rule_name(first_layer, mixture) if continues_chain else "",
             leaves_open=self._rule_name(last_layer, mixture) if leaves_chain_open else "",
-            regions=tuple(map(mixture.generator.graph.region, candidate.covers)) if is_changed else (),
+            alternative=replace(
+                candidate.alternative,
+                regions=tuple(map(mixture.generator.graph.region, candidate.covers)) if is_changed else (),
+                error=sum(
+                    self.alternatives.errors[layer][rule]
+                    for layer, rule in begun_layers
+                    if layer in self.alternatives.errors
+                ),
+            ),
         )
         return graph_candidate, rules
 
@@ -325,7 +329,7 @@ class AlternativeCandidates:
 
         Their regions were timed for all alternatives. A run is the same in all mixtures that contain it.
         """
-        if "PIPELINE" not in self.goal.modes or not self.system.uses_views:
+        if Mode.PIPELINE not in self.goal.modes or not self.system.uses_views:
             return
         seen = set[object]()
         for mixture in self._mixtures(base):
@@ -390,7 +394,7 @@ class AlternativeCandidates:
     def best(self) -> DecompositionChoice | None:
         """The best choice; None if no plan keeps to the bounds."""
         mixed_plan, gpu_only_plan = self.plans.best(), self.gpu_only_plans.best()
-        if mixed_plan and all(c.rewrite.mode == "GPU" for c in mixed_plan.solution.candidates):
+        if mixed_plan and not any(c.uses_pim for c in mixed_plan.solution.candidates):
             mixed_plan = None  # with all channels such a plan is faster
         plans = [plan for plan in (gpu_only_plan, mixed_plan) if plan]
         if not plans:
@@ -419,7 +423,7 @@ class AlternativeCandidates:
             covers = self.alternatives.chains[layer]
             chain_search = PlanSearch(*_subnetwork(self.graph, chain_table, covers), self.system, Goal())
             original_candidates = [
-                c for c in table.candidates[covers[0]] if c.original and c.covers == covers
+                c for c in table.candidates[covers[0]] if c.alternative.original and c.covers == covers
             ]
             times_ns[layer] = (
                 min(Cost.from_candidate(c).latency_ns for c in original_candidates),

@@ -32,7 +32,7 @@ def front_plans(search_result: SearchResult, points: int | None) -> list[SearchR
         plan = to_search_result(
             generator, table, solution, search_result.gpu_only, plans, search_result.original
         )
-        if evaluated_plan not in gpu_only_plans and all(c.rewrite.mode == "GPU" for c in solution.candidates):
+        if evaluated_plan not in gpu_only_plans and not any(c.uses_pim for c in solution.candidates):
             # Its candidates have the GPU channels of a mixed plan; a plan without PIM has all channels.
             plan = apply(
                 graph,

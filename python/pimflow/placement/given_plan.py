@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
-from pimflow.core.split import Split
-from pimflow.core.stages import Pipeline
+from pimflow.core.rewrite import (
+    AttentionRewrite,
+    FusedGroupRewrite,
+    GpuRewrite,
+    PimRewrite,
+    PipelineRewrite,
+    SplitRewrite,
+)
+from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
 from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
@@ -76,17 +83,12 @@ def apply(
                 [primitive.name for primitive in PRIMITIVES.values() if primitive.target == "cuda"],
             )
             raise PlanError(f"region '{choice.region}': unknown primitive '{choice.primitive}'; {suggestion}")
-        if choice.primitive and (choice.mode != "GPU" or len(choice.regions) > 1):
-            raise PlanError(
-                f"region '{choice.region}': a primitive computes one region that is wholly on the GPU, not "
-                f"{choice.mode} of {len(choice.regions)} regions"
-            )
     plan_names_primitive = any(choice.primitive for choice in plan.choices)
     goal = Goal(primitives=primitives or plan_names_primitive, max_memory_bytes=max_memory_bytes)
     generator = CandidateGenerator(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, generator)
     gpu_only = gpu_only_plan(generator, goal).evaluation
-    if all(choice.mode == "GPU" for choice in plan.choices):
+    if not any(choice.uses_pim for choice in plan.choices):
         candidates = tuple(_gpu_only_candidate(generator, table, choice) for choice in plan.choices)
     else:
         candidates, table = _plan_candidates(graph, generator, table, plan)
@@ -123,7 +125,7 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
         search_result.generator.primitives,
     )
     baseline = gpu_only_plan(generator, search_result.goal).evaluation
-    if all(choice.mode == "GPU" for choice in search_result.plan.choices):
+    if not any(choice.uses_pim for choice in search_result.plan.choices):
         table = gpu_only_table(generator)
         candidates = tuple(
             _gpu_only_candidate(generator, table, choice) for choice in search_result.plan.choices
@@ -161,7 +163,7 @@ def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Eva
     plan, graph = search_result.plan, search_result.graph
     if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
         plan = plan.with_gpu_channels()
-    if all(choice.mode == "GPU" for choice in plan.choices):
+    if not any(choice.uses_pim for choice in plan.choices):
         return search_result.evaluation
     generator = CandidateGenerator(
         graph, system, costs, search_result.generator.modes, search_result.generator.primitives
@@ -190,25 +192,19 @@ def _plan_candidates(
 def _choice_candidate(
     graph: RegionGraph, generator: CandidateGenerator, table: CostTable, choice: Choice
 ) -> Candidate:
-    if choice.mode == "PIPELINE":
-        return _pipeline_candidate(generator, choice)
-    if len(choice.regions) > 1:
-        return _run_candidate(generator, table, choice)
-    region = graph.region(choice.region)
-    _check_share(choice)
-    gpu_extent = (
-        Split.from_gpu_share(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    )
-    return generator.make(
-        region,
-        choice.mode,
-        gpu_extent,
-        choice.schedule,
-        axis=choice.axis,
-        primitive=choice.primitive,
-        finishes=choice.finishes,
-        joins=choice.joins,
-    )
+    rewrite = choice.rewrite
+    match rewrite:
+        case PipelineRewrite():
+            pipeline = pipelines.to_pipeline(choice.regions, rewrite)
+            return pipelines.make(generator, pipeline, rewrite.schedules)
+        case FusedGroupRewrite():
+            return _fused_candidate(generator, table, choice.regions, rewrite)
+        case AttentionRewrite():
+            if rewrite.schedule:
+                return cached.make(generator, choice.regions, rewrite.schedule)
+            return _fastest_candidate(table, choice.regions, rewrite)
+        case GpuRewrite() | PimRewrite() | SplitRewrite():
+            return generator.make(graph.region(choice.region), rewrite)
 
 
 ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything can read them"
@@ -216,15 +212,15 @@ ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything c
 
 def _with_choice_channels(generator: CandidateGenerator, candidate: Candidate, choice: Choice) -> Candidate:
     """The variant of `candidate` at the channels of `choice`; raises `PlanError` if there is none."""
-    if choice.channels and not generator.system.is_time_shared:
+    if choice.channels != GPU_CHANNELS_ALONE and not generator.system.is_time_shared:
         raise PlanError(
-            f"region '{choice.region}': channels {choice.channels!r} are for a time-shared system: give "
+            f"region '{choice.region}': channels '{choice.channels}' are for a time-shared system: give "
             "--channel-sharing time-shared, or search again"
         )
     variant = channel_modes.with_channels(generator, candidate, choice.channels)
     if variant is None:
         raise PlanError(
-            f"region '{choice.region}' cannot be {choice.mode} at channels {choice.channels!r}; {ANY_PLAN}"
+            f"region '{choice.region}' cannot be {choice.mode} at channels '{choice.channels}'; {ANY_PLAN}"
         )
     return variant
 
@@ -253,76 +249,60 @@ def _readable_channels(
     )
     table = replace(table, transforms=table.transforms | channel_modes.transforms(generator, variants))
     fitting = [variant for variant in variants if steps.is_feasible(generator.graph, table, variant, state)]
-    names = dict.fromkeys(repr(variant.rewrite.channels) for variant in fitting)
+    names = dict.fromkeys(repr(str(variant.channels)) for variant in fitting)
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _check_share(choice: Choice) -> None:
-    expected = {"GPU": 1.0, "PIM": 0.0}.get(choice.mode, choice.gpu_share)
-    if choice.gpu_share is None or choice.gpu_share != expected:
-        actual_text = "none" if choice.gpu_share is None else f"{choice.gpu_share:g}"
-        expected_text = "between 0 and 1" if expected is None else f"{expected:g}"
-        raise PlanError(
-            f"region '{choice.region}': mode {choice.mode} has gpu_share {expected_text}, not {actual_text}"
-        )
-
-
-def _pipeline_candidate(generator: CandidateGenerator, choice: Choice) -> Candidate:
-    if choice.gpu_share is not None:
-        raise PlanError(
-            f"region '{choice.region}': mode PIPELINE has gpu_share null, not {choice.gpu_share:g}"
-        )
-    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
-    return pipelines.make(generator, pipeline, choice.schedules)
-
-
-def _run_candidate(
-    generator: CandidateGenerator, table: CostTable, choice: Choice, channels: int | None = None
+def _fused_candidate(
+    generator: CandidateGenerator,
+    table: CostTable,
+    covers: tuple[str, ...],
+    rewrite: FusedGroupRewrite,
+    channels: int | None = None,
 ) -> Candidate:
-    """The candidate of several regions that `choice` describes; the fastest if several match."""
-    if choice.mode == "GPU" and choice.schedule.startswith(TILES):
-        return _tile_candidate(generator, choice, channels)
-    if choice.mode == "PIM" and choice.schedule:
-        _check_share(choice)
-        return cached.make(generator, choice.covers, choice.schedule)
-    region_candidates = table.candidates[choice.region]
-    runs = [c for c in region_candidates if c.covers == choice.covers and not c.rewrite.channels]
-    fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]
-    if choice.schedule:
-        fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]
+    """The candidate of several regions as one kernel; the fastest of the table without a tiling."""
+    if rewrite.tiling.startswith(TILES):
+        return _tile_candidate(generator, covers, rewrite, channels)
+    candidate = _fastest_candidate(table, covers, rewrite)
+    return candidate if channels is None else fused_groups.with_channel_count(generator, candidate, channels)
+
+
+def _fastest_candidate(
+    table: CostTable, covers: tuple[str, ...], rewrite: FusedGroupRewrite | AttentionRewrite
+) -> Candidate:
+    """The fastest candidate of the table that does several regions as `rewrite` does."""
+    region_candidates = table.candidates[covers[0]]
+    runs = [c for c in region_candidates if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
+    any_rewrite = type(rewrite)()
+    fitting = [
+        c for c in runs if isinstance(c.rewrite, type(rewrite)) and rewrite in (c.rewrite, any_rewrite)
+    ]
     if not fitting:
         candidate_names = (
             ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
         )
         raise PlanError(
-            f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: "
-            f"{candidate_names}"
+            f"regions {', '.join(covers)} cannot be {rewrite.mode} together so; candidates: {candidate_names}"
         )
-    candidate = min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)
-    if channels is None:
-        return candidate
-    return fused_groups.make(
-        generator, candidate.covers, channels, GroupTiling.parse(candidate.rewrite.schedule)
-    )
+    return min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)
 
 
-def _tile_candidate(generator: CandidateGenerator, choice: Choice, channels: int | None) -> Candidate:
+def _tile_candidate(
+    generator: CandidateGenerator, covers: tuple[str, ...], rewrite: FusedGroupRewrite, channels: int | None
+) -> Candidate:
     try:
-        tiling = GroupTiling.parse(choice.schedule)
+        tiling = GroupTiling.parse(rewrite.tiling)
     except ValueError as error:
-        raise PlanError(f"region '{choice.region}': schedule {error}") from None
-    reason = generator.tilings.unsupported_reason(choice.covers, tiling)
-    if reason or choice.gpu_share != 1.0:
-        message = reason or f"their gpu_share is 1, not {choice.gpu_share}"
-        raise PlanError(f"regions {', '.join(choice.covers)} cannot be one kernel: {message}; search again")
-    return fused_groups.make(generator, choice.covers, channels, tiling)
+        raise PlanError(f"region '{covers[0]}': schedule {error}") from None
+    if reason := generator.tilings.unsupported_reason(covers, tiling):
+        raise PlanError(f"regions {', '.join(covers)} cannot be one kernel: {reason}; search again")
+    return fused_groups.make(generator, covers, channels, tiling)
 
 
 def _gpu_only_candidate(generator: CandidateGenerator, table: CostTable, choice: Choice) -> Candidate:
     """The candidate of a choice in a plan without PIM, with all memory channels."""
-    channels = generator.system.gpu.memory_channels
-    if len(choice.regions) > 1:
-        return _run_candidate(generator, table, choice, channels)
-    _check_share(choice)
-    region = generator.graph.region(choice.region)
-    return generator.make(region, "GPU", gpu_channels=channels, primitive=choice.primitive)
+    channels, rewrite = generator.system.gpu.memory_channels, choice.rewrite
+    if isinstance(rewrite, FusedGroupRewrite):
+        return _fused_candidate(generator, table, choice.regions, rewrite, channels)
+    assert isinstance(rewrite, GpuRewrite)
+    return generator.make(generator.graph.region(choice.region), rewrite, channels)

@@ -34,6 +34,7 @@ from pimflow.compiler.plan_pools import PoolChoice
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
+from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, Data, agreement
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import DecompositionReport
@@ -89,7 +90,7 @@ def check_request(request: CompileRequest, calibration: Data | None) -> CompileR
     goal = goal_with_primitives(goal, request.select)
     request.system.require_network_dtype()
     request.profiling.require(request.system, plan_modes(goal, request.plan))
-    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {"GPU"}:
+    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)

@@ -47,10 +47,10 @@ class ExplainedCandidate:
             name=candidate.name,
             covers=candidate.covers,
             chosen=candidate == chosen,
-            gpu_share=candidate.gpu_share,
+            gpu_share=candidate.rewrite.gpu_share,
             schedule=schedule_text(candidate),
-            channels=candidate.rewrite.channels,
-            pending=tuple(candidate.output.deferred_epilogue),
+            channels=str(candidate.channels),
+            pending=candidate.deferred_epilogue,
             cost=Cost.from_candidate(candidate),
             tasks=tuple(candidate.tasks),
         )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Cost
+from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.hardware import System
 from pimflow.placement import SearchResult
+from pimflow.placement.solvers.capacity import loaded_weight_bytes
 from pimflow.placement.solvers.evaluate import savings_pj
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
@@ -53,7 +55,7 @@ def make_report(
 
     system, baseline, evaluation = search_result.system, search_result.baseline, search_result.evaluation
     costs, violations = search_result.generator.costs, verification.timing_violations
-    placed_bytes = sum(candidate.placed_bytes for candidate in search_result.candidates)
+    placed_bytes = loaded_weight_bytes(system, search_result.candidates)
     return Report(
         model=search_result.graph.name,
         system=system.name,
@@ -124,13 +126,13 @@ def _regions(
                 name=region.name,
                 covers=candidate.covers,
                 mode=candidate.rewrite.mode,
-                gpu_share=candidate.gpu_share,
-                axis=candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
+                gpu_share=candidate.rewrite.gpu_share,
+                axis=candidate.rewrite.axis if isinstance(candidate.rewrite, SplitRewrite) else "",
                 latency_gpu_only_ns=before_ns[region.name],
                 latency_ns=search_result.evaluation.region_ns[region.name],
                 known=cost_sources(Cost.from_candidate(candidate)),
                 schedule=schedule_text(candidate),
-                primitive=candidate.rewrite.primitive,
+                primitive=candidate.primitive,
                 on_pim=region.name in candidate.pim_regions,
                 pim_capable=region.name not in search_result.table.unsupported_reasons,
                 reason=search_result.plan.choice(region.name).reason,

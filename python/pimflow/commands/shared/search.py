@@ -26,6 +26,7 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -246,7 +247,10 @@ def place(
 def replace_primitives(search_result: SearchResult, plan: Plan | None) -> SearchResult:
     """Search again, or apply `plan`, with operators in place of the GPU's primitives."""
     if plan is not None:
-        plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
+        plan = replace(
+            plan,
+            choices=tuple(replace(c, rewrite=OPERATOR_KERNELS) if c.primitive else c for c in plan.choices),
+        )
     goal = replace(search_result.goal, primitives=False)
     return place(
         search_result.graph,

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.attention import Attention
-from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
+from pimflow.core.candidate import Candidate, Cost, Footprint, Task
 from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
+from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
@@ -204,14 +205,14 @@ class PlacedCache:
 
 def is_cached(candidate: Candidate) -> bool:
     """Whether a candidate does attention in PIM."""
-    return candidate.rewrite.mode == "PIM" and len(candidate.covers) > 1
+    return isinstance(candidate.rewrite, AttentionRewrite)
 
 
 def place_cache(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
     """The attention of a candidate of `attention_candidates`, with its caches from row `row_begin` on."""
     keys, values, region = candidate.covers
     attention = graph.region(region).attention
-    assert attention is not None
+    assert attention is not None and isinstance(candidate.rewrite, AttentionRewrite)
     schedule = CacheSchedule.parse(candidate.rewrite.schedule)
     return PlacedCache(
         keys=keys,
@@ -235,7 +236,7 @@ def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
         covers = run.covers if run else (region.name,)
         capable.update(covers)
         try:
-            if run and not reason and "PIM" in generator.modes:
+            if run and not reason and Mode.PIM in generator.modes:
                 by_region[covers[0]] = run_candidates(generator, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             reason = str(error)
@@ -308,7 +309,7 @@ def _front(candidates: list[Candidate]) -> tuple[Candidate, ...]:
     def figures(candidate: Candidate) -> tuple[float, float, int]:
         """Latency, energy and rows."""
         cost = Cost.from_candidate(candidate)
-        return cost.latency_ns, cost.energy_pj, candidate.placed_rows
+        return cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows
 
     front: list[tuple[tuple[float, float, int], Candidate]] = []
     for candidate_figures, candidate in sorted(
@@ -331,19 +332,17 @@ def _candidate(
     region, system = run.attention, generator.system
     sums = _partial_sum_bytes(generator, run, values)
     scores = keys.product.results * keys.sums * schedule.parts
-    port = Port(dtype=system.dtype)
     return Candidate(
         name=f"PIM {schedule}",
         covers=run.covers,
-        gpu_share=0.0,
-        input=port,
-        output=port,
+        rewrite=AttentionRewrite(schedule=str(schedule)),
         tasks=_tasks(generator, run, schedule, keys, values),
-        rewrite=Rewrite(mode="PIM", gpu_rows=0, schedule=str(schedule)),
-        placed_rows=(keys.rows + values.rows) * schedule.parts,
-        workspace_bytes=scores * RESULT_BYTES[system.dtype]
-        + math.prod(region.attention_layer.score_shape) * ELEMENT_BYTES[system.dtype]
-        + sums,
+        footprint=Footprint(
+            bank_rows=(keys.rows + values.rows) * schedule.parts,
+            workspace_bytes=scores * RESULT_BYTES[system.dtype]
+            + math.prod(region.attention_layer.score_shape) * ELEMENT_BYTES[system.dtype]
+            + sums,
+        ),
     )
 
 

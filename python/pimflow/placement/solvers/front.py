@@ -169,7 +169,7 @@ def _from_evaluated(plan: EvaluatedPlan) -> FrontPlan:
 
 
 def _weight_bytes(candidates: Iterable[Candidate]) -> int:
-    return sum(candidate.filter_bytes for candidate in candidates)
+    return sum(candidate.footprint.filter_bytes for candidate in candidates)
 
 
 def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.plan import MODES
+from pimflow.core.rewrite import MODES
 from pimflow.errors import InfeasibleError
 from pimflow.placement.solvers.objectives import BOUNDS, EvaluatedPlan, Goal, round_up
 from pimflow.placement.solvers.plan_search import PlanSearch

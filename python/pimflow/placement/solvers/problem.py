@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.candidate import PLAIN_MEMORY_MODE, Candidate, CostTable, EdgeCost, Task
-from pimflow.core.channel_sets import channel_set
-from pimflow.core.plan import CHANNEL_SETS
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
 from pimflow.core.region import RegionGraph
+from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.capacity import uses_plain_memory
@@ -27,7 +26,6 @@ from pimflow.placement.solvers.plan_memory import PlanMemory
 
 _problem = native.get("pimflow.placement.problem")
 
-CANONICAL = steps.CANONICAL.layout
 ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
 
 
@@ -108,9 +106,9 @@ class PlacementProblem:
         self._row_bytes = row_size_bytes
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
-        # By region, the numbers of (layout, bytes) of its result; bytes are None if they are the graph's.
-        self._layouts: dict[str, dict[_ResultForm, int]] = {
-            name: {(CANONICAL, None): 0} for name in self._order
+        # By region, the numbers of (placement, bytes) of its result; bytes are None if they are the graph's.
+        self._results: dict[str, dict[_Result, int]] = {
+            name: {(IN_GPU_CHANNELS, None): 0} for name in self._order
         }
         self._open_forms = {"": 0}  # numbers of the alternatives of layers that are left open
         self._may_defer: set[str] = set()
@@ -118,12 +116,12 @@ class PlacementProblem:
             last = candidate.covers[-1]
             for open_form in (candidate.requires_open, candidate.leaves_open):
                 self._open_forms.setdefault(open_form, len(self._open_forms))
-            self._layouts[last].setdefault(self._result_form(candidate), len(self._layouts[last]))
-            if candidate.output.deferred_epilogue:
+            self._results[last].setdefault(self._result(candidate), len(self._results[last]))
+            if candidate.deferred_epilogue:
                 self._may_defer.add(last)
 
-    def _result_form(self, candidate: Candidate) -> _ResultForm:
-        return candidate.output.layout, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
+    def _result(self, candidate: Candidate) -> _Result:
+        return candidate.output, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
 
     @functools.cached_property
     def native(self) -> Any:
@@ -134,12 +132,10 @@ class PlacementProblem:
         for position, region in enumerate(self.graph.regions):
             groups: dict[object, list[Candidate]] = {}
             for candidate in self.table.candidates[region.name]:
-                splits_reduction = candidate.rewrite.axis == "reduction"
                 overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
                 key = (
                     candidate.covers,
                     steps.equivalence_key(candidate),
-                    splits_reduction,
                     candidate.fuses_regions,
                     overrides,
                 )
@@ -177,9 +173,9 @@ class PlacementProblem:
             arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
             life = lives.get(region.name)
             stored_bytes = life.within_bytes + life.size_bytes if life else 0
-            for layout, changed_bytes in self._layouts[region.name]:
+            for placement, changed_bytes in self._results[region.name]:
                 size = stored_bytes if changed_bytes is None else changed_bytes
-                arrays.append("layout", set=CHANNEL_SETS.index(channel_set(layout)), bytes=size)
+                arrays.append("layout", set=_SETS.index(placement.channels), bytes=size)
             arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
@@ -205,11 +201,14 @@ class PlacementProblem:
         region_names = [name for name in inputs_read if name in self._order]
         deferrable = sorted(name for name in region_names if name in results and name in self._may_defer)
         last = graph.region(representative.covers[-1])
-        addends = set(last.inputs[last.operands :]) if representative.output.deferred_epilogue else set()
+        addends = set(last.inputs[last.operands :]) if representative.deferred_epilogue else set()
         input_names = [name for name in inputs_read if name not in self._order]
-        inputs = {name: self._move(name, self._input_layout(name), representative) for name in input_names}
+        inputs = {
+            name: self._move(name, self.table.inputs.get(name, IN_GPU_CHANNELS), representative)
+            for name in input_names
+        }
         moves = {
-            name: [self._move(name, layout, representative) for layout, _ in self._layouts[name]]
+            name: [self._move(name, placement, representative) for placement, _ in self._results[name]]
             for name in region_names
         }
         all_moves = [*inputs.values(), *itertools.chain(*moves.values())]
@@ -226,18 +225,16 @@ class PlacementProblem:
             end=position + len(representative.covers),
             resumes=self._open_forms[representative.requires_open],
             opens=self._open_forms[representative.leaves_open],
-            layout=self._layouts[representative.covers[-1]][self._result_form(representative)],
+            layout=self._results[representative.covers[-1]][self._result(representative)],
             needs_mode=uses_mode(representative.channel_mode),
             leaves_mode=uses_mode(representative.final_channel_mode),
-            defers=int(bool(representative.output.deferred_epilogue)),
+            defers=int(bool(representative.deferred_epilogue)),
             stays=int(representative.keeps_submission_open),
-            continues=int(continues and any(map(_can_continue, group))),
+            continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
             possible=int(all(move.possible for move in inputs.values())),
             fuses=int(representative.fuses_regions),
-            leaves_sum=int(
-                representative.rewrite.axis == "reduction" and bool(representative.output.deferred_epilogue)
-            ),
-            accepts_deferred=int(representative.input.fuses_epilogue),
+            leaves_sum=int(representative.defers_partial_sum),
+            accepts_deferred=int(representative.fuses_epilogue),
             reads_previous=int(position == 0 or previous in inputs_read),
             previous_is_late=int(previous in late),
             move_resource=self._resources[move_resources.pop()] if move_resources else -1,
@@ -278,16 +275,16 @@ class PlacementProblem:
         self.candidates.append(candidate)
         arrays.append(
             "candidate",
-            error=candidate.error,
-            row_bytes=candidate.placed_rows * self._row_bytes,
-            filter_bytes=candidate.filter_bytes,
-            on_gpu=int(candidate.rewrite.mode == "GPU"),
+            error=candidate.alternative.error,
+            row_bytes=candidate.footprint.bank_rows * self._row_bytes,
+            filter_bytes=candidate.footprint.filter_bytes,
+            on_gpu=int(not candidate.uses_pim),
             plain_memory=int(uses_plain_memory(candidate)),
-            continues=int(_can_continue(candidate)),
+            continues=int(candidate.begins_on_pim),
         )
         self._append_tasks(arrays, "task", candidate.tasks)
         arrays.end_row("candidate_task_begin", "task_resource")
-        for moment in candidate.memory_moments:
+        for moment in candidate.footprint.run_moments:
             buffer_bytes = self.memory.buffer_bytes(candidate, moment)
             arrays.append(
                 "moment", own_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
@@ -314,23 +311,21 @@ class PlacementProblem:
             reals[f"{name}_execution_ns"].append(task.execution_ns)
             reals[f"{name}_energy_pj"].append(task.energy_pj)
 
-    def _input_layout(self, name: str) -> str:
-        return self.table.inputs.get(name, steps.CANONICAL).layout
-
-    def _move(self, tensor: str, layout: str, reader: Candidate) -> _Move:
-        if not self.table.transforms or layout == reader.input.layout:
+    def _move(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> _Move:
+        if not self.table.transforms or placement == reader.input:
             return _NO_MOVE
-        return _Move.from_edge(self.table.transform(tensor, layout, reader.input.layout))
+        return _Move.from_edge(self.table.transform(tensor, placement, reader.input))
 
     @staticmethod
-    def _mode(may_switch: bool, use: str) -> int:
-        if not use or not may_switch:
+    def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
+        if mode is None or not may_switch:
             return ANY_MODE
-        return PLAIN_MODE if use == PLAIN_MEMORY_MODE else PIM_MODE
+        return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
 _NO_MOVE = _Move()
-_ResultForm = tuple[str, int | None]
+_Result = tuple[TensorPlacement, int | None]
+_SETS = tuple(ChannelSet)  # in the order of C++
 _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
     *("operand_copy_outlives", "access_possible", "access_copied"),
@@ -358,9 +353,3 @@ class _Transitions:
             self._numbers[id(task)] = len(self._numbers)
             self.problem._append_tasks(self.arrays, "transition", (task,))
         return self._numbers[id(task)]
-
-
-def _can_continue(candidate: Candidate) -> bool:
-    """Whether it needs no launch if it continues a submission (`Candidate.with_shared_submission`)."""
-    first_resources = (task.resource for task in candidate.tasks if not task.after)
-    return candidate.rewrite.mode == "PIM" and "gpu" not in first_resources
