@@ -28,7 +28,7 @@ from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
 from pimflow.pim_backend.programs.growing import DynamicProduct
 from pimflow.pim_backend.runtime import codegen, targets
-from pimflow.placement import SearchResult, given_plan, search
+from pimflow.placement import SearchResult, plan_application, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.simulators.pim.coverage import program_coverage
@@ -57,7 +57,7 @@ def plan_attention_on_pim(graph: RegionGraph, small_system: System, schedule: st
             choices.append(Choice(regions=covers, rewrite=AttentionRewrite(schedule=schedule)))
         elif region.name not in inside:
             choices.append(plan.choice(region.name))
-    return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
+    return plan_application.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
 CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in FORMS}

@@ -17,7 +17,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile
 from pimflow.placement.best_plan import to_search_result
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.relay_passes.memory.buffers import buffers
 

@@ -24,7 +24,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
 from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
-from pimflow.placement.solvers.steps import PlanState, StateTransition
+from pimflow.placement.solvers.plan_state import PlanState, StateTransition
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system(channel_sharing="partitioned")

@@ -32,7 +32,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile, search
 from pimflow.placement.best_plan import SearchResult, to_search_result
 from pimflow.placement.candidates.channel_layouts import from_row
-from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers import label_search
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import SearchQuery

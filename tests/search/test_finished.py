@@ -15,7 +15,7 @@ from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
-from pimflow.placement.candidates import channel_modes, finished
+from pimflow.placement.candidates import channel_modes, pim_epilogue
 from pimflow.placement.candidates.candidates import CandidateGenerator
 
 AIM = PimSpec.load("aim-gddr6")
@@ -143,23 +143,23 @@ def test_which_activations_end_a_layer(epilogue, clipped, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
     region = layer("layer", epilogue, inputs, clipped=clipped)
     device_epilogues = [
-        (device_epilogue.initial, device_epilogue.joins, device_epilogue.activation)
-        for device_epilogue in finished.device_epilogues(region, ON_AIM)
+        (device_epilogue.initial, device_epilogue.accumulates_residual, device_epilogue.activation)
+        for device_epilogue in pim_epilogue.device_epilogues(region, ON_AIM)
     ]
     assert device_epilogues == ways
     assert (
         not any(device_epilogue[2] for device_epilogue in ways)
-        or finished.device_epilogues(region, ON_NEWTON) == ()
+        or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
     )
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
     assert all(
-        not device_epilogue.activation for device_epilogue in finished.profitable_epilogues(region, free)
+        not device_epilogue.activation for device_epilogue in pim_epilogue.profitable_epilogues(region, free)
     )
     # Without latches that can be set, an activation alone.
     bare = [
         (device_epilogue.initial, device_epilogue.activation)
-        for device_epilogue in finished.device_epilogues(region, ON_PLAIN)
+        for device_epilogue in pim_epilogue.device_epilogues(region, ON_PLAIN)
     ]
     assert bare == [("", device_epilogue[2]) for device_epilogue in ways if not device_epilogue[0]]
 
@@ -340,10 +340,10 @@ def test_the_price_of_an_activation_that_no_program_applies():
     text = explain(search(graph, ON_AIM, COSTS["aim-gddr6"]), graph.regions[0]).text()
     assert "not finished on PIM: what a table of 'aim-gddr6' makes of sigmoid is not known" in text
     # 64 pixels by 2 tiles on 16 channels: 8 sums, 2 of them with a table's row; 12 + 32 + 1 + 32 + 56 clocks.
-    assert 4 * AIM.row_switch_cycles * 0.5 == finished.min_activation_ns(graph.regions[0], ON_AIM)
+    assert 4 * AIM.row_switch_cycles * 0.5 == pim_epilogue.min_activation_ns(graph.regions[0], ON_AIM)
     assert "its activation unit changes rows for every result: 0.2" in text
-    assert finished.min_activation_ns(graph.regions[1], ON_AIM) == 0
-    assert finished.min_activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
+    assert pim_epilogue.min_activation_ns(graph.regions[1], ON_AIM) == 0
+    assert pim_epilogue.min_activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
 
 
 def test_a_plan_says_what_pim_activates():
@@ -410,7 +410,7 @@ def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
         goal = Goal(modes=("GPU", "PIM"), solver=solver)
         best[solver] = search(graph, target, COSTS[target.pim.name], goal).evaluation.latency_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finished, "device_epilogues", lambda region, system: ())
+        patch.setattr(pim_epilogue, "device_epilogues", lambda region, system: ())
         without = search(graph, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
     assert best["label"] == pytest.approx(best["exhaustive"], rel=1e-9)
     assert best["label"] <= without.evaluation.latency_ns * (1 + 1e-9)

@@ -14,7 +14,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
-from pimflow.placement.gpu_alone import to_solution
+from pimflow.placement.gpu_baseline import to_solution
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import (

@@ -17,8 +17,8 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.form_choice import AlternativeCandidates
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
+from pimflow.placement.decomposition_search import AlternativeCandidates
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch

@@ -22,8 +22,8 @@ from pimflow.core.plan import Plan
 from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite, Mode, PipelineRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import CandidateGenerator, apply, best_plan, given_plan, search
-from pimflow.placement.solvers import steps
+from pimflow.placement import CandidateGenerator, apply, best_plan, plan_application, search
+from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -65,7 +65,7 @@ def test_what_is_no_run_is_refused():
 
     def check(names, rewrite=OPERATOR_KERNELS):
         covering = replace(candidate, covers=names, rewrite=rewrite)
-        steps.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
+        plan_state.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
 
     refused = [("r0", "r1"), ("r1", "r2"), ("r3", "r4", "r5")]  # r0 is read outside, r1 too; no r5
     # r3 reads r1 first, not r2: each stage along rows reads the region before it.
@@ -98,7 +98,7 @@ def toy(monkeypatch):
             return [*candidates, replace(candidates[0], **fused)]
 
     monkeypatch.setattr(best_plan, "CandidateGenerator", Fusing)
-    monkeypatch.setattr(given_plan, "CandidateGenerator", Fusing)
+    monkeypatch.setattr(plan_application, "CandidateGenerator", Fusing)
     return graph, names
 
 

@@ -28,12 +28,12 @@ from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
-from pimflow.placement.candidates.through_l2 import mode_switch_cost
+from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -41,8 +41,8 @@ from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.plan_state import check_covers
 from pimflow.placement.solvers.solution import Solution
-from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -154,12 +154,12 @@ class SearchResult:
             row_begin += candidate.footprint.bank_rows
         return programs
 
-    def placed_caches(self) -> tuple[cached.PlacedCache, ...]:
+    def placed_caches(self) -> tuple[pim_attention.PlacedCache, ...]:
         """Attention layers whose caches lie in PIM, each with rows of its own."""
         placed, row_begin = [], 0
         for candidate in self.candidates:
-            if cached.is_cached(candidate):
-                placed.append(cached.place_cache(self.graph, candidate, row_begin))
+            if pim_attention.is_cached(candidate):
+                placed.append(pim_attention.place_cache(self.graph, candidate, row_begin))
             row_begin += candidate.footprint.bank_rows
         return tuple(placed)
 
@@ -219,7 +219,7 @@ class SearchResult:
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
-    caches = generator.costs.batch_kernels(lambda: cached.attention_candidates(generator))
+    caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
     runs = (pipelines.candidates(generator), fused_groups.candidates(generator), caches.candidates)
     group_candidates = {
         r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
@@ -400,7 +400,9 @@ def _check_capacity(
     system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
     device_row_bytes = row_bytes(system) * system.pim_channels
     cache_rows = {
-        generator.graph.region(c.covers[-1]): c.footprint.bank_rows for c in candidates if cached.is_cached(c)
+        generator.graph.region(c.covers[-1]): c.footprint.bank_rows
+        for c in candidates
+        if pim_attention.is_cached(c)
     }
     if cache_rows:
         token_bytes = sum(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pimflow.placement.best_plan import SearchResult, to_search_result
-from pimflow.placement.given_plan import apply
-from pimflow.placement.gpu_alone import gpu_only_table
+from pimflow.placement.gpu_baseline import gpu_only_table
+from pimflow.placement.plan_application import apply
 from pimflow.placement.solvers.front import front
 from pimflow.placement.solvers.plan_search import PlanSearch
 

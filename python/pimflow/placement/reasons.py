@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
-from pimflow.placement.candidates.cached import is_cached
+from pimflow.placement.candidates.pim_attention import is_cached
 from pimflow.placement.solvers.evaluate import Evaluation
 
 

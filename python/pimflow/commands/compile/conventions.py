@@ -17,7 +17,7 @@ from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.host.result_cache import CODE_PACKAGES, code_digest, sources_digest
 from pimflow.placement import Goal, SearchResult, apply, reevaluate, search
-from pimflow.placement.candidates.cached import can_write_caches
+from pimflow.placement.candidates.pim_attention import can_write_caches
 from pimflow.primitives.launches import can_compute
 from pimflow.simulators.pim.timing import timings
 

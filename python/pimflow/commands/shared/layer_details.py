@@ -21,7 +21,7 @@ from pimflow.core.rewrite import (
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
 from pimflow.placement import SearchResult
-from pimflow.placement.candidates.cached import is_cached
+from pimflow.placement.candidates.pim_attention import is_cached
 from pimflow.simulators.profiler import BuiltIn
 
 

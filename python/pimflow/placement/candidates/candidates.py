@@ -23,7 +23,7 @@ from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.schedule import Schedule
-from pimflow.placement.candidates import finished
+from pimflow.placement.candidates import pim_epilogue
 from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.placement.costs import splits
@@ -137,7 +137,7 @@ class CandidateGenerator:
             self.costs.layer(device_epilogue.pim_layer(region.layer), region.name)
             for region in self.graph.regions
             if not self.unsupported_reason(region)
-            for device_epilogue in finished.profitable_epilogues(region, self.system)
+            for device_epilogue in pim_epilogue.profitable_epilogues(region, self.system)
             if device_epilogue.accumulates_residual
         ]
 
@@ -197,10 +197,10 @@ class CandidateGenerator:
         if self.unsupported_reason(region):
             return candidates
         if Mode.PIM in self.modes:
-            epilogues = finished.profitable_epilogues(region, self.system)
+            epilogues = pim_epilogue.profitable_epilogues(region, self.system)
             candidates += [
                 self._pim_candidate(region, WHOLE, device_epilogue=device_epilogue)
-                for device_epilogue in (finished.NO_DEVICE_EPILOGUE, *epilogues)
+                for device_epilogue in (pim_epilogue.NO_DEVICE_EPILOGUE, *epilogues)
             ]
         if Mode.SPLIT in self.modes and self.system.gpu_channels:
             candidates += [self._pim_candidate(region, split) for split in self.splits(region)]
@@ -235,7 +235,7 @@ class CandidateGenerator:
 
     def unsupported_epilogue_reason(self, region: Region) -> str:
         """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-        return finished.unsupported_epilogue_reason(region, self.system)
+        return pim_epilogue.unsupported_epilogue_reason(region, self.system)
 
     def unsupported_split_reason(self, region: Region, split: Split) -> str:
         """Why `region` cannot have this split; empty if it can."""
@@ -271,7 +271,7 @@ class CandidateGenerator:
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
         if reason:
             raise PlanError(f"region '{region.name}' cannot be {rewrite.mode}: {reason}")
-        epilogue = finished.supported_epilogue(region, rewrite, self.system)
+        epilogue = pim_epilogue.supported_epilogue(region, rewrite, self.system)
         return self._pim_candidate(region, rewrite.split(region.layer), rewrite.schedule, epilogue)
 
     def _gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
@@ -319,7 +319,7 @@ class CandidateGenerator:
         region: Region,
         split: Split,
         schedule: str = "",
-        device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
+        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
     ) -> Candidate:
         """The PIM candidate or, if the split has a GPU part, the SPLIT candidate."""
         pim_cost = self.pim_cost(region, split, schedule, device_epilogue)
@@ -359,7 +359,7 @@ class CandidateGenerator:
         )
 
     def _parallel_tasks(
-        self, region: Region, split: Split, pim_cost: PimCost, device_epilogue: finished.DeviceEpilogue
+        self, region: Region, split: Split, pim_cost: PimCost, device_epilogue: pim_epilogue.DeviceEpilogue
     ) -> list[Task]:
         """The tasks of both parts of a layer, after those that prepare their operands."""
         builder, charges_layout = self.task_builder, self.system.charges("layout")
@@ -456,7 +456,7 @@ class CandidateGenerator:
         region: Region,
         split: Split = WHOLE,
         schedule: str = "",
-        device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
+        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
     ) -> PimCost:
         """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
 
@@ -471,7 +471,7 @@ class CandidateGenerator:
 
     def pim_program(self, region: Region, rewrite: LayerRewrite, row_begin: int) -> PimProgram:
         """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
-        layer, device_epilogue = region.layer, finished.device_epilogue(region, rewrite)
+        layer, device_epilogue = region.layer, pim_epilogue.device_epilogue(region, rewrite)
         split = rewrite.split(layer)
         return self.costs.pim_target.program(
             split.pim_part(device_epilogue.pim_layer(layer)),

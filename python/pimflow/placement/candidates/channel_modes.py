@@ -53,8 +53,8 @@ from pimflow.placement.candidates.channel_layouts import (
     rows_read,
     with_placements,
 )
+from pimflow.placement.candidates.l2_reuse import L2Reuse
 from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.through_l2 import L2Staging
 from pimflow.simulators.gpu.traffic import TrafficShares
 
 IMPOSSIBLE = EdgeCost(possible=False)
@@ -134,22 +134,22 @@ class ChannelVariants(ChannelLayouts):
     """Makes the variants of the candidates of one network on a time-shared system."""
 
     @functools.cached_property
-    def l2_staging(self) -> L2Staging:
-        return L2Staging(self)
+    def l2_reuse(self) -> L2Reuse:
+        return L2Reuse(self)
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate of a mixed plan."""
         if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
         if candidate.uses_pim and not self.system.gpu_channels:
-            return self.l2_staging.pim_only_variants(candidate)
+            return self.l2_reuse.pim_only_variants(candidate)
         if candidate.uses_pim:
             use = ChannelMode.PIM if self.generator.task_builder.switch_ns else None
             pim_candidate = replace(candidate, channel_mode=use, final_channel_mode=use)
             if isinstance(candidate.rewrite, AttentionRewrite):
                 return [pim_candidate]
-            pim_variants = [pim_candidate, *self.l2_staging.operand_variants(pim_candidate)]
-            return [*pim_variants, *itertools.chain(*map(self.l2_staging.result_variants, pim_variants))]
+            pim_variants = [pim_candidate, *self.l2_reuse.operand_variants(pim_candidate)]
+            return [*pim_variants, *itertools.chain(*map(self.l2_reuse.result_variants, pim_variants))]
         if not candidate.tasks:  # a view lies where its operands do
             possible = self.result_placements(candidate.covers[-1]) if self.spreads_tensors else ()
             return [
@@ -162,7 +162,7 @@ class ChannelVariants(ChannelLayouts):
             ]
         wide_candidate = self._wide_candidate(candidate)
         if not self.system.gpu_channels:
-            return [wide_candidate, *self.l2_staging.writeback_variants(wide_candidate)]
+            return [wide_candidate, *self.l2_reuse.writeback_variants(wide_candidate)]
         if not self.spreads_tensors:
             all_channels = ChannelUse(reads=IN_ALL_CHANNELS, writes=IN_ALL_CHANNELS)
             return [
@@ -174,7 +174,7 @@ class ChannelVariants(ChannelLayouts):
         return [
             candidate,
             *wide_variants,
-            *itertools.chain(*map(self.l2_staging.writeback_variants, spread_readers)),
+            *itertools.chain(*map(self.l2_reuse.writeback_variants, spread_readers)),
         ]
 
     def _wide_candidate(self, candidate: Candidate) -> Candidate:

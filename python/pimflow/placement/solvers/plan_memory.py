@@ -11,8 +11,8 @@ from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.tensor_placement import ChannelSet
-from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import PlanState
+from pimflow.placement.solvers import plan_state
+from pimflow.placement.solvers.plan_state import PlanState
 
 COPYING = Moment(writes=False)
 Sizes = tuple[tuple[str, int], ...]
@@ -194,7 +194,7 @@ class PlanMemory:
         """`candidate_peak_bytes` of `candidate` in `state`."""
         copy_tasks: dict[str, Task] = {}
         if self.table and self.table.transforms:
-            transform_tasks = steps.layout_transforms(self.graph, self.table, candidate, state)
+            transform_tasks = plan_state.layout_transforms(self.graph, self.table, candidate, state)
             copy_tasks = {
                 name: task for name, task in transform_tasks.items() if task.launched
             }  # others make no copy
@@ -204,7 +204,7 @@ class PlanMemory:
         """Bytes of earlier results that `candidate` completes and stores, since others need them too."""
         if not deferred_epilogues or not candidate.fuses_epilogue:
             return 0  # deferred epilogues are done in place before it
-        fused_regions = set(steps.results_read(self.graph, candidate)).intersection(deferred_epilogues)
+        fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(deferred_epilogues)
         return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
 
     def epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
@@ -253,5 +253,5 @@ class PlanMemory:
             yield self.peak_bytes_in_state(candidate, state) + sum(
                 self._aligned_bytes[name] for name in halves
             )
-            state = steps.next_state(self.graph, candidate, state)
+            state = plan_state.next_state(self.graph, candidate, state)
             halves |= {candidate.covers[-1]} if candidate.defers_partial_sum else set()

@@ -1,8 +1,8 @@
 """A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that behave alike in every state (`steps.equivalence_key`) are one group. C++ expands the tasks of
-a candidate in its context, with epilogues and launches, by the same rules as `solvers.steps` and
-`solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
+Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. C++ expands the
+tasks of a candidate in its context, with epilogues and launches, by the same rules as `solvers.plan_state`
+and `solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
 from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
-from pimflow.placement.solvers import steps
+from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
@@ -135,7 +135,7 @@ class PlacementProblem:
                 overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
                 key = (
                     candidate.covers,
-                    steps.equivalence_key(candidate),
+                    plan_state.equivalence_key(candidate),
                     candidate.fuses_regions,
                     overrides,
                 )
@@ -193,10 +193,10 @@ class PlacementProblem:
         """Append the group of candidates that behave alike in every state, and begin at `position`."""
         graph, representative = self.graph, group[0]
         previous = graph.regions[position - 1].name if position else ""
-        inputs_read = tuple(dict.fromkeys(steps.candidate_inputs(graph, representative)))
+        inputs_read = tuple(dict.fromkeys(plan_state.candidate_inputs(graph, representative)))
         results, late = (
-            set(steps.results_read(graph, representative)),
-            steps.late_inputs(graph, representative, ()),
+            set(plan_state.results_read(graph, representative)),
+            plan_state.late_inputs(graph, representative, ()),
         )
         region_names = [name for name in inputs_read if name in self._order]
         deferrable = sorted(name for name in region_names if name in results and name in self._may_defer)

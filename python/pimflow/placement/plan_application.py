@@ -21,15 +21,15 @@ from pimflow.errors import PlanError, hint
 from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import SearchResult, profile, to_search_result
-from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_table, to_solution
-from pimflow.placement.solvers import steps
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_table, to_solution
+from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.steps import PlanState
+from pimflow.placement.solvers.plan_state import PlanState
 from pimflow.primitives import PRIMITIVES
 
 
@@ -201,7 +201,7 @@ def _choice_candidate(
             return _fused_candidate(generator, table, choice.regions, rewrite)
         case AttentionRewrite():
             if rewrite.schedule:
-                return cached.make(generator, choice.regions, rewrite.schedule)
+                return pim_attention.make(generator, choice.regions, rewrite.schedule)
             return _fastest_candidate(table, choice.regions, rewrite)
         case GpuRewrite() | PimRewrite() | SplitRewrite():
             return generator.make(graph.region(choice.region), rewrite)
@@ -228,16 +228,16 @@ def _with_choice_channels(generator: CandidateGenerator, candidate: Candidate, c
 def _require_readable(
     generator: CandidateGenerator, table: CostTable, candidates: Sequence[Candidate]
 ) -> None:
-    """Raise `PlanError` if a candidate is impossible after those before it (`steps.is_feasible`)."""
+    """Raise `PlanError` if a candidate is impossible after those before it (`plan_state.is_feasible`)."""
     state = PlanState()
     for candidate in candidates:
-        if not steps.is_feasible(generator.graph, table, candidate, state):
+        if not plan_state.is_feasible(generator.graph, table, candidate, state):
             raise PlanError(
                 f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
                 f"read meanwhile: {_readable_channels(generator, table, candidate, state)}"
                 f"change 'channels' of what makes it; {ANY_PLAN}"
             )
-        state = steps.next_state(generator.graph, candidate, state)
+        state = plan_state.next_state(generator.graph, candidate, state)
 
 
 def _readable_channels(
@@ -248,7 +248,9 @@ def _readable_channels(
         generator, [channel_modes.with_gpu_channels(generator, candidate)]
     )
     table = replace(table, transforms=table.transforms | channel_modes.transforms(generator, variants))
-    fitting = [variant for variant in variants if steps.is_feasible(generator.graph, table, variant, state)]
+    fitting = [
+        variant for variant in variants if plan_state.is_feasible(generator.graph, table, variant, state)
+    ]
     names = dict.fromkeys(repr(str(variant.channels)) for variant in fitting)
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 

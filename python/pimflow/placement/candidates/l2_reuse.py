@@ -28,7 +28,7 @@ from pimflow.placement.candidates.channel_layouts import (
     rows_read,
     with_placements,
 )
-from pimflow.placement.solvers.steps import late_operands
+from pimflow.placement.solvers.plan_state import late_operands
 from pimflow.simulators.gpu.machine import RooflineMachine
 
 
@@ -42,7 +42,7 @@ def mode_switch_cost(generator: CandidateGenerator) -> EdgeCost:
 
 
 @dataclass(frozen=True)
-class L2Staging:
+class L2Reuse:
     """Makes these variants of the candidates of one network."""
 
     layouts: ChannelLayouts

@@ -15,11 +15,11 @@ from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tilings import TiledGroup
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.steps import candidate_inputs, check_covers
+from pimflow.placement.solvers.plan_state import candidate_inputs, check_covers
 
 # Longest pipeline. Mixtures in which so many neighbours have all combinations of two alternatives contain,
 # together, every pipeline of every mixture of these two.
