@@ -141,7 +141,7 @@ def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
     named = re.findall("'([^']*)'", re.search("of it may be (.*); or", str(refused.value))[1])
     assert "staged" in named
     for channels in named:
-        mended = replace(broken, choices=(broken.choices[0], replace(on_pim, channels=channels)))
+        mended = replace(broken, choices=(broken.choices[0], edited(on_pim, channels=channels)))
         assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
 
 

@@ -30,7 +30,7 @@ from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_P
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile, search
-from pimflow.placement.best_plan import SearchResult, to_search_result
+from pimflow.placement.best_plan import SearchedNetwork, SearchResult, to_search_result
 from pimflow.placement.candidates.channel_layouts import from_row
 from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers import label_search
@@ -60,9 +60,10 @@ def plans(network, target, draw):
     while True:
         chosen = draw_pim_plan(generator, table, draw)
         solution = to_solution(chosen, alone.evaluation)
-        search_result = to_search_result(
-            generator, table, solution, alone.evaluation, plan_search, None, bounded=False
+        network = SearchedNetwork(
+            generator=generator, table=table, gpu_only=alone.evaluation, goal=Goal(), original=None
         )
+        search_result = to_search_result(network, solution)
         yield search_result, plan_search.memory.bytes_by_memory(chosen)
 
 

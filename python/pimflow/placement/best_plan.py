@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, CostTable
@@ -33,7 +33,7 @@ from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerat
 from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -61,24 +61,51 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The result of a search: a plan, with the network, costs and candidates that it rests on.
+class SearchedNetwork:
+    """A network with the costs and candidates that plans of it rest on.
 
     Attributes
     ----------
-    graph, system, table
-        The network, the system and the cost table that were searched.
     generator : CandidateGenerator
         Generates further candidates of the same network on the same system.
-    candidates : tuple of Candidate
-        Those of the plan, in the order of their first regions.
-    plan : Plan
-    evaluation, gpu_only : Evaluation
-        Timelines of the plan, and of the same regions on the GPU with all memory channels.
+    table : CostTable
+        The cost table that was searched.
+    gpu_only : Evaluation
+        Timeline of the same regions on the GPU with all memory channels.
     goal : Goal
         The goal of the search; the default if a stored plan was applied.
     original : RegionGraph, optional
         The user's network, if `graph` was derived from it, for example by decomposing layers.
+    """
+
+    generator: CandidateGenerator
+    table: CostTable
+    gpu_only: Evaluation
+    goal: Goal
+    original: RegionGraph | None
+
+    @property
+    def graph(self) -> RegionGraph:
+        """The network that was searched."""
+        return self.generator.graph
+
+    @property
+    def system(self) -> System:
+        """The system that it was searched for."""
+        return self.generator.system
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(SearchedNetwork):
+    """The result of a search: a plan, with the network, costs and candidates that it rests on.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+        Those of the plan, in the order of their first regions.
+    plan : Plan
+    evaluation : Evaluation
+        Timeline of the plan.
     baseline : Evaluation
         The user's network on the GPU with all memory channels: what speed-ups are relative to. Equals
         `gpu_only` if `original` is None.
@@ -89,16 +116,9 @@ class SearchResult:
         mixture of original and decomposed layers, else `gpu_only`. None if `original` is None.
     """
 
-    graph: RegionGraph
-    system: System
-    generator: CandidateGenerator
-    table: CostTable
     candidates: tuple[Candidate, ...]
     plan: Plan
     evaluation: Evaluation
-    gpu_only: Evaluation
-    goal: Goal
-    original: RegionGraph | None
     baseline: Evaluation
     mixture: Evaluation | None
     gap: float = 0.0
@@ -291,80 +311,73 @@ def search(
     if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(baseline_plan)[-1]
         solution = replace(solution, value=value, bound=min(best_plan.solution.bound, value))
-    return to_search_result(generator, table, solution, gpu_only, plans, original)
+    network = SearchedNetwork(
+        generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
+    )
+    return to_search_result(network, solution, min(plans.latency_bound_ns, gpu_only.latency_ns))
 
 
 def to_search_result(
-    generator: CandidateGenerator,
-    table: CostTable,
-    solution: Solution,
-    gpu_only: Evaluation,
-    plans: PlanSearch,
-    original: RegionGraph | None,
-    bounded: bool = True,
+    network: SearchedNetwork, solution: Solution, lower_bound_ns: float = 0.0
 ) -> SearchResult:
     """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
 
-    The plan gets a lower bound of the latency only if `bounded`, since that takes a search; else 0.
+    Parameters
+    ----------
+    lower_bound_ns : float
+        Lower bound of the latency of all plans; 0 if it was not searched.
 
     Raises
     ------
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
-    graph, system = generator.graph, generator.system
-    bound_ns = min(plans.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
+    gpu_only, original = network.gpu_only, network.original
     return SearchResult(
-        graph=graph,
-        system=system,
-        generator=generator,
-        table=table,
+        **{field.name: getattr(network, field.name) for field in fields(SearchedNetwork)},
         candidates=solution.candidates,
-        plan=_plan(generator, table, solution, gpu_only, original, bound_ns),
-        evaluation=evaluate(graph, solution.candidates, table, system),
-        gpu_only=gpu_only,
-        goal=plans.goal,
-        original=original,
+        plan=_plan(network, solution.candidates, lower_bound_ns),
+        evaluation=evaluate(network.graph, solution.candidates, network.table, network.system),
         baseline=gpu_only
         if original is None
-        else gpu_only_plan(generator.with_graph(original), plans.goal).evaluation,
+        else gpu_only_plan(network.generator.with_graph(original), network.goal).evaluation,
         mixture=None if original is None else gpu_only,
-        gap=solution.gap if bounded else 0.0,
+        gap=solution.gap,
     )
 
 
-def _plan(
-    generator: CandidateGenerator,
-    table: CostTable,
-    solution: Solution,
-    gpu_only: Evaluation,
-    original: RegionGraph | None,
-    bound_ns: float,
-) -> Plan:
-    """`solution` in the form of a plan file; `bound_ns` is a lower bound of the latency of all plans."""
-    graph, system = generator.graph, generator.system
-    is_mixed = any(c.uses_pim for c in solution.candidates)
-    _check_capacity(generator, table, solution.candidates)
-    evaluation = evaluate(graph, solution.candidates, table, system)
-    subject = "no mixed plan" if original is None else "no mixed plan of the changed network"
-    free_rows = system.pim.usable_rows - sum(c.footprint.bank_rows for c in solution.candidates)
+def with_lower_bound(search_result: SearchResult) -> SearchResult:
+    """`search_result` with a lower bound of the latency of all plans, which takes a search."""
+    plans = PlanSearch(search_result.graph, search_result.table, search_result.system, search_result.goal)
+    bound_ns = min(plans.latency_bound_ns, search_result.gpu_only.latency_ns)
+    return replace(search_result, plan=replace(search_result.plan, lower_bound_ns=bound_ns))
+
+
+def _plan(network: SearchedNetwork, candidates: tuple[Candidate, ...], lower_bound_ns: float) -> Plan:
+    """`candidates` in the form of a plan file."""
+    graph, system, table = network.graph, network.system, network.table
+    is_mixed = any(candidate.uses_pim for candidate in candidates)
+    _check_capacity(network.generator, table, candidates)
+    evaluation = evaluate(graph, candidates, table, system)
+    subject = "no mixed plan" if network.original is None else "no mixed plan of the changed network"
+    free_rows = system.pim.usable_rows - sum(c.footprint.bank_rows for c in candidates)
     choices = tuple(
         Choice(
             regions=candidate.covers,
             rewrite=candidate.rewrite,
             channels=candidate.channels,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, gpu_only, is_mixed, subject, free_rows),
+            reason=reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
         )
-        for candidate in solution.candidates
+        for candidate in candidates
     )
     return Plan(
         model=graph.digest,
-        system=_digest(graph, generator),
+        system=_digest(graph, network.generator),
         gpu_channels=(is_mixed and system.gpu_channels) or system.gpu.memory_channels,
         choices=choices,
         latency_ns=evaluation.latency_ns,
-        lower_bound_ns=bound_ns,
+        lower_bound_ns=lower_bound_ns,
     )
 
 
@@ -382,15 +395,7 @@ def with_plan(search_result: SearchResult) -> SearchResult:
 
     Raises `InfeasibleError` as `to_search_result` does.
     """
-    solution = to_solution(search_result.candidates, search_result.evaluation)
-    plan = _plan(
-        search_result.generator,
-        search_result.table,
-        solution,
-        search_result.gpu_only,
-        search_result.original,
-        search_result.plan.lower_bound_ns,
-    )
+    plan = _plan(search_result, search_result.candidates, search_result.plan.lower_bound_ns)
     return replace(search_result, plan=plan)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,13 +118,8 @@ class AlternativeCandidates:
         costs: Costs,
         goal: Goal,
     ):
-        self.alternatives, self.rules, self.system, self.costs, self.goal = (
-            alternatives,
-            rules,
-            system,
-            costs,
-            goal,
-        )
+        self.alternatives, self.rules = alternatives, rules
+        self.system, self.costs, self.goal = system, costs, goal
         self.graph = alternatives.mixture(rules)
         self.layer_by_region = {
             name: layer for layer in alternatives.independent_layers for name in alternatives.chains[layer]
@@ -132,38 +128,57 @@ class AlternativeCandidates:
         generator = CandidateGenerator(self.graph, system, costs, goal.modes, goal.primitives)
         self.min_l2_rereads: dict[str, float] = {}
         self.min_l2_rereads = self._max_l2_rereads(_Mixture(generator=generator, rules=rules))
-        base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
-        table = profile(self.graph, base.generator)
+        self.base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
         self.uniform_mixtures = [
-            base,
-            *(self._uniform_mixture(base, rule) for rule in range(1, len(alternatives.decomposed))),
+            self.base,
+            *(self._uniform_mixture(self.base, rule) for rule in range(1, len(alternatives.decomposed))),
         ]
-        original = self._with_rules(base, dict.fromkeys(alternatives.independent_layers))
-        original.generator.prepare()
+        self.original = self._with_rules(self.base, dict.fromkeys(alternatives.independent_layers))
+
+    @functools.cached_property
+    def base_table(self) -> CostTable:
+        """The cost table of the network with all free layers decomposed by the first rule."""
+        return profile(self.graph, self.base.generator)
+
+    @functools.cached_property
+    def groups(self) -> list[_Group]:
+        """Groups in tiles that mix rules or have original layers."""
+        return list(self._groups(self.base))
+
+    @functools.cached_property
+    def table(self) -> CostTable:
+        """The cost table with the candidates of all alternatives."""
+        table = self.base_table
+        self.original.generator.prepare()
         by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
-        self._add(by_region, base, itertools.chain(*table.candidates.values()))
+        self._add(by_region, self.base, itertools.chain(*table.candidates.values()))
         epilogue_costs, fused_epilogue_costs = dict(table.epilogue_cost), dict(table.fused_epilogue_cost)
         for mixture in self.uniform_mixtures[1:]:
             rule_table = profile(mixture.generator.graph, mixture.generator)
             self._add(by_region, mixture, itertools.chain(*rule_table.candidates.values()))
             epilogue_costs |= self._link_costs(mixture, rule_table.epilogue_cost)
             fused_epilogue_costs |= self._link_costs(mixture, rule_table.fused_epilogue_cost)
-        self._add(
-            by_region,
-            original,
-            self._original_candidates(original, self._mixed_plan_generator(original.generator)),
-        )
-        groups = list(self._groups(base))
-        for mixture, pipeline_candidates in self._pipelines(base):
+        generate = self._mixed_plan_generator(self.original.generator)
+        self._add(by_region, self.original, self._original_candidates(self.original, generate))
+        for mixture, pipeline_candidates in self._pipelines(self.base):
             self._add(by_region, mixture, pipeline_candidates)
-        self._fuse(by_region, groups, 0)
-        self.table = _with_candidates(
-            replace(table, epilogue_cost=epilogue_costs, fused_epilogue_cost=fused_epilogue_costs), by_region
-        )
-        check_covers(self.graph, self.table)
-        self.plans = PlanSearch(self.graph, self.table, system, goal)
-        gpu_only_table = _with_candidates(table, self._gpu_only_candidates(original, groups))
-        self.gpu_only_plans = PlanSearch(self.graph, gpu_only_table, system, goal)
+        self._fuse(by_region, self.groups, 0)
+        table = replace(table, epilogue_cost=epilogue_costs, fused_epilogue_cost=fused_epilogue_costs)
+        table = _with_candidates(table, by_region)
+        check_covers(self.graph, table)
+        return table
+
+    @functools.cached_property
+    def plans(self) -> PlanSearch:
+        """The search of plans of any alternatives."""
+        return PlanSearch(self.graph, self.table, self.system, self.goal)
+
+    @functools.cached_property
+    def gpu_only_plans(self) -> PlanSearch:
+        """The search of plans of any alternatives on the GPU alone."""
+        candidates = self._gpu_only_candidates(self.original, self.groups)
+        table = _with_candidates(self.base_table, candidates)
+        return PlanSearch(self.graph, table, self.system, self.goal)
 
     def _with_rules(self, base: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
         """The mixture `base` with other rules for some of the free layers; None for the original layer."""

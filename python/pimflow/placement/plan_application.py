@@ -20,7 +20,7 @@ from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
 from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
-from pimflow.placement.best_plan import SearchResult, profile, to_search_result
+from pimflow.placement.best_plan import SearchedNetwork, SearchResult, profile, to_search_result
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.costs import Costs
@@ -28,7 +28,6 @@ from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_table, to_sol
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal
-from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.plan_state import PlanState
 from pimflow.primitives import PRIMITIVES
 
@@ -38,24 +37,18 @@ def apply(
     system: System,
     plan: Plan,
     costs: Costs | None = None,
-    *,
-    primitives: bool = False,
-    max_memory_bytes: float | None = None,
+    goal: Goal | None = None,
     original: RegionGraph | None = None,
-    bounded: bool = False,
 ) -> SearchResult:
-    """Apply an edited or stored plan on `system`.
+    """Apply an edited or stored plan on `system`; its lower bound is 0 (see `with_lower_bound`).
 
     Parameters
     ----------
-    primitives : bool
-        Whether the baseline on the GPU alone may use convolution primitives; it may if the plan does.
-    max_memory_bytes : float, optional
-        Bound on the memory of the baseline, if it can meet it.
+    goal : Goal, optional
+        Says whether the baseline on the GPU alone may use convolution primitives, as it may if the plan does,
+        and the bound on the memory of the baseline, if it can meet it.
     original : RegionGraph, optional
         See `SearchResult`.
-    bounded : bool
-        Whether to search for a lower bound of all plans; else the bound is 0.
 
     Raises
     ------
@@ -64,27 +57,11 @@ def apply(
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
-    named = [name for choice in plan.choices for name in choice.regions]
-    expected = [region.name for region in graph.regions]
-    if plan.model != graph.digest:
-        if named != expected and sorted(named) == sorted(expected):
-            raise PlanError(
-                f"the plan has the layers of '{graph.name}' in another order: apply it with --reorder, "
-                "or search again"
-            )
-        raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
-    if named != expected:
-        difference = sorted(set(named) ^ set(expected)) or ["their order"]
-        raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {difference[0]}")
-    for choice in plan.choices:
-        if choice.primitive and choice.primitive not in PRIMITIVES:
-            suggestion = hint(
-                choice.primitive,
-                [primitive.name for primitive in PRIMITIVES.values() if primitive.target == "cuda"],
-            )
-            raise PlanError(f"region '{choice.region}': unknown primitive '{choice.primitive}'; {suggestion}")
-    plan_names_primitive = any(choice.primitive for choice in plan.choices)
-    goal = Goal(primitives=primitives or plan_names_primitive, max_memory_bytes=max_memory_bytes)
+    _require_regions(graph, plan)
+    _require_primitives(plan)
+    uses_primitives = any(choice.primitive for choice in plan.choices)
+    goal = goal or Goal()
+    goal = Goal(primitives=goal.primitives or uses_primitives, max_memory_bytes=goal.max_memory_bytes)
     generator = CandidateGenerator(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, generator)
     gpu_only = gpu_only_plan(generator, goal).evaluation
@@ -93,9 +70,35 @@ def apply(
     else:
         candidates, table = _plan_candidates(graph, generator, table, plan)
         _require_readable(generator, table, candidates)
-    solution = to_solution(candidates, evaluate(graph, candidates, table, system))
-    plans = PlanSearch(graph, table, system, goal)
-    return to_search_result(generator, table, solution, gpu_only, plans, original, bounded)
+    network = SearchedNetwork(
+        generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
+    )
+    return to_search_result(network, to_solution(candidates, evaluate(graph, candidates, table, system)))
+
+
+def _require_regions(graph: RegionGraph, plan: Plan) -> None:
+    """Raise `PlanError` unless a plan was made for `graph` and covers each region once, in order."""
+    names = [name for choice in plan.choices for name in choice.regions]
+    expected = [region.name for region in graph.regions]
+    if plan.model != graph.digest:
+        if names != expected and sorted(names) == sorted(expected):
+            raise PlanError(
+                f"the plan has the layers of '{graph.name}' in another order: apply it with --reorder, "
+                "or search again"
+            )
+        raise PlanError(f"the plan was made for another network than '{graph.name}'; search again")
+    if names != expected:
+        difference = sorted(set(names) ^ set(expected)) or ["their order"]
+        raise PlanError(f"the plan does not do each region of '{graph.name}' once, in order: {difference[0]}")
+
+
+def _require_primitives(plan: Plan) -> None:
+    """Raise `PlanError` if a plan names an unknown convolution primitive."""
+    for choice in plan.choices:
+        if choice.primitive and choice.primitive not in PRIMITIVES:
+            names = [primitive.name for primitive in PRIMITIVES.values() if primitive.target == "cuda"]
+            suggestion = hint(choice.primitive, names)
+            raise PlanError(f"region '{choice.region}': unknown primitive '{choice.primitive}'; {suggestion}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,7 @@ class ConventionSearch:
         plan = self.plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
         if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
             plan = plan.with_gpu_channels()  # tensors may lie in other channels there
-        return apply(graph, system, plan, costs, original=original, primitives=goal.primitives)
+        return apply(graph, system, plan, costs, Goal(primitives=goal.primitives), original)
 
     def _gain(self, name: str) -> ConventionGain:
         base, search_result = self.search_result, self.search_under(name)

@@ -89,6 +89,46 @@ class _Move:
         return bool(self.task and self.task.launched)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Reads:
+    """What the candidates of a group read.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Regions and graph inputs, the first operand first.
+    regions : list of str
+        The regions among them.
+    results : set of str
+        Regions whose results are read, not only tensors kept beside them.
+    late : frozenset of str
+        Those that no task waits for (`plan_state.late_inputs`).
+    deferrable : list of str
+        Regions whose epilogue may be deferred to these candidates.
+    addends : set of str
+        What the candidates' own deferred epilogue adds.
+    input_moves, result_moves : dict
+        By graph input, the cost of reading it; by region, that for each placement of its result.
+    """
+
+    names: tuple[str, ...]
+    regions: list[str]
+    results: set[str]
+    late: frozenset[str]
+    deferrable: list[str]
+    addends: set[str]
+    input_moves: dict[str, _Move]
+    result_moves: dict[str, list[_Move]]
+
+    def transform_resource(self, name: str) -> str:
+        """The resource of all transforms for candidate `name`; empty without any."""
+        moves = itertools.chain(self.input_moves.values(), *self.result_moves.values())
+        resources = {move.task.resource for move in moves if move.task}
+        if len(resources) > 1:
+            raise AssertionError(f"transforms for '{name}' run on several resources: {sorted(resources)}")
+        return next(iter(resources), "")
+
+
 class PlacementProblem:
     """The problem of a graph and its cost table.
 
@@ -193,30 +233,8 @@ class PlacementProblem:
         """Append the group of candidates that behave alike in every state, and begin at `position`."""
         graph, representative = self.graph, group[0]
         previous = graph.regions[position - 1].name if position else ""
-        inputs_read = tuple(dict.fromkeys(plan_state.candidate_inputs(graph, representative)))
-        results, late = (
-            set(plan_state.results_read(graph, representative)),
-            plan_state.late_inputs(graph, representative, ()),
-        )
-        region_names = [name for name in inputs_read if name in self._order]
-        deferrable = sorted(name for name in region_names if name in results and name in self._may_defer)
-        last = graph.region(representative.covers[-1])
-        addends = set(last.inputs[last.operands :]) if representative.deferred_epilogue else set()
-        input_names = [name for name in inputs_read if name not in self._order]
-        inputs = {
-            name: self._move(name, self.table.inputs.get(name, IN_GPU_CHANNELS), representative)
-            for name in input_names
-        }
-        moves = {
-            name: [self._move(name, placement, representative) for placement, _ in self._results[name]]
-            for name in region_names
-        }
-        all_moves = [*inputs.values(), *itertools.chain(*moves.values())]
-        move_resources = {move.task.resource for move in all_moves if move.task}
-        if len(move_resources) > 1:
-            raise AssertionError(
-                f"transforms for '{representative.name}' run on several resources: {sorted(move_resources)}"
-            )
+        reads = self._reads(representative)
+        resource = reads.transform_resource(representative.name)
         continues = position > 0 and graph.region(representative.covers[0]).first_result_input == previous
         uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
         arrays.append(
@@ -231,45 +249,73 @@ class PlacementProblem:
             defers=int(bool(representative.deferred_epilogue)),
             stays=int(representative.keeps_submission_open),
             continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
-            possible=int(all(move.possible for move in inputs.values())),
+            possible=int(all(move.possible for move in reads.input_moves.values())),
             fuses=int(representative.fuses_regions),
             leaves_sum=int(representative.defers_partial_sum),
             accepts_deferred=int(representative.fuses_epilogue),
-            reads_previous=int(position == 0 or previous in inputs_read),
-            previous_is_late=int(previous in late),
-            move_resource=self._resources[move_resources.pop()] if move_resources else -1,
-            move_ns=sum(move.ns for move in inputs.values()),
-            move_pj=sum(move.pj for move in inputs.values()),
+            reads_previous=int(position == 0 or previous in reads.names),
+            previous_is_late=int(previous in reads.late),
+            move_resource=self._resources[resource] if resource else -1,
+            move_ns=sum(move.ns for move in reads.input_moves.values()),
+            move_pj=sum(move.pj for move in reads.input_moves.values()),
         )
-        for name, move in inputs.items():
-            if move.is_copy:
-                size = self.memory.size_bytes(name)
-                arrays.append("input_copy", order=inputs_read.index(name), bytes=size)
-        for name in region_names:
-            arrays.append(
-                "operand",
-                region=self._order[name],
-                order=inputs_read.index(name),
-                late=int(name in late),
-                is_result=int(name in results),
-                is_added=int(name in addends),
-                deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
-            )
-            arrays.integers["access_possible"] += [int(move.possible) for move in moves[name]]
-            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves[name]]
-            arrays.reals["access_ns"] += [move.ns for move in moves[name]]
-            arrays.reals["access_pj"] += [move.pj for move in moves[name]]
+        self._append_operands(arrays, reads, position)
         arrays.integers["inner_added"] += sorted(
-            self._order[name] for name in addends.intersection(representative.covers)
+            self._order[name] for name in reads.addends.intersection(representative.covers)
         )
-        for name in deferrable:
+        for name in reads.deferrable:
             task = self.table.transition(name, representative).task
             arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
         for candidate in group:
             self._append_candidate(arrays, candidate)
         for offsets, column in _OFFSETS.items():
             arrays.end_row(offsets, column)
+
+    def _reads(self, candidate: Candidate) -> _Reads:
+        """What a candidate reads, and what it costs to read it."""
+        names = tuple(dict.fromkeys(plan_state.candidate_inputs(self.graph, candidate)))
+        results = set(plan_state.results_read(self.graph, candidate))
+        regions = [name for name in names if name in self._order]
+        last = self.graph.region(candidate.covers[-1])
+        return _Reads(
+            names=names,
+            regions=regions,
+            results=results,
+            late=plan_state.late_inputs(self.graph, candidate, ()),
+            deferrable=sorted(name for name in regions if name in results and name in self._may_defer),
+            addends=set(last.inputs[last.operands :]) if candidate.deferred_epilogue else set(),
+            input_moves={
+                name: self._move(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
+                for name in names
+                if name not in self._order
+            },
+            result_moves={
+                name: [self._move(name, placement, candidate) for placement, _ in self._results[name]]
+                for name in regions
+            },
+        )
+
+    def _append_operands(self, arrays: _Arrays, reads: _Reads, position: int) -> None:
+        for name, move in reads.input_moves.items():
+            if move.is_copy:
+                size = self.memory.size_bytes(name)
+                arrays.append("input_copy", order=reads.names.index(name), bytes=size)
+        for name in reads.regions:
+            deferrable, moves = reads.deferrable, reads.result_moves[name]
+            arrays.append(
+                "operand",
+                region=self._order[name],
+                order=reads.names.index(name),
+                late=int(name in reads.late),
+                is_result=int(name in reads.results),
+                is_added=int(name in reads.addends),
+                deferred=deferrable.index(name) if name in deferrable else -1,
+                copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
+            )
+            arrays.integers["access_possible"] += [int(move.possible) for move in moves]
+            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves]
+            arrays.reals["access_ns"] += [move.ns for move in moves]
+            arrays.reals["access_pj"] += [move.pj for move in moves]
 
     def _append_candidate(self, arrays: _Arrays, candidate: Candidate) -> None:
         self.candidates.append(candidate)
