@@ -179,8 +179,8 @@ def runs(draw):
     cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
     modes = draw(st.lists(st.sampled_from((Mode.GPU, Mode.PIM)), min_size=len(chain), max_size=len(chain)))
     for position, layer in enumerate(chain):
-        if layer.silu or (position and chain[position - 1].follows and modes[position - 1] == "PIM"):
-            modes[position] = "GPU"
+        if layer.silu or (position and chain[position - 1].follows and modes[position - 1] is Mode.PIM):
+            modes[position] = Mode.GPU
     regions = tuple(f"conv_{letter}" for letter in "abcd"[: len(chain)])
     return builder.get(), Pipeline(regions=regions, modes=tuple(modes), cuts=tuple(cuts))
 

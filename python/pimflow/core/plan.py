@@ -47,7 +47,6 @@ _CHOICE_FIELDS: dict[str, Any] = {
     "joins": False,
     "channels": "",
 }
-_REQUIRED_FIELDS = ("region", "mode", "gpu_share")
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
 _OMITTED_FIELDS = (*_LISTS, "primitive", "channels", "joins")  # if they are empty
 # By field of a `Rewrite`, its name in a file, if that is another.
@@ -123,11 +122,18 @@ class Choice:
     @classmethod
     def from_table(cls, table: object, index: int = 0, where: str = "<table>") -> Choice:
         """The inverse of `to_table`; raises `PlanError` for choice `index` of the file `where`."""
-        row, place = _checked_row(table, index, where)
+        if not isinstance(table, dict) or not isinstance(table.get("region"), str):
+            raise PlanError(f"{where}: choice {index} has no 'region'")
+        place = f"{where}: region '{table['region']}'"
+        row = _checked_row(table, place)
+        try:
+            channels = ChannelUse.parse(row["channels"])
+        except ValueError as error:
+            raise PlanError(f"{place}: channels {row['channels']!r} is {error}") from None
         return cls(
             regions=row["covers"] or (row["region"],),
             rewrite=_parse_rewrite(row, place),
-            channels=_parse_channels(row["channels"], place),
+            channels=channels,
             latency_ns=row["latency_ns"],
             reason=row["reason"],
         )
@@ -288,83 +294,66 @@ def _is_transferable(choice: Choice, graph: RegionGraph, views: bool, caches: bo
     return are_adjacent and (caches if is_attention else set(covers) <= set(graph.fusible))
 
 
-def _checked_row(row: object, index: int, where: str) -> tuple[dict[str, Any], str]:
-    """All fields of a choice with their types checked, and its place in messages."""
-    if not isinstance(row, dict) or not isinstance(row.get("region"), str):
-        raise PlanError(f"{where}: choice {index} has no 'region'")
-    place = f"{where}: region '{row['region']}'"
-    lists = {}
+def _checked_row(table: dict[str, Any], place: str) -> dict[str, Any]:
+    """All fields of a choice, with their types and ranges checked."""
+    _require_fields(table, list(_CHOICE_FIELDS), ("mode", "gpu_share"), place)
+    row = _CHOICE_FIELDS | table
     for name, kind in _LISTS.items():
-        values = row.get(name, ())
-        if not isinstance(values, list | tuple) or not all(type(value) is kind for value in values):
+        if not isinstance(row[name], list | tuple) or not all(type(item) is kind for item in row[name]):
             item_names = {"covers": "regions", "stages": "rows"}.get(name, "texts")
-            raise PlanError(f"{place}: {name} {values!r} is not a list of {item_names}")
-        lists[name] = tuple(values)
-    covers = lists["covers"]
+            raise PlanError(f"{place}: {name} {row[name]!r} is not a list of {item_names}")
+        row[name] = tuple(row[name])
+    covers, is_run = row["covers"], len(row["covers"]) > 1
     if covers and covers[0] != row["region"]:
         raise PlanError(f"{place}: covers begins with '{covers[0]}', not with the region itself")
-    _require_fields(row, list(_CHOICE_FIELDS), _REQUIRED_FIELDS, place)
-    row = _CHOICE_FIELDS | row | lists
-    if row["mode"] not in MODES:
-        raise PlanError(f"{place}: mode {row['mode']!r} is none of {', '.join(MODES)}")
-    _check_types(row, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
+    for name, names in (("mode", MODES), ("axis", AXES)):
+        if row[name] not in names:
+            raise PlanError(f"{place}: {name} {row[name]!r} is none of {', '.join(names)}")
     if not isinstance(row["joins"], bool):
         raise PlanError(f"{place}: joins {row['joins']!r} is neither true nor false")
-    if row["axis"] not in AXES:
-        raise PlanError(f"{place}: axis {row['axis']!r} is none of {', '.join(AXES)}")
-    if row["gpu_share"] is not None or len(covers) < 2:
-        _check_types(row, (), ("gpu_share",), place)
-        if not 0 <= row["gpu_share"] <= 1:
-            raise PlanError(f"{place}: gpu_share {row['gpu_share']:g} is not in [0, 1]")
-    return row, place
+    numbers = ["latency_ns", *(["gpu_share"] if row["gpu_share"] is not None or not is_run else [])]
+    _check_types(row, ("schedule", "reason", "primitive", "channels"), numbers, place)
+    if row["gpu_share"] is not None and not 0 <= row["gpu_share"] <= 1:
+        raise PlanError(f"{place}: gpu_share {row['gpu_share']:g} is not in [0, 1]")
+    return row
 
 
 def _parse_rewrite(row: Mapping[str, Any], place: str) -> Rewrite:
     """The kind of candidate that the mode and the regions of a choice name, with its fields."""
-    mode, count, schedule, share = (
-        Mode(row["mode"]),
-        len(row["covers"]) or 1,
-        row["schedule"],
-        row["gpu_share"],
-    )
+    mode, schedule, share = Mode(row["mode"]), row["schedule"], row["gpu_share"]
+    count = len(row["covers"]) or 1
     if row["primitive"] and (mode is not Mode.GPU or count > 1):
         raise PlanError(
             f"{place}: a primitive computes one region that is wholly on the GPU, not {mode} of {count} "
             "regions"
         )
-    if row["finishes"] and mode is Mode.SPLIT:
-        raise PlanError(f"{place}: PIM finishes a layer that is wholly its own, not mode {mode}")
-    rewrite: Rewrite
-    if mode is Mode.PIPELINE:
-        if not set(row["modes"]) <= {Mode.GPU, Mode.PIM}:
-            raise PlanError(f"{place}: modes {list(row['modes'])} of a PIPELINE are GPU or PIM")
-        modes = tuple(map(Mode, row["modes"]))
-        rewrite = PipelineRewrite(cuts=row["stages"], modes=modes, schedules=row["schedules"])
-    elif mode is Mode.SPLIT:
-        if count > 1 or share is None:
+    if mode is Mode.SPLIT:
+        if row["finishes"]:
+            raise PlanError(f"{place}: PIM finishes a layer that is wholly its own, not mode {mode}")
+        if count > 1:
             raise PlanError(f"{place}: mode SPLIT splits one region, not {count}")
         return SplitRewrite(axis=row["axis"], gpu_share=share, schedule=schedule)
-    elif mode is Mode.PIM:
-        rewrite = (
-            AttentionRewrite(schedule=schedule)
-            if count > 1
-            else PimRewrite(
+    if mode is Mode.PIPELINE and not set(row["modes"]) <= {Mode.GPU, Mode.PIM}:
+        raise PlanError(f"{place}: modes {list(row['modes'])} of a PIPELINE are GPU or PIM")
+    rewrite: Rewrite
+    match mode, count > 1:
+        case Mode.PIPELINE, _:
+            modes = tuple(map(Mode, row["modes"]))
+            rewrite = PipelineRewrite(cuts=row["stages"], modes=modes, schedules=row["schedules"])
+        case Mode.PIM, True:
+            rewrite = AttentionRewrite(schedule=schedule)
+        case Mode.PIM, False:
+            rewrite = PimRewrite(
                 schedule=schedule, device_epilogue=row["finishes"], accumulates_residual=row["joins"]
             )
-        )
-    else:
-        rewrite = FusedGroupRewrite(tiling=schedule) if count > 1 else GpuRewrite(primitive=row["primitive"])
+        case _, True:
+            rewrite = FusedGroupRewrite(tiling=schedule)
+        case _:
+            rewrite = GpuRewrite(primitive=row["primitive"])
     if share != rewrite.gpu_share:
         expected, given = ("null" if x is None else f"{x:g}" for x in (rewrite.gpu_share, share))
         raise PlanError(f"{place}: mode {mode} has gpu_share {expected}, not {given}")
     return rewrite
-
-
-def _parse_channels(text: str, place: str) -> ChannelUse:
-    try:
-        return ChannelUse.parse(text)
-    except ValueError as error:
-        raise PlanError(f"{place}: channels {text!r} is {error}") from None
 
 
 def _require_fields(

@@ -19,6 +19,7 @@ class Mode(str, enum.Enum):
     PIPELINE = "PIPELINE"
 
     __str__ = str.__str__
+    __repr__ = str.__repr__
 
 
 MODES = tuple(Mode)

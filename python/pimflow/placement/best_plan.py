@@ -62,21 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedNetwork:
-    """A network with the costs and candidates that plans of it rest on.
-
-    Attributes
-    ----------
-    generator : CandidateGenerator
-        Generates further candidates of the same network on the same system.
-    table : CostTable
-        The cost table that was searched.
-    gpu_only : Evaluation
-        Timeline of the same regions on the GPU with all memory channels.
-    goal : Goal
-        The goal of the search; the default if a stored plan was applied.
-    original : RegionGraph, optional
-        The user's network, if `graph` was derived from it, for example by decomposing layers.
-    """
+    """A network with the costs and candidates that plans of it rest on; see `SearchResult`."""
 
     generator: CandidateGenerator
     table: CostTable
@@ -101,11 +87,19 @@ class SearchResult(SearchedNetwork):
 
     Attributes
     ----------
+    graph, system, table
+        The network, the system and the cost table that were searched.
+    generator : CandidateGenerator
+        Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
         Those of the plan, in the order of their first regions.
     plan : Plan
-    evaluation : Evaluation
-        Timeline of the plan.
+    evaluation, gpu_only : Evaluation
+        Timelines of the plan, and of the same regions on the GPU with all memory channels.
+    goal : Goal
+        The goal of the search; the default if a stored plan was applied.
+    original : RegionGraph, optional
+        The user's network, if `graph` was derived from it, for example by decomposing layers.
     baseline : Evaluation
         The user's network on the GPU with all memory channels: what speed-ups are relative to. Equals
         `gpu_only` if `original` is None.
@@ -161,7 +155,8 @@ class SearchResult(SearchedNetwork):
 
     @functools.cached_property
     def _programs(self) -> dict[str, PimProgram]:
-        programs, row_begin = {}, 0
+        programs: dict[str, PimProgram] = {}
+        row_begin = 0
         for candidate in self.candidates:
             covers, rewrite = candidate.covers, candidate.rewrite
             if isinstance(rewrite, PipelineRewrite):

@@ -418,7 +418,7 @@ class AlternativeCandidates:
         rules: dict[str, int | None] = dict(self.rules)
         for candidate in best.solution.candidates:
             rules |= self.rules_by_candidate[candidate.covers[0], candidate.name]
-        layers = {layer: rules[layer] for layer in self.alternatives.chains if rules.get(layer) is not None}
+        layers = {layer: rule for layer in self.alternatives.chains if (rule := rules.get(layer)) is not None}
         return DecompositionChoice(
             layers=layers, best=best, on_gpu=gpu_only_plan, standalone_ns=self._standalone_ns()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
+from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import (
@@ -134,26 +134,23 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
             _gpu_only_candidate(generator, table, choice) for choice in search_result.plan.choices
         )
     else:
-        table = replace(search_result.table, **_transitions(search_result, generator))
+        table = _table_with_transitions(search_result, generator)
         candidates, table = _plan_candidates(graph, generator, table, search_result.plan)
     return Charges(
         graph=graph, evaluation=evaluate(graph, candidates, table, search_result.system), baseline=baseline
     )
 
 
-def _transitions(
-    search_result: SearchResult, generator: CandidateGenerator
-) -> dict[str, dict[str, EdgeCost]]:
-    """The costs of deferred epilogues of the regions of `generator`, as fields of a `CostTable`."""
-    capable = [
-        region for region in generator.graph.regions if region.name in search_result.table.epilogue_cost
-    ]
-    return {
-        "epilogue_cost": search_result.table.epilogue_cost
-        | {region.name: generator.epilogue_cost(region) for region in capable},
-        "fused_epilogue_cost": search_result.table.fused_epilogue_cost
-        | {region.name: generator.fused_epilogue_cost(region) for region in capable},
-    }
+def _table_with_transitions(search_result: SearchResult, generator: CandidateGenerator) -> CostTable:
+    """The table of `search_result` with the costs of deferred epilogues of the regions of `generator`."""
+    table = search_result.table
+    capable = [region for region in generator.graph.regions if region.name in table.epilogue_cost]
+    return replace(
+        table,
+        epilogue_cost=table.epilogue_cost | {r.name: generator.epilogue_cost(r) for r in capable},
+        fused_epilogue_cost=table.fused_epilogue_cost
+        | {r.name: generator.fused_epilogue_cost(r) for r in capable},
+    )
 
 
 def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Evaluation:
@@ -171,7 +168,7 @@ def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Eva
     generator = CandidateGenerator(
         graph, system, costs, search_result.generator.modes, search_result.generator.primitives
     )
-    table = replace(search_result.table, **_transitions(search_result, generator))
+    table = _table_with_transitions(search_result, generator)
     try:
         candidates, table = _plan_candidates(graph, generator, table, plan)
     except PlanError:

@@ -11,12 +11,9 @@ from pimflow.core.json_form import report_from
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.rewrite import (
-    AttentionRewrite,
     FusedGroupRewrite,
     GpuRewrite,
-    PimRewrite,
     PipelineRewrite,
-    SplitRewrite,
 )
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
@@ -125,15 +122,12 @@ def cost_sources(cost: Cost) -> dict[str, str]:
 
 def schedule_text(candidate: Candidate) -> str:
     """Loop orders of a candidate; a pipeline has one for each region on PIM."""
-    match candidate.rewrite:
-        case PipelineRewrite(schedules=schedules):
-            return "; ".join(filter(None, schedules))
-        case FusedGroupRewrite(tiling=text):
-            return text
-        case GpuRewrite():
-            return ""
-        case PimRewrite() | SplitRewrite() | AttentionRewrite() as rewrite:
-            return rewrite.schedule
+    rewrite = candidate.rewrite
+    if isinstance(rewrite, PipelineRewrite):
+        return "; ".join(filter(None, rewrite.schedules))
+    if isinstance(rewrite, FusedGroupRewrite):
+        return rewrite.tiling
+    return "" if isinstance(rewrite, GpuRewrite) else rewrite.schedule
 
 
 @dataclass(frozen=True, kw_only=True)

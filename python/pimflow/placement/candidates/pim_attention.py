@@ -386,7 +386,7 @@ class _AttentionTasks:
     def append(self, tasks: Iterable[Task], after: tuple[int, ...]) -> tuple[int, ...]:
         """Append tasks that wait for the tasks `after`; returns their positions."""
         begin = len(self.tasks)
-        self.tasks += [task.with_dependencies(after) for task in tasks]
+        self.tasks.extend(task.with_dependencies(after) for task in tasks)
         return tuple(range(begin, len(self.tasks)))
 
     def program(self, label: str, part: int, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:

@@ -123,7 +123,7 @@ def advance(
     begin_ns = max(
         (timeline_state.ready_ns.get(name, 0.0) for name in inputs if name not in late_inputs), default=0.0
     )
-    free_ns, ends = dict(timeline_state.free_ns), []
+    free_ns, ends = dict(timeline_state.free_ns), list[float]()
     started_tasks: list[tuple[Task, float]] = []
     transition = StateTransition.from_candidate(graph, table, candidate, timeline_state.state)
     for task in transition.tasks:

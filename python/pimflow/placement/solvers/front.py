@@ -184,7 +184,7 @@ def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int
     ]
 
     def apart(first: int, reference: int) -> float:
-        return sum((a - b) ** 2 for a, b in zip(places[first], places[reference]))
+        return float(sum((a - b) ** 2 for a, b in zip(places[first], places[reference])))
 
     selection = list(dict.fromkeys(min(numbers, key=lambda i: places[i][axis]) for axis in range(len(spans))))
     selection = selection[:points]

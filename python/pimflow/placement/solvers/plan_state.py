@@ -310,7 +310,9 @@ class TasksInContext:
 
     def running_after(self, running: Running | None) -> Running | None:
         """The work in progress after it."""
-        return running and self.outstanding and running.advance(self.outstanding, self.longest_ns)
+        if running is None or self.outstanding is None:
+            return None
+        return running.advance(self.outstanding, self.longest_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
