@@ -30,5 +30,5 @@ def random_plan(
             plan.append(random_source.choice(kinds[random_source.choice(sorted(kinds))]))
             state = plan_state.next_state(graph, plan[-1], state)
             position += len(plan[-1].covers)
-        if position == len(graph.regions) and not state.open_form:
+        if position == len(graph.regions) and not state.open_alternative:
             return tuple(plan)

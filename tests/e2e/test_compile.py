@@ -311,7 +311,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
     for index in range(6):
         plan = random_plan(search_result, staged, draw)
         seen_modes.update(choice.mode for choice in plan.choices)
-        plan_result = apply(graph, target, plan, search_result.generator.costs)
+        plan_result = apply(graph, target, plan, search_result.costs)
         splits, programs = plan_result.splits(), plan_result.programs()
         applied = phases.apply_plan(network.module, splits, programs, plan_result.pipelines(), target)
         events = plan_result.evaluation.timeline.events
@@ -361,7 +361,7 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
             choices=tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions),
         )
         split = with_choice(whole_plan, "h.conv", mode="SPLIT", gpu_share=0.5)
-        applied = apply(search_result.graph, target, split, search_result.generator.costs)
+        applied = apply(search_result.graph, target, split, search_result.costs)
         built = build.build(network, applied, targets.target_by_name("llvm+pim"))
         by_padding[padding] = applied.evaluation.timeline.events, built
     (before, plain), (after, padded) = by_padding.values()

@@ -207,7 +207,7 @@ def test_a_plan_file_can_name_any_stages(toy):
     apart = system(channel_sharing="partitioned")
     search_result = search(toy, apart)
     run = pipelines.make(search_result.generator, BLOCK)
-    schedule = str(search_result.generator.costs.pim_target.schedules(toy.region(EXPAND).geometry)[-1])
+    schedule = str(search_result.costs.pim_target.schedules(toy.region(EXPAND).geometry)[-1])
     text = search_result.plan.to_json()
     choices = [choice for choice in Plan.from_json(text).choices if choice.region not in BLOCK.regions]
     assert len(choices) == len(toy.regions) - 3, "the search left the block's regions by themselves"

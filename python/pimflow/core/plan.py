@@ -351,8 +351,8 @@ def _parse_rewrite(row: Mapping[str, Any], place: str) -> Rewrite:
         case _:
             rewrite = GpuRewrite(primitive=row["primitive"])
     if share != rewrite.gpu_share:
-        expected, given = ("null" if x is None else f"{x:g}" for x in (rewrite.gpu_share, share))
-        raise PlanError(f"{place}: mode {mode} has gpu_share {expected}, not {given}")
+        expected, actual = ("null" if x is None else f"{x:g}" for x in (rewrite.gpu_share, share))
+        raise PlanError(f"{place}: mode {mode} has gpu_share {expected}, not {actual}")
     return rewrite
 
 

@@ -80,6 +80,11 @@ class SearchedNetwork:
         """The system that it was searched for."""
         return self.generator.system
 
+    @property
+    def costs(self) -> Costs:
+        """Where the times of its candidates come from."""
+        return self.generator.costs
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SearchedNetwork):
@@ -184,7 +189,7 @@ class SearchResult(SearchedNetwork):
 
     @functools.cached_property
     def _attention(self) -> dict[str, CachedAttention]:
-        pim_target = self.generator.costs.pim_target
+        pim_target = self.costs.pim_target
         return {
             cache.region: CachedAttention.from_schedule(
                 cache.attention,

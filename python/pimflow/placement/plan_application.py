@@ -123,7 +123,7 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
     generator = CandidateGenerator(
         graph,
         search_result.system,
-        search_result.generator.costs,
+        search_result.costs,
         search_result.generator.modes,
         search_result.generator.primitives,
     )

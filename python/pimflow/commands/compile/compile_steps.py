@@ -189,7 +189,7 @@ def place_network(request: CompileRequest, prepared: PreparedNetwork) -> PlacedN
     request.progress("searching")
     begin = time.perf_counter()
     search_result, pool = request.place_network(prepared)
-    seconds, gpu_known = time.perf_counter() - begin, search_result.generator.costs.kernel_counts()
+    seconds, gpu_known = time.perf_counter() - begin, search_result.costs.kernel_counts()
     return PlacedNetwork(search_result=search_result, search_seconds=seconds, gpu_known=gpu_known, pool=pool)
 
 

@@ -128,7 +128,7 @@ class ConventionSearch:
 
         Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine.
         """
-        cache = self.search_result.generator.costs.profiling.cache
+        cache = self.search_result.costs.profiling.cache
         if cache is None:
             return self._gain(name)
         key, code = self._key(name), f"{code_digest()} {sources_digest(SPEEDUP_MODULES)}"
@@ -148,7 +148,7 @@ class ConventionSearch:
         search_result, system = self.search_result, self._system(name)
         goal, costs, (graph, original) = (
             search_result.goal,
-            search_result.generator.costs,
+            search_result.costs,
             self._graphs(system),
         )
         if system.accounting != search_result.system.accounting:
@@ -186,7 +186,7 @@ class ConventionSearch:
         return (
             "convention",
             tuple(graph and (graph.digest, graph.runs, graph.fusible) for graph in self._graphs(system)),
-            (system.identity, search_result.generator.costs.profilers),
+            (system.identity, search_result.costs.profilers),
             (goal.objective, goal.modes, goal.primitives),
             plan and plan.to_json(),
             *key,

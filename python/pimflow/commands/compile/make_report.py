@@ -54,7 +54,7 @@ def make_report(
     from pimflow.compiler.verification import CHECKED_TIMING  # loads TVM, so only here
 
     system, baseline, evaluation = search_result.system, search_result.baseline, search_result.evaluation
-    costs, violations = search_result.generator.costs, verification.timing_violations
+    costs, violations = search_result.costs, verification.timing_violations
     placed_bytes = loaded_weight_bytes(system, search_result.candidates)
     return Report(
         model=search_result.graph.name,

@@ -187,7 +187,7 @@ class ProgramReport:
 
 def program_reports(search_result: SearchResult) -> dict[str, list[ProgramReport]]:
     """The PIM programs of each layer."""
-    profiler = search_result.generator.costs.pim_target.profiler
+    profiler = search_result.costs.pim_target.profiler
     engine = profiler if isinstance(profiler, BuiltIn) else BuiltIn("strict")
     programs: Mapping[str, PimProgram] = search_result.programs()
     stems = file_stems(programs)

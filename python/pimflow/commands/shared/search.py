@@ -251,7 +251,7 @@ def replace_primitives(search_result: SearchResult, plan: Plan | None) -> Search
         search_result.graph,
         search_result.system,
         plan,
-        search_result.generator.costs,
+        search_result.costs,
         goal,
         search_result.original,
     )

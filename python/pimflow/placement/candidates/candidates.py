@@ -271,7 +271,7 @@ class CandidateGenerator:
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
         if reason:
             raise PlanError(f"region '{region.name}' cannot be {rewrite.mode}: {reason}")
-        epilogue = pim_epilogue.supported_epilogue(region, rewrite, self.system)
+        epilogue = pim_epilogue.require_device_epilogue(region, rewrite, self.system)
         return self._pim_candidate(region, rewrite.split(region.layer), rewrite.schedule, epilogue)
 
     def _gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:

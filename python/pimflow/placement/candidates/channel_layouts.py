@@ -104,7 +104,7 @@ def from_row(row: int) -> TensorPlacement:
     return replace(IN_ALL_CHANNELS, first_row=row)
 
 
-def made_for(candidate: Candidate, placement: TensorPlacement) -> TensorPlacement:
+def with_reader(candidate: Candidate, placement: TensorPlacement) -> TensorPlacement:
     """The input of a candidate whose time is that of `placement`: it reads others at a cost of its own."""
     return replace(placement, reader=f"{candidate.covers[0]} {candidate.name}")
 

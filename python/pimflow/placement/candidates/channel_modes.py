@@ -49,9 +49,9 @@ from pimflow.placement.candidates.channel_layouts import (
     ChannelLayouts,
     cut_tensors,
     from_row,
-    made_for,
     rows_read,
     with_placements,
+    with_reader,
 )
 from pimflow.placement.candidates.l2_reuse import L2Reuse
 from pimflow.placement.candidates.tasks import gpu_kernels
@@ -203,7 +203,7 @@ class ChannelVariants(ChannelLayouts):
                 last = replace(last, execution_ns=last.execution_ns + share * slowdown_ns)
                 variant = replace(wide_candidate, tasks=(*first, last))
                 use = ChannelUse(reads=operands, writes=result)
-                variants.append(with_placements(variant, use, made_for(candidate, operands), result))
+                variants.append(with_placements(variant, use, with_reader(candidate, operands), result))
         return variants
 
     @property

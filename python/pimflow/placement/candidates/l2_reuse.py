@@ -24,9 +24,9 @@ from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     ChannelLayouts,
     from_row,
-    made_for,
     rows_read,
     with_placements,
+    with_reader,
 )
 from pimflow.placement.solvers.plan_state import late_operands
 from pimflow.simulators.gpu.machine import RooflineMachine
@@ -90,7 +90,7 @@ class L2Reuse:
             tasks=(*preceding, *shifted_tasks),
             channel_mode=ChannelMode.PLAIN_MEMORY if switch_task else None,
         )
-        operand = made_for(candidate, IN_ALL_CHANNELS)
+        operand = with_reader(candidate, IN_ALL_CHANNELS)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
 
     def _transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:

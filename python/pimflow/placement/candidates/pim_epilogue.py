@@ -121,7 +121,7 @@ def _device_epilogue(region: Region, accumulates_residual: bool) -> DeviceEpilog
     )
 
 
-def supported_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> DeviceEpilogue:
+def require_device_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> DeviceEpilogue:
     """The device epilogue that `rewrite` asks for; if only the product can add the residual, it does so.
 
     Raises

@@ -28,7 +28,7 @@ class PlanState:
         Regions whose results have a deferred epilogue.
     open_submission : str
         The last region, if its PIM submission is still open; else empty.
-    open_form : str
+    open_alternative : str
         The alternative of a layer that is begun and not completed (`Candidate.leaves_open`).
     placements : frozenset of (str, TensorPlacement)
         Regions whose results are still read and do not lie in the GPU channels, with where they lie.
@@ -40,7 +40,7 @@ class PlanState:
 
     deferred_epilogues: frozenset[str] = frozenset()
     open_submission: str = ""
-    open_form: str = ""
+    open_alternative: str = ""
     placements: frozenset[tuple[str, TensorPlacement]] = frozenset()
     is_plain_memory: bool = False
     running: Running | None = None
@@ -59,9 +59,9 @@ def initial_state(table: CostTable) -> PlanState:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions cover runs that a plan can contain.
 
-    A run is listed at its first region. No region outside reads an inner result, except what a layer in
-    another form keeps beside its result; and only caches inside are outputs of the network. In a pipeline,
-    each region reads the previous one as its first input, and no other region does.
+    A run is listed at its first region. No region outside reads an inner result, except what an original
+    layer keeps beside its result; and only caches inside are outputs of the network. In a pipeline, each
+    region reads the previous one as its first input, and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -136,7 +136,7 @@ def is_feasible(graph: RegionGraph, table: CostTable | None, candidate: Candidat
 
     It must complete the layer that is open, and be able to read its inputs where they lie.
     """
-    if candidate.requires_open != state.open_form:
+    if candidate.requires_open != state.open_alternative:
         return False
     if table is None or not table.transforms:
         return True
@@ -168,7 +168,7 @@ def next_state(graph: RegionGraph, candidate: Candidate, state: PlanState) -> Pl
     return PlanState(
         deferred_epilogues=deferred_epilogues,
         open_submission=last if candidate.keeps_submission_open else "",
-        open_form=candidate.leaves_open,
+        open_alternative=candidate.leaves_open,
         placements=placements,
         is_plain_memory=state.is_plain_memory if mode is None else mode is ChannelMode.PLAIN_MEMORY,
     )

@@ -150,12 +150,12 @@ class PlacementProblem:
         self._results: dict[str, dict[_Result, int]] = {
             name: {(IN_GPU_CHANNELS, None): 0} for name in self._order
         }
-        self._open_forms = {"": 0}  # numbers of the alternatives of layers that are left open
+        self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
         self._may_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
-            for open_form in (candidate.requires_open, candidate.leaves_open):
-                self._open_forms.setdefault(open_form, len(self._open_forms))
+            for open_alternative in (candidate.requires_open, candidate.leaves_open):
+                self._open_alternatives.setdefault(open_alternative, len(self._open_alternatives))
             self._results[last].setdefault(self._result(candidate), len(self._results[last]))
             if candidate.deferred_epilogue:
                 self._may_defer.add(last)
@@ -241,8 +241,8 @@ class PlacementProblem:
             "group",
             begin=position,
             end=position + len(representative.covers),
-            resumes=self._open_forms[representative.requires_open],
-            opens=self._open_forms[representative.leaves_open],
+            resumes=self._open_alternatives[representative.requires_open],
+            opens=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
             needs_mode=uses_mode(representative.channel_mode),
             leaves_mode=uses_mode(representative.final_channel_mode),
