@@ -29,9 +29,7 @@ def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
 Analysis = TypeVar("Analysis")
 
 
-def cached_by_module(
-    analysis: Callable[..., list[Analysis]],
-) -> Callable[..., list[Analysis]]:
+def cached_by_module(analysis: Callable[..., list[Analysis]]) -> Callable[..., list[Analysis]]:
     """`analysis`, whose arguments are a module and keywords, with its results for the last two modules.
 
     Whoever needs an analysis of a module again mostly does so at once. Results hold modules, which are large.

@@ -28,7 +28,7 @@ from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.functional import PimDevice, simd_variants
 from pimflow.simulators.pim.streams import distinct_channels
@@ -85,7 +85,7 @@ def vgg_layer(spec: PimSpec) -> list[PimProgram]:
     """The widest 28x28 convolution of VGG-16 on 16 channels, in every loop order."""
     g = ConvGeometry(n=1, h=28, w=28, c=512, oc=512, kh=3, kw=3, padding=(1, 1, 1, 1))
     orders = schedules(g, spec, "fp16")
-    return [lower(g, spec, region="conv", dtype="fp16", channels=16, schedule=order) for order in orders]
+    return [lower(ProgramRequest("conv", g, order), spec, dtype="fp16", channels=16) for order in orders]
 
 
 def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:

@@ -20,6 +20,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.capability import unsupported_reason
+from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -68,7 +69,9 @@ def layer_figures(geometry: ConvGeometry, target: System) -> dict:
         pim=target.pim, channels=channels, dtype=dtype, profiler=BuiltIn(), level=target.scheduling
     )
     schedule = pim_costs.rank_schedules(geometry, "bench")[0]
-    program = pim_costs.program(geometry, schedule, "bench", only_busiest=True)
+    program = pim_costs.program(
+        ProgramRequest("bench", geometry, schedule), LoweringLimits(only_busiest=True)
+    )
     timing = pim_costs.profiler.time_program(program, target.pim)
     units = geometry.pixels * BankTiling.from_geometry(geometry, target.pim, dtype, schedule.gangs).tiles
     busiest = timing.commands["READRES"]

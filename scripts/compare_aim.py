@@ -23,14 +23,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from calibration.aim_simulator import AimComparison, compare, replace_table, table
+
 import pimflow
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
 from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import unsupported_reason
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.exports.aim_simulator import AimComparison, compare, replace_table, table
 from pimflow.simulators.pim.expansion import command_counts
 
 NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2", "resnet-50")
@@ -51,11 +52,9 @@ def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]
                 continue
             seen.add(region.geometry)
             name = f"{model} {region.name}"
-            yield (
-                "layer",
-                name,
-                pim_costs.program(region.geometry, pim_costs.rank_schedules(region.geometry, name)[0], name),
-            )
+            order = pim_costs.rank_schedules(region.geometry, name)[0]
+            request = ProgramRequest(name, region.geometry, order)
+            yield "layer", name, pim_costs.program(request)
         for name, program in search_result.programs().items():
             yield "region", f"{model} {name}", program
 
@@ -70,15 +69,12 @@ def layer_programs(
         orders = schedules(geometry, pim, "fp16")
         for order, initial, activation in itertools.product(orders, initials, activations):
             program = lower(
-                geometry,
+                ProgramRequest(
+                    text, geometry, order, row_begin=pim.row_base, initial=initial, activation=activation
+                ),
                 pim,
-                region=text,
                 dtype="fp16",
                 channels=channels,
-                schedule=order,
-                row_begin=pim.row_base,
-                initial=initial,
-                activation=activation,
             )
             yield "order", " ".join(filter(None, (text, initial, activation))), program
 

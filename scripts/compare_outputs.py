@@ -3,7 +3,8 @@
     compare_outputs.py write FOLDER            compiles the networks, a directory each
     compare_outputs.py compare BEFORE AFTER    prints what differs; exit code 1 if anything does
 
-What differs from run to run is left out: seconds of this machine, pages and the shared library.
+What differs from run to run is left out: seconds of this machine, pages and the shared library. So are the
+order of a report's keys, and the version of its form.
 """
 
 import argparse
@@ -24,7 +25,7 @@ NETWORKS: dict[str, dict[str, object]] = {
     "googlenet": {"conventions": "none", "objective": "energy"},
     "tiny-lm": {"conventions": "none"},
 }
-MEASURED = ("search_seconds", "wall_seconds")
+IGNORED = ("schema_version", "search_seconds", "wall_seconds")  # keys of reports
 COMPARED = ("plan.json", "regions.json", "timeline.json", "pim.json")  # beside programs and the report
 
 
@@ -43,7 +44,7 @@ def contents(directory: Path) -> dict[str, bytes]:
             files[name] = path.read_bytes()
         elif path.name == "report.json":
             report = json.loads(path.read_text())
-            files[name] = json.dumps({key: report[key] for key in report if key not in MEASURED}).encode()
+            files[name] = json.dumps({key: report[key] for key in sorted({*report} - {*IGNORED})}).encode()
     return files
 
 

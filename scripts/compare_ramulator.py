@@ -27,6 +27,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from calibration.ramulator2 import Ramulator2Run, simulate, traffic_table
+from calibration.ramulator_comparison import TIMING, RamulatorComparison, compare, table
 from update_readme import fill
 
 import pimflow
@@ -34,11 +36,9 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import PimflowError
 from pimflow.host.files import replace_file
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.ramulator import load_store_trace
-from pimflow.simulators.ramulator.comparison import TIMING, RamulatorComparison, compare, table
-from pimflow.simulators.ramulator.second import Ramulator2Run, simulate, traffic_table
 
 LAYERS = (
     "conv:1x32x28x28,192,1x1",
@@ -70,7 +70,7 @@ def layer_programs(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
     pim = pimflow.system(timing=TIMING).pim
     for text in texts:
         for order in schedules(parse_layer(text), pim, "fp16"):
-            program = lower(parse_layer(text), pim, region=text, dtype="fp16", channels=4, schedule=order)
+            program = lower(ProgramRequest(text, parse_layer(text), order), pim, dtype="fp16", channels=4)
             yield text, str(order), program
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibration.samples import Sample, read_samples
 from update_readme import fill
 
 import pimflow
@@ -26,7 +27,6 @@ from pimflow.placement.costs.costs import Profiling
 from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
 from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scale_cost
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import Sample, read_samples
 
 NETWORKS = ("mobilenet-v2", "squeezenet-1.1")
 GPU, DTYPE = "rtx-2060-pim32", "fp16"
@@ -43,7 +43,7 @@ class StoredProfiler:
             kernel, channels = parse_kernel_name(sample.shape, DTYPE) or sample.kernel, sample.channels
             modelled = kernel_cost(kernel, gpu, dtype=DTYPE, channels=channels)
             execution_ns = max(0.0, sample.measured_ns - gpu.launch_ns)
-            cost = dataclasses.replace(modelled, execution_ns=execution_ns, known=Provenance.SIMULATED)
+            cost = dataclasses.replace(modelled, execution_ns=execution_ns, provenance=Provenance.SIMULATED)
             about = {"name": sample.shape, "kernel": kernel, "channels": channels}
             simulated_kernel = SimulatedKernel(**about, modelled=modelled, simulated=cost)
             self.simulated_kernels[sample.shape, channels] = simulated_kernel

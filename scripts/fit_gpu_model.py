@@ -15,10 +15,8 @@ import json
 import sys
 from pathlib import Path
 
-from pimflow.errors import PimflowError
-from pimflow.hardware import GpuSpec
-from pimflow.hardware.reader import SPECS
-from pimflow.simulators.gpu.fit import (
+from calibration.fit_record import record_path, record_samples
+from calibration.gpu_fit import (
     efficiency_sources,
     fit,
     fit_launch,
@@ -26,9 +24,12 @@ from pimflow.simulators.gpu.fit import (
     write_efficiency,
     write_launch,
 )
-from pimflow.simulators.gpu.fit_record import record_path, record_samples
-from pimflow.simulators.gpu.learned_fit import learn_dtypes
-from pimflow.simulators.gpu.samples import read_samples, validate
+from calibration.learned_fit import learn_dtypes
+from calibration.samples import read_samples, validate
+
+from pimflow.errors import PimflowError
+from pimflow.hardware import GpuSpec
+from pimflow.hardware.reader import SPECS
 
 
 def main() -> int:

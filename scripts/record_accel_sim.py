@@ -23,8 +23,7 @@ from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
 from pimflow.simulators.accel_sim.profiler import AccelSim
-from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import SIZES
+from pimflow.simulators.gpu.model import SIZES, KernelRequest, kernel_cost
 
 GPU = "rtx-2060-pim32"
 WHOLE = ("mobilenet-v2", "squeezenet-1.1")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pimflow.commands.fuse import fuse
 from pimflow.commands.fuse.fusion_report import FusionReport, layer_shares
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers
+from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, FusionRules, LayerGraph, fuse_layers
 from pimflow.fusion.overlap import overlap
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results_deep_fusion.md"
@@ -146,7 +146,7 @@ def objective_rows(graph: LayerGraph) -> list[str]:
     """Traffic, time and energy of the plan that each objective of the search gives."""
     rows = ["| least | DRAM traffic | time | energy | MACs again |", "|---|---|---|---|---|"]
     for objective in OBJECTIVES:
-        plan = fuse_layers(graph, halo="retain", objective=objective)
+        plan = fuse_layers(graph, rules=FusionRules(halo="retain", objective=objective))
         recomputed_share = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
         rows.append(
             f"| {objective} | {plan.dram_bytes / 2**20:.1f} MiB | {plan.time_overlapped_ns / 1e6:.2f} ms "
@@ -185,7 +185,7 @@ def capacity_rows(graph: LayerGraph) -> list[str]:
     """DRAM traffic of one network by size of the on-chip memory."""
     rows = ["| on chip | DRAM traffic | reduction | roofline |", "|---|---|---|---|"]
     for size in ON_CHIP_KIB:
-        plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), halo="retain")
+        plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), FusionRules(halo="retain"))
         report = FusionReport.from_plan(plan)
         rows.append(
             f"| {size} KiB | {plan.dram_bytes / 2**20:.1f} MiB | {plan.reduction:.1%} "
@@ -206,7 +206,7 @@ def main() -> None:
     graphs = {name: fuse.layer_graph(name) for name in NETWORKS}
     resnet18 = graphs["resnet-18"]
     plans = {
-        name: {step: fuse_layers(graph, **options) for step, options in STEPS.items()}
+        name: {step: fuse_layers(graph, rules=FusionRules(**options)) for step, options in STEPS.items()}
         for name, graph in graphs.items()
     }
     folded = {name: fuse.fuse(name, baseline="folded", halo="retain") for name in NETWORKS}

@@ -1,15 +1,23 @@
-"""Write docs/reference: commands from their parsers, Python names from their signatures and docstrings."""
+"""Write docs/reference: commands from their parsers, Python names from their signatures and docstrings.
+
+Writes the JSON schema of ``report.json``, too, from the types of a report.
+"""
 
 import inspect
+import json
 import re
 import textwrap
 
+import json_schema
 from update_readme import ROOT
 
 import pimflow
 from pimflow.commands import parser
+from pimflow.commands.shared.report import Report
+from pimflow.compiler.plan_pools import PoolChoice
+from pimflow.relay_passes.regions.kernel_groups import TensorCopy
 
-FOLDER = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 WRITTEN = "<!-- written by scripts/update_reference.py -->"
 
 
@@ -60,13 +68,23 @@ def _text(doc: str) -> list[str]:
     return ["```text", *doc.splitlines(), "```"]
 
 
-PAGES = {"cli.md": cli, "api.md": api}
+def report_schema() -> str:
+    """The JSON schema of ``report.json``."""
+    title = "report.json: the results of a compilation; times in ns, energies in pJ, sizes in bytes"
+    names = {"PoolChoice": PoolChoice, "TensorCopy": TensorCopy}
+    return json.dumps(json_schema.file_schema(Report, title, names), indent=1) + "\n"
+
+
+PAGES = {
+    "reference/cli.md": cli,
+    "reference/api.md": api,
+    "schemas/report.json": report_schema,
+}
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
     for name, make in PAGES.items():
-        (FOLDER / name).write_text(make(), encoding="utf-8")
+        (DOCS / name).write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import re
 import sys
 from pathlib import Path
 
+from calibration.fit_record import unseen_samples
+from calibration.samples import read_samples, residual_model_ns, validate
+
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit_record import unseen_samples
-from pimflow.simulators.gpu.learned_model import residual_model, residual_model_ns
-from pimflow.simulators.gpu.samples import read_samples, validate
+from pimflow.simulators.gpu.learned_model import residual_model
 
 PAGE = Path(__file__).parent.parent / "docs" / "validation.md"
 DTYPES = ("fp32", "fp16")

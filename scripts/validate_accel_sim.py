@@ -13,18 +13,18 @@ import json
 import sys
 from pathlib import Path
 
-from update_readme import fill
-
-from pimflow.errors import PimflowError
-from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import (
+from calibration.accel_sim_accuracy import (
     as_json,
     half_split_table,
     leave_one_out,
     replace_table,
     table,
 )
-from pimflow.simulators.gpu.samples import read_samples
+from calibration.samples import read_samples
+from update_readme import fill
+
+from pimflow.errors import PimflowError
+from pimflow.hardware import GpuSpec
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Errors of the GPU model on measured kernels: ``validate_gpu_model.py CSV --gpu NAME [--profiler best]``.
 
-Scores every row that the model was not fitted to, by the GPU's record (`simulators/gpu/fit_record.py`),
+Scores every row that the model was not fitted to, by the GPU's record (`scripts/calibration/fit_record.py`),
 without which it refuses; ``--split all`` takes every row. Of a file with rows of several GPUs, those of NAME
 count. ``--update PAGE`` writes the errors into the block ``NAME`` of a Markdown page, beside those of
 constants that are fitted to the half of the rows that a hash chooses, on the other half.
@@ -14,14 +14,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from calibration.fit_record import record_path, unseen_samples
+from calibration.gpu_fit import fit
+from calibration.samples import PREDICTIONS, Sample, format_accuracy, read_samples, validate
 from update_readme import fill
 
 from pimflow.errors import PimflowError, UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit import fit
-from pimflow.simulators.gpu.fit_record import record_path, unseen_samples
-from pimflow.simulators.gpu.learned_model import PREDICTIONS
-from pimflow.simulators.gpu.samples import Sample, format_accuracy, read_samples, validate
 
 
 def errors(accuracy: dict | None) -> str:

@@ -35,9 +35,10 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
         return (*begin, *("",) * 5, f"code {error.exit_code}: {error}".replace("|", "\\|"))
     pairs = zip(compiled.verification.outputs, deviations, strict=True)
     output, deviation = max(pairs, key=lambda pair: pair[0].relative_error / pair[1] if pair[1] else 0.0)
+    on_pim = sum(region.on_pim for region in compiled.report.regions)
     return (
         *begin,
-        f"{compiled.report.regions_verified} of {sum(r.on_pim for r in compiled.report.regions)}",
+        f"{compiled.report.verification.regions_verified} of {on_pim}",
         f"{output.relative_error:.1e}",
         f"{deviation:.1e}",
         f"{output.relative_error / deviation:.2f}" if deviation else "",

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pimflow.errors import ProfilerError
@@ -19,59 +20,63 @@ _MISSING_LIBRARY = re.compile(
 )
 
 
-def run_simulator(
-    command: Sequence[str],
-    output: Path,
-    *,
-    who: str,
-    timeout_seconds: float,
-    environment: Mapping[str, str] | None = None,
-    is_complete: Callable[[Path], bool] | None = None,
-    libraries: Sequence[Path] = (),
-) -> None:
-    """Run `command` in the folder of the file `output`, which receives its standard output.
+@dataclass(frozen=True, kw_only=True)
+class InstalledSimulator:
+    """A simulator that the user installed.
 
-    Parameters
+    Attributes
     ----------
-    who : str
-        Name of the simulator, with which error messages begin.
-    environment : mapping of str to str, optional
+    name : str
+        With which error messages begin.
+    timeout_seconds : float
+    environment : mapping of str to str
         Environment variables; those of this process by default.
-    is_complete : callable, optional
+    is_complete : callable
         Whether an output is that of a complete run; such a run has succeeded, whatever its exit status. By
         default only the exit status decides.
     libraries : sequence of path
         Directories in which a missing shared library is searched, for the error message.
-
-    Raises
-    ------
-    ProfilerError
-        If the simulator cannot be run, lacks a shared library, fails, or exceeds the timeout.
     """
-    try:
-        with output.open("wb") as file:
-            process = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.PIPE,
-                cwd=output.parent,
-                env=environment,
-                timeout=timeout_seconds,
+
+    name: str
+    timeout_seconds: float
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    is_complete: Callable[[Path], bool] = lambda output: False
+    libraries: Sequence[Path] = ()
+
+    def run(self, command: Sequence[str], output: Path) -> None:
+        """Run `command` in the folder of the file `output`, which receives its standard output.
+
+        Raises
+        ------
+        ProfilerError
+            If the simulator cannot be run, lacks a shared library, fails, or exceeds the timeout.
+        """
+        try:
+            with output.open("wb") as file:
+                process = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.PIPE,
+                    cwd=output.parent,
+                    env=self.environment,
+                    timeout=self.timeout_seconds,
+                )
+        except subprocess.TimeoutExpired as error:
+            raise ProfilerError(f"{self.name}: no end after {self.timeout_seconds:g} s") from error
+        except OSError as error:
+            raise ProfilerError(f"{self.name}: cannot be run: {error.strerror or error}") from error
+        if process.returncode == 0 or self.is_complete(output):
+            return
+        stderr_text = process.stderr.decode("utf-8", "replace").strip()
+        if match := _MISSING_LIBRARY.search(stderr_text):
+            path = self.environment.get(_LIBRARY_PATH, "")
+            raise ProfilerError(
+                f"{self.name}: {_missing_library(match[1] or match[2], path, self.libraries)}"
             )
-    except subprocess.TimeoutExpired as error:
-        raise ProfilerError(f"{who}: no end after {timeout_seconds:g} s") from error
-    except OSError as error:
-        raise ProfilerError(f"{who}: cannot be run: {error.strerror or error}") from error
-    if process.returncode == 0 or (is_complete is not None and is_complete(output)):
-        return
-    stderr_text = process.stderr.decode("utf-8", "replace").strip()
-    if match := _MISSING_LIBRARY.search(stderr_text):
-        path = (os.environ if environment is None else environment).get(_LIBRARY_PATH, "")
-        raise ProfilerError(f"{who}: {_missing_library(match[1] or match[2], path, libraries)}")
-    raise ProfilerError(
-        f"{who}: failed ({_exit_text(process.returncode, stderr_text.removeprefix(f'{command[0]}: '))})"
-    )
+        message = stderr_text.removeprefix(f"{command[0]}: ")
+        raise ProfilerError(f"{self.name}: failed ({_exit_text(process.returncode, message)})")
 
 
 def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:

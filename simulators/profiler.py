@@ -38,7 +38,7 @@ class PimProfiler(Protocol):
         """Time all channels of `program`."""
 
     def time_trace(
-        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+        self, path: str | os.PathLike[str], pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
         """Time the ``.pim`` trace of one channel; `progress` is called with the share that is done."""
 
@@ -73,7 +73,7 @@ class BuiltIn:
         return time_program(program, pim, self.timing, self.gwrite_hiding)
 
     def time_trace(
-        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+        self, path: str | os.PathLike[str], pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
         return time_trace(path, pim, self.timing, self.gwrite_hiding, progress)
 

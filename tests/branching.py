@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 
 def convolution(name: str, source: str, channels: tuple[int, int], kernel: int, weights: dict) -> list:
@@ -21,15 +22,9 @@ def convolution(name: str, source: str, channels: tuple[int, int], kernel: int, 
 
 
 def model(nodes: list, weights: dict, channels: int, rows: int = 16) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "branching",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, rows, rows])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    return onnx.shape_inference.infer_shapes(
+        onnx_model(nodes, {"x": [1, channels, rows, rows]}, {"y": None}, weights, name="branching")
     )
-    opsets = [helper.make_opsetid("", 17)]
-    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=8))
 
 
 def wide_branches(branches: int = 4) -> onnx.ModelProto:

@@ -69,9 +69,11 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """No test reads what a user's searches found, or leaves anything there."""
+    """No test reads what a user's searches found, or leaves anything there; workers share what they found."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIMFLOW_CACHE", str(tmp_path_factory.mktemp("cache") / "profiles.sqlite"))
+        patch.setenv("PIMFLOW_CACHE", str(folder / "profiles.sqlite"))
         yield
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 
 def hourglass() -> onnx.ModelProto:
@@ -30,11 +31,4 @@ def hourglass() -> onnx.ModelProto:
         ("Conv", ["rd", "w6"], "y", dict(kernel_shape=[1, 1])),
     ]  # fmt: skip
     nodes = [helper.make_node(kind, ins, [out], out, **attrs) for kind, ins, out, attrs in steps]
-    graph = helper.make_graph(
-        nodes,
-        "hourglass",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 32, 32))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4, 32, 32))],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx_model(nodes, {"x": (1, 3, 32, 32)}, {"y": (1, 4, 32, 32)}, weights, name="hourglass")

@@ -22,8 +22,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.loop_rolling import roll_loops, shift
 from pimflow.pim_backend.programs.products import BankProduct, BufferVector, product_commands, product_table
-from pimflow.pim_backend.programs.rolling import roll_loops, shift
 
 # What stays in place while the other changes: the vector in its buffer, or the open row.
 ORDERS = ("vector", "row")
@@ -98,6 +98,7 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> AttentionPr
     outputs = tiles * layout.banks if has_full_tiles else tokens
 
     def channel_work(channel: int) -> _ChannelWork:
+        """The products of a channel, and its first pixel and output."""
         share, matrices = channel % layout.spread, layout.channel_matrices(channel)
         turns = range(-(-max(0, tiles - share) // layout.spread))
         return _ChannelWork(
@@ -171,11 +172,12 @@ def mix_of_chunks(
     length = columns if accumulate else min(chunk_columns, columns - chunks.start * chunk_columns)
 
     def channel_work(channel: int) -> _ChannelWork:
+        """The products of a channel, and its first pixel and output."""
         share, matrices = channel % layout.spread, layout.channel_matrices(channel)
         return _ChannelWork(kind=(len(matrices),), pixels=share * layout.matrices + matrices.start, outputs=0)
 
     products = functools.partial(
-        _mix_of_channel, layout, chunks=chunks, columns=columns, M=M, order=order, accumulate=accumulate
+        _mix_of_channel, layout, chunks=chunks, columns=columns, order=order, accumulate=accumulate
     )
     orders = _orders(layout, products, channel_work)
     geometry = matrix_geometry(a.group * M, length * E, a.value_size)
@@ -243,14 +245,11 @@ def _scores_of_long_keys(
 
 
 def _mix_of_channel(
-    layout: ValueLayout, channel: int, chunks: range, columns: int, M: int, order: str, accumulate: bool
+    layout: ValueLayout, channel: int, chunks: range, columns: int, order: str, accumulate: bool
 ) -> Iterator[BankProduct]:
     """Products of each of `chunks`, up to `columns`; with `accumulate`, a vector has those of all chunks."""
-    share, matrices, chunk_columns = (
-        channel % layout.spread,
-        layout.channel_matrices(channel),
-        layout.buffer_columns,
-    )
+    share, matrices = channel % layout.spread, layout.channel_matrices(channel)
+    chunk_columns, M = layout.buffer_columns, len(chunks) * layout.spread * layout.matrices
     group, tiles = range(layout.attention.group), range(layout.tiles)
 
     def part(chunk: int, k: int) -> tuple[int, int, int]:
@@ -336,7 +335,8 @@ def _orders(
 ) -> ProductOrders:
     """The `products` of each channel, computed once for all channels of a kind (`work`)."""
     kinds_by_key: dict[tuple[Any, ...], tuple[int, _ChannelWork]] = {}
-    kinds, channels = [], []
+    kinds: list[np.ndarray] = []
+    channels: list[tuple[int, int, int]] = []
     for channel in range(layout.channels):
         channel_work = work(channel)
         if channel_work.kind not in kinds_by_key:

@@ -8,7 +8,7 @@ from pimflow.core.commands import Affine, GAct, Node, Write
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.attention import build_program, matrix_geometry
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.rolling import roll_loops
+from pimflow.pim_backend.programs.loop_rolling import roll_loops
 
 
 def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
@@ -88,7 +88,7 @@ def _append_program(
     for channel in range(layout.channels):
         nodes: list[Node] = []
         open_rows = [-1] * layout.pim.gangs
-        # Each row is opened once; `simulators/src/chosen.cc` uses the same order.
+        # Each row is opened once; `simulators/src/step_writes.cc` uses the same order.
         for write, row in sorted(writes(channel), key=_write_order):
             if open_rows[write.gang] != row:
                 nodes.append(GAct(gang=write.gang, row=Affine(row)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,14 @@ from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
+Index = Any  # an int, or an array of int64, which gives arrays
+
 
 class SlotRange(NamedTuple):
-    """Slots that lie side by side: `count` slots of a channel from slot `first` on."""
+    """Slots that lie side by side: `size` slots of a channel from slot `first` on."""
 
     first: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +175,7 @@ class KeyLayout(CacheLayout):
         turns = -(-self.attention.keys // (self.banks * self.spread))
 
         def cycles(parts: int) -> int:
+            """Cycles of row changes and COMPs with so many parts."""
             slots, tiles = self.max_channel_matrices * parts, -(-turns // parts)
             rows = -(-slots // self.slots) * -(-tiles * len(self.chunks) // self.places_per_row)
             products = slots * tiles * self.columns * self.pim.timing["nCCDS"]
@@ -206,13 +209,13 @@ class KeyLayout(CacheLayout):
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return blocks * self.rows_per_block
 
-    def token_place(self, token: np.ndarray | int) -> tuple:
+    def token_place(self, token: Index) -> tuple[Index, Index, Index]:
         """For tokens: channel (among those that share the matrix), part, and tile within the channel."""
         turn, channel = divmod(token // self.banks, self.spread)
         tile, part = divmod(turn, self.parts)
         return channel, part, tile
 
-    def chunk_place(self, slot: int, tile: int, chunk: int = 0) -> tuple[int, int]:
+    def chunk_place(self, slot: Index, tile: Index, chunk: Index = 0) -> tuple[Index, Index]:
         """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
         block, slot_in_block = divmod(slot, self.slots)
         row, position = divmod(tile * len(self.chunks) + chunk, self.places_per_row)
@@ -265,13 +268,13 @@ class ValueLayout(CacheLayout):
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return -(-blocks * self.chunks * self.tiles // self.places_per_row)
 
-    def chunk_place(self, slot: int, chunk: int, tile: int) -> tuple[int, int]:
+    def chunk_place(self, slot: Index, chunk: Index, tile: Index) -> tuple[Index, Index]:
         """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
         block, slot_in_block = divmod(slot, self.slots)
         row, position = divmod((block * self.chunks + chunk) * self.tiles + tile, self.places_per_row)
         return self.first_row + row, position * self.buffer_columns + slot_in_block * self.width
 
-    def token_place(self, token: np.ndarray | int) -> tuple:
+    def token_place(self, token: Index) -> tuple[Index, Index, Index, Index]:
         """For tokens: channel (among those that share the matrix), chunk, column in it, and element."""
         column, element = divmod(token, self.elements)
         local_column, channel = divmod(column, self.spread)

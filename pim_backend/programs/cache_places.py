@@ -1,7 +1,8 @@
 """A program that writes every place of a cache once; each step issues only the WRITEs of its own tokens.
 
 The position of a token is known only when a step runs. So an executable holds the WRITEs of all positions, as
-loops over rows, columns and heads, and a step selects those of its position (``simulators/src/chosen.cc``).
+loops over rows, columns and heads, and a step selects those of its position
+(``simulators/src/step_writes.cc``).
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ def all_places_program(layout: KeyLayout | ValueLayout) -> PimProgram:
     Rows are filled completely, so there may be more places than the context has tokens.
     """
     layout.check_fit()
-    channel_writes = _key_writes if isinstance(layout, KeyLayout) else _value_writes
     size = layout.attention.head_size if isinstance(layout, KeyLayout) else layout.attention.value_size
     nodes_by_count: dict[int, list[tuple[int, tuple[Node, ...]]]] = {}
     streams = []
     for channel in range(layout.channels):
         matrices, share = layout.channel_matrices(channel), channel % layout.spread
         if len(matrices) not in nodes_by_count:
-            nodes_by_count[len(matrices)] = list(channel_writes(layout, len(matrices))) if matrices else []
+            nodes_by_count[len(matrices)] = list(_writes(layout, len(matrices))) if matrices else []
         per_share = _tokens_per_share(layout) * layout.matrices
         streams.append(
             tuple(
@@ -60,8 +60,14 @@ def _tile_count(layout: KeyLayout) -> int:
     return layout.rows_per_block * layout.places_per_row // len(layout.chunks)
 
 
-def _key_writes(layout: KeyLayout, matrix_count: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
+def _writes(layout: KeyLayout | ValueLayout, matrix_count: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
     """Nodes of a channel that has the first matrices and the first share, each with its offset in pixels."""
+    if isinstance(layout, KeyLayout):
+        return _key_writes(layout, matrix_count)
+    return _value_writes(layout, matrix_count)
+
+
+def _key_writes(layout: KeyLayout, matrix_count: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
     matrix = np.arange(matrix_count)
     per_gang = layout.banks // layout.pim.gangs
     period = layout.places_per_row // math.gcd(layout.places_per_row, len(layout.chunks))

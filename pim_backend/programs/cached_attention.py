@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.attention import SCORES, VALUES, Attention
@@ -17,7 +17,7 @@ from pimflow.pim_backend.programs.attention import AttentionProduct
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.pim_backend.programs.growing import DynamicProduct
+from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 
@@ -74,18 +74,14 @@ class CachedAttention:
     groups: tuple[CachedGroup, ...]
 
     @classmethod
-    def from_schedule(
+    def from_layouts(
         cls,
+        region: str,
         attention: Attention,
         schedule: CacheSchedule,
-        pim: PimSpec,
-        dtype: str,
-        *,
-        channels: int,
-        region: str,
-        row_begin: int = 0,
+        layouts: Sequence[tuple[KeyLayout, ValueLayout]],
     ) -> CachedAttention:
-        """Attention by `schedule`, with caches from row `row_begin` on in the banks of `channels` channels.
+        """Attention by `schedule`, whose caches lie as `CacheSchedule.layouts` says.
 
         Raises
         ------
@@ -97,7 +93,7 @@ class CachedAttention:
                 f"'{region}': PIM computes attention of one token at once, over a cache that stays in place"
             )
         group, groups = schedule.group(attention), []
-        for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
+        for keys, values in layouts:
             scores = schedule.keys.attention_product(keys, attention.extent)
             mix = schedule.values.attention_product(values, attention.extent)
             groups.append(CachedGroup(attention=group, keys=keys, values=values, scores=scores, mix=mix))
@@ -123,16 +119,9 @@ class CachedAttention:
 
     def with_tokens(self, tokens: int) -> CachedAttention:
         """The same attention with programs for exactly `tokens` tokens, as a step executes it."""
-        first = self.groups[0].keys
-        return CachedAttention.from_schedule(
-            replace(self.attention, read=tokens % self.attention.keys),
-            self.schedule,
-            first.pim,
-            first.dtype,
-            channels=first.channels,
-            region=self.region,
-            row_begin=first.row_begin,
-        )
+        attention = replace(self.attention, read=tokens % self.attention.keys)
+        layouts = [(group.keys, group.values) for group in self.groups]
+        return CachedAttention.from_layouts(self.region, attention, self.schedule, layouts)
 
     def product_part(self, product: str, group: int) -> str:
         """Name of a product of a group among the parts of the region."""
@@ -189,15 +178,11 @@ class CachedAttention:
         if live is not None:
             return live
         tree = json.loads(text)
-        return cls.from_schedule(
-            Attention.from_json(tree["attention"]),
-            CacheSchedule.parse(tree["schedule"]),
-            PimSpec.from_json(tree["pim"]),
-            tree["dtype"],
-            channels=tree["channels"],
-            region=tree["region"],
-            row_begin=tree["row_begin"],
+        attention, schedule = Attention.from_json(tree["attention"]), CacheSchedule.parse(tree["schedule"])
+        layouts = schedule.layouts(
+            attention, PimSpec.from_json(tree["pim"]), tree["dtype"], tree["channels"], tree["row_begin"]
         )
+        return cls.from_layouts(tree["region"], attention, schedule, layouts)
 
 
 _LIVE_BY_TEXT: weakref.WeakValueDictionary[str, CachedAttention] = weakref.WeakValueDictionary()

@@ -12,9 +12,9 @@ def unsupported_reason(region: Region, level: str = SCHEDULINGS[-1]) -> str:
     PIM runs layers that have a matrix-vector form with constant weights: convolutions of any kernel, stride,
     padding, dilation and number of groups, and fully connected layers.
     """
-    if region.product is not None and not region.product.weighted:
+    if region.kernel.product is not None and not region.kernel.product.weighted:
         return f"{region.operator}: a product of computed tensors; PIM multiplies by constant weights"
-    if region.product is not None:
+    if region.kernel.product is not None:
         return f"{region.operator}: PIM computes convolutions over two axes, and products with one matrix"
     if region.geometry is None:
         return f"{region.operator}: no product with constant weights"

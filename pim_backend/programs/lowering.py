@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
 from pimflow.core.commands import CommandStream
+from pimflow.core.loop_order import STATIONARY, LoopOrder
 from pimflow.core.program import PimProgram, table_row
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
@@ -15,9 +16,7 @@ from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host import native
 from pimflow.pim_backend.programs.schedule import (
-    STATIONARY,
     BankTiling,
-    Schedule,
     channel_runs,
     lockstep_phases,
     schedules,
@@ -26,110 +25,131 @@ from pimflow.pim_backend.programs.schedule import (
 _lower_streams = native.get("pimflow.pim_backend.lower_streams")
 
 
-def lower(
-    geometry: ConvGeometry,
-    pim: PimSpec,
-    *,
-    region: str,
-    dtype: str,
-    channels: int,
-    schedule: Schedule,
-    pixel_begin: int = 0,
-    pixel_end: int | None = None,
-    row_begin: int = 0,
-    only_busiest: bool = False,
-    timing_only: bool = False,
-    initial: str = "",
-    added_channels: int = 0,
-    activation: str = "",
-) -> PimProgram:
-    """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
+@dataclass(frozen=True)
+class ProgramRequest:
+    """What a PIM program of a layer, or of a part of its output pixels, is asked for.
 
-    Parameters
+    Attributes
     ----------
-    geometry : ConvGeometry
-        Convolution or FC.
     region : str
         Name that the program carries.
-    channels : int
-        PIM channels to spread over.
+    geometry : ConvGeometry
+        Convolution or FC.
+    schedule : LoopOrder
+    pixel_begin, pixel_end : int
+        Output pixels ``[pixel_begin, pixel_end)`` that it computes; by default all.
     row_begin : int
-        First row of every bank that the region may use.
-    only_busiest : bool
-        Lower only one of the channels with the most work, which is enough to compare loop orders by time.
-    timing_only : bool
-        Omit what does not affect time: channels that take the same time get the same commands, and the blocks
-        of a channel the same pixels and output channels. Such a program can be timed, but not run.
+        First row of every bank that it may use.
     initial : str
         Initial values of the latches (`PimProgram.initial`).
     added_channels : int
         Input channels of `geometry` that come from an added tensor (`PimProgram.added_channels`).
     activation : str
         Activation function of each sum (`PimProgram.activation`); its table lies before `row_begin`.
+    """
+
+    region: str
+    geometry: ConvGeometry
+    schedule: LoopOrder
+    _: KW_ONLY
+    pixel_begin: int = 0
+    pixel_end: int | None = None
+    row_begin: int = 0
+    initial: str = ""
+    added_channels: int = 0
+    activation: str = ""
+
+    def require_fit(self, pim: PimSpec, dtype: str) -> None:
+        """Raise `UnsupportedOpError` if `pim` cannot run it."""
+        schedule = self.schedule
+        if self.initial and not pim.can_write_latches:
+            raise UnsupportedOpError(
+                f"region '{self.region}': the latches of {pim.name} always start from zero"
+            )
+        if self.activation and not pim.can_activate:
+            raise UnsupportedOpError(
+                f"region '{self.region}': {pim.name} has no AF, which would apply '{self.activation}'"
+            )
+        # A part of a layer may have fewer pixels than groups; it then has as many groups as pixels.
+        order = replace(schedule, pixel_groups=1) if schedule.pixel_groups > 1 else schedule
+        if not any(order in schedules(self.geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
+            raise UnsupportedOpError(f"region '{self.region}': schedule '{schedule}' does not fit {pim.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweringLimits:
+    """What of a program is lowered, where not all of it is needed.
+
+    Attributes
+    ----------
+    only_busiest : bool
+        Only one of the channels with the most work, which is enough to compare loop orders by time.
+    timing_only : bool
+        Omit what does not affect time: channels that take the same time get the same commands, and the blocks
+        of a channel the same pixels and output channels. Such a program can be timed, but not run.
+    """
+
+    only_busiest: bool = False
+    timing_only: bool = False
+
+
+NO_LIMITS = LoweringLimits()
+
+
+def lower(
+    request: ProgramRequest, pim: PimSpec, *, dtype: str, channels: int, limits: LoweringLimits = NO_LIMITS
+) -> PimProgram:
+    """The program that computes what `request` says, over `channels` PIM channels.
 
     Raises
     ------
     UnsupportedOpError
-        If `schedule` does not fit `geometry` or the device, or the device cannot set latches or apply
+        If the loop order does not fit the layer or the device, or the device cannot set latches or apply
         activation functions although the layer needs it.
     """
-    if initial and not pim.can_write_latches:
-        raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
-    if activation and not pim.can_activate:
-        raise UnsupportedOpError(f"region '{region}': {pim.name} has no AF, which would apply '{activation}'")
-    # A part of a layer may have fewer pixels than groups; it then has as many groups as pixels.
-    order = replace(schedule, pixel_groups=1) if schedule.pixel_groups > 1 else schedule
-    if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
-        raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
+    request.require_fit(pim, dtype)
+    geometry, schedule = request.geometry, request.schedule
     tiling = BankTiling.from_geometry(geometry, pim, dtype, schedule.gangs, schedule.together)
-    end = geometry.pixels if pixel_end is None else pixel_end
+    end = geometry.pixels if request.pixel_end is None else request.pixel_end
+    pixels = end - request.pixel_begin
     place_blocks = _lockstep_blocks if schedule.pixel_groups else _run_blocks
-    channel_blocks, rows = place_blocks(end - pixel_begin, tiling, channels, schedule)
+    channel_blocks, rows = place_blocks(pixels, tiling, channels, schedule)
     # In lockstep, time also depends on the other channels, and on which vectors the host writes to all at
     # once.
-    timing_only, only_busiest = (flag and not schedule.pixel_groups for flag in (timing_only, only_busiest))
-    if only_busiest:
+    limits = NO_LIMITS if schedule.pixel_groups else limits
+    if limits.only_busiest:
         channel_blocks = [
             max(channel_blocks, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))
         ]
-    one_pixel = end - pixel_begin == 1
-    shares = one_pixel and schedule.accumulators > 1 and not schedule.resumed and schedule.pixel_groups > 0
+    shares = pixels == 1 and schedule.accumulators > 1 and not schedule.resumed and schedule.pixel_groups > 0
     fields = {
-        **_fields(schedule, tiling, pim, activation),
-        "initial": bool(initial),
-        "apart": geometry.pixels if tiling.matrices > 1 else 0,
-        "pixel_begin": pixel_begin,
-        "row_begin": row_begin,
-        "one_pixel": one_pixel,
+        **_fields(schedule, tiling, pim, request.activation),
+        "initial": bool(request.initial),
+        "matrix_stride": geometry.pixels if tiling.matrices > 1 else 0,
+        "pixel_begin": request.pixel_begin,
+        "row_begin": request.row_begin,
+        "one_pixel": pixels == 1,
         "shares_accumulators": shares and len(channel_blocks[0]) > 1,
-        "to_time": timing_only,
+        "to_time": limits.timing_only,
     }
     return PimProgram(
-        region=region,
+        **{**vars(request), "pixel_end": end},
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=dtype,
-        geometry=geometry,
-        pixel_begin=pixel_begin,
-        pixel_end=end,
         banks=pim.banks,
         gangs=pim.gangs,
         columns_per_row=pim.columns_per_row,
-        elements_per_column=pim.elements_per_column(dtype),
         buffers=pim.global_buffers,
         buffer_columns=pim.buffer_columns,
+        elements_per_column=pim.elements_per_column(dtype),
         result_lanes=pim.result_lanes,
         tile_gangs=schedule.gangs,
         readres_bursts=pim.readres_bursts(dtype),
-        row_begin=row_begin,
         rows=rows,
         accumulators=schedule.accumulators,
-        initial=initial,
         matrices=tiling.matrices,
-        added_channels=added_channels,
-        activation=activation,
         channels=_streams(fields, channel_blocks),
-        schedule=str(schedule),
     )
 
 
@@ -138,7 +158,7 @@ _PlacedBlock = tuple[range, range, int]
 
 
 def _run_blocks(
-    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+    pixels: int, tiling: BankTiling, channels: int, schedule: LoopOrder
 ) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, whose units are one run, and the largest number of rows of a channel."""
     channel_blocks, rows = [], 0
@@ -150,7 +170,7 @@ def _run_blocks(
 
 
 def _lockstep_blocks(
-    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+    pixels: int, tiling: BankTiling, channels: int, schedule: LoopOrder
 ) -> tuple[list[list[_PlacedBlock]], int]:
     """The blocks of each channel, one for each phase in which it takes part, and the rows of all phases."""
     channel_blocks: list[list[_PlacedBlock]] = [[] for _ in range(channels)]
@@ -164,7 +184,7 @@ def _lockstep_blocks(
     return channel_blocks, rows
 
 
-def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
+def _fields(schedule: LoopOrder, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
     """Loop order, tiling and device as fields for ``lowering.cc``, in cycles and columns."""
     n = pim.timing
     return {

@@ -56,9 +56,10 @@ class PackedCache:
         return (len(self.groups), layout.channels, layout.rows, row, layout.banks)
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """The storage type."""
-        return np.dtype(NUMPY_DTYPE[self.first_layout.dtype])
+        dtype: np.dtype[Any] = np.dtype(NUMPY_DTYPE[self.first_layout.dtype])
+        return dtype
 
     def page_table(self, group: int) -> np.ndarray:
         """Page of each row of a group, int32 [channels, rows]."""

@@ -28,7 +28,7 @@ class BufferVector(NamedTuple):
 
 
 class BankProduct(NamedTuple):
-    """`count` columns of `row` from `column` on times `vector`: part of the sums at `pixel` and `channel`.
+    """`columns` columns of `row` from `column` on times `vector`: part of the sums at `pixel` and `channel`.
 
     `first` is the place along the tokens of a cache where its operand begins: for scores counted in outputs,
     for values in columns.
@@ -37,7 +37,7 @@ class BankProduct(NamedTuple):
     vector: BufferVector
     row: int
     column: int
-    count: int
+    columns: int
     pixel: int
     channel: int
     first: int

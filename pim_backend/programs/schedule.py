@@ -31,121 +31,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from dataclasses import dataclass, replace
 
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 
-STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
 PIXEL_GROUPS = (1, 2, 4, 8, 16, 32)
 # Below so many output pixels, a layer may have fewer tiles than channels.
 FEW_PIXELS = 4
 # Beyond so many tiles between two GWRITEs of one buffer, staggering saves next to nothing.
 MAX_STAGGERED_TILES = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """A loop order.
-
-    Attributes
-    ----------
-    stationary : str
-        One of `STATIONARY`.
-    buffers : int
-        Global buffers that it uses.
-    pixels : int
-        Pixels that a GWRITE puts side by side into one buffer. With fewer, the bus is free for READRES
-        sooner; with more, a row is opened for more pixels.
-    tile_groups : int
-        For ``input``, the number of groups into which the tiles are divided.
-    staggered : bool
-        For ``input``, whether each buffer changes its pixels at a different tile: rows are visited
-        cyclically, and every GWRITE is hidden behind a change of rows.
-    overlap : bool
-        Whether buffers are written while others compute. If not, all are filled first: in the published
-        timing, no COMP can follow a GWRITE soon, whatever its buffer.
-    gangs : int
-        Gangs over which the output channels of a tile lie; 0 for all. Smaller tiles occupy more
-        channels, and leave the same rows of the other gangs unused.
-    pixel_groups : int
-        For channels in lockstep, the number of groups into which they are divided: each group has its own
-        pixels, and its channels share the tiles (`lockstep_phases`). 0 for channels that work independently.
-    accumulators : int
-        Tiles that are multiplied with a vector before their results are read, one after the other.
-    together : int
-        Groups of a grouped convolution in one matrix.
-    resumed : bool
-        For ``output``, whether each chunk of a pixel is multiplied with all tiles before the next is written:
-        incomplete sums are read, and written back to the latches later.
-    """
-
-    stationary: str
-    buffers: int
-    pixels: int = 1
-    tile_groups: int = 1
-    staggered: bool = False
-    overlap: bool = True
-    gangs: int = 0
-    pixel_groups: int = 0
-    accumulators: int = 1
-    together: int = 1
-    resumed: bool = False
-
-    @property
-    def pixel_major_groups(self) -> int:
-        """Groups of tiles within which units go to channels pixel by pixel; 0 where they go tile by tile."""
-        return self.tile_groups if self.stationary == "input" else 0
-
-    def __str__(self) -> str:
-        def plural(count: int, noun: str) -> str:
-            return f"{count} {noun}{'s'[: count > 1]}"
-
-        pixels = f" of {plural(self.pixels, 'pixel')}" if self.stationary != "output" else ""
-        groups = f", {plural(self.tile_groups, 'tile group')}" if self.tile_groups > 1 else ""
-        gangs = f", {plural(self.gangs, 'gang')} a tile" if self.gangs else ""
-        staggered = " staggered" if self.staggered else ""
-        buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
-        first = "" if self.overlap else ", filled first"
-        accumulators = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
-        accumulators += ", sums resumed" * self.resumed
-        lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
-        together = f", {self.together} groups together" if self.together > 1 else ""
-        order = (
-            f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{accumulators}{lockstep}"
-        )
-        return order + together
-
-    @classmethod
-    def parse(cls, text: str) -> Schedule:
-        """The inverse of ``str``; raises `ValueError` if `text` is no schedule."""
-        pattern = (
-            r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
-            r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
-            r"(?:, (\d+) accumulators?)?(, sums resumed)?(?:, (\d+) pixel groups? in lockstep)?"
-            r"(?:, (\d+) groups together)?"
-        )
-        match = re.fullmatch(pattern, text)
-        if not match or match[1] not in STATIONARY:
-            raise ValueError(f"{text!r} is no schedule")
-        return cls(
-            stationary=match[1],
-            buffers=int(match[2]),
-            staggered=match[3] is not None,
-            pixels=int(match[4] or 1),
-            tile_groups=int(match[5] or 1),
-            overlap=match[6] is None,
-            gangs=int(match[7] or 0),
-            accumulators=int(match[8] or 1),
-            resumed=match[9] is not None,
-            pixel_groups=int(match[10] or 0),
-            together=int(match[11] or 1),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +150,7 @@ class BankTiling:
 
 def schedules(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = SCHEDULINGS[-1]
-) -> list[Schedule]:
+) -> list[LoopOrder]:
     """The loop orders to try for `geometry` on `pim`, at a level of `SCHEDULINGS`.
 
     They are limited by the device's instructions: where a COMP starts at the beginning of its row, the bus
@@ -264,7 +164,7 @@ def schedules(
 
 # Cached: it is called for each program that is lowered.
 @functools.lru_cache(maxsize=1 << 10)
-def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[LoopOrder]:
     if geometry.groups > 1:
         return _group_schedules(geometry, pim, dtype, level)
     orders = _loop_orders(geometry, pim, dtype, level)
@@ -299,7 +199,7 @@ def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> 
     return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.has_single_host else orders
 
 
-def _group_schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+def _group_schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[LoopOrder]:
     """The loop orders of a grouped convolution; none at the levels of the papers' compilers."""
     if level != SCHEDULINGS[-1]:
         return []
@@ -336,7 +236,7 @@ def _powers_of_two(limit: int) -> list[int]:
     return below + [limit] * (limit > 1)
 
 
-def _loop_orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+def _loop_orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[LoopOrder]:
     """The loop orders of a device that accepts commands in any order."""
     tiling = BankTiling.from_geometry(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
@@ -346,20 +246,20 @@ def _loop_orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -
         gangs += [count for count in range(1, pim.gangs) if pim.gangs % count == 0]
     if tiling.chunks > 1:
         return [
-            Schedule(stationary="output", buffers=buffers, gangs=count, overlap=overlap)
+            LoopOrder(stationary="output", buffers=buffers, gangs=count, overlap=overlap)
             for overlap in overlaps
             for count in gangs
         ]
     slots = tiling.slots
     streamed = sorted({1, 2, 8, slots} & set(range(slots + 1))) if level == "pimflow" else [slots]
     orders = [
-        Schedule(stationary="weight", buffers=buffers, pixels=pixels, gangs=count, overlap=overlap)
+        LoopOrder(stationary="weight", buffers=buffers, pixels=pixels, gangs=count, overlap=overlap)
         for overlap in overlaps
         for pixels in (streamed if overlap else [slots])
         for count in gangs
     ]
     for groups in itertools.takewhile(lambda groups: groups <= tiling.tiles, TILE_GROUPS):
-        order = Schedule(stationary="input", buffers=buffers, pixels=slots, tile_groups=groups)
+        order = LoopOrder(stationary="input", buffers=buffers, pixels=slots, tile_groups=groups)
         orders += [replace(order, overlap=overlap) for overlap in overlaps]
         if level == "pimflow":
             half_filled = replace(order, pixels=-(-slots // 2))
@@ -381,8 +281,12 @@ def channel_units(units: int, channels: int) -> list[tuple[int, int]]:
 
 def channel_tiles(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
     """Tiles whose weights `first_channel` of `program` holds, in the order of their rows."""
-    pixels, schedule = program.pixel_end - program.pixel_begin, Schedule.parse(program.schedule)
-    channels = len(program.channels)
+    pixels, channels, schedule = (
+        program.pixel_end - program.pixel_begin,
+        len(program.channels),
+        program.schedule,
+    )
+    assert isinstance(schedule, LoopOrder), "weights lie as the loop order of a layer says"
     if schedule.pixel_groups:
         phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)
         return [phase.block(channel)[1] for phase in phases if channel < phase.channels]
@@ -402,7 +306,7 @@ def channel_runs(
     Parameters
     ----------
     groups : int
-        See `Schedule.pixel_major_groups`.
+        See `LoopOrder.pixel_major_groups`.
     """
     runs = []
     for begin, stop in channel_units(pixels * tiles, channels):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tvm_ffi
@@ -13,9 +14,11 @@ from tvm import relax
 from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.host import interrupts, native
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 _create_module = native.get("pimflow.runtime.create_module")
 _add_region = native.get("pimflow.runtime.add_region")
@@ -23,7 +26,7 @@ _add_cache_product = native.get("pimflow.runtime.add_cache_product")
 _set_observer = native.get("pimflow.runtime.set_observer")
 
 
-def compile_functions(functions: Sequence, _options: object, _constant_names: object) -> list:
+def compile_functions(functions: Sequence[Any], _options: object, _constant_names: object) -> list[Any]:
     """One runtime module for all outlined functions (see `OutlinePim` and `OutlineAttention`)."""
     module = _create_module()
     for function in functions:
@@ -106,7 +109,8 @@ def add_cache_product(
         a = group.attention
         first = group_index * a.batch * a.kv_heads
         sizes = [a.batch * a.kv_heads, a.extent, first, first // cached.attention.kv_heads, a.batch]
-        kinds = ((group.keys, cached.keys), (group.values, cached.values))
+        kinds: list[tuple[KeyLayout | ValueLayout, PackedCache]]
+        kinds = [(group.keys, cached.keys), (group.values, cached.values)]
         for (layout, packed), append_program in zip(kinds, group.append_programs(0), strict=True):
             group_arrays = (packed.page_table(group_index), np.asarray(sizes, np.int64))
             appends += [
@@ -141,7 +145,7 @@ def observe_regions(observer: Callable[[str, list[np.ndarray], np.ndarray], None
     """
     with interrupts.defer_interrupts() as hold:
 
-        def call(symbol: str, operands: Sequence[object], y: object) -> None:
+        def call(symbol: str, operands: Sequence[Any], y: Any) -> None:
             observer(str(symbol), [np.from_dlpack(operand) for operand in operands], np.from_dlpack(y))
 
         _set_observer(tvm_ffi.convert(hold.allow_interrupts(call)))

@@ -38,13 +38,13 @@ class CudaKernels:
         CUDA C++ of all kernels; empty if there are none.
     compiler : str
         ``nvcc`` or ``nvrtc``; empty if the source was not compiled.
-    flaw : str
+    problem : str
         Why there is no binary; empty if there is one or nothing to compile.
     """
 
     source: str = ""
     compiler: str = ""
-    flaw: str = ""
+    problem: str = ""
 
 
 def compile_kernels(
@@ -79,13 +79,13 @@ def compile_kernels(
 def _compile(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> CudaKernels:
     source, compiler = module.inspect_source(), cuda_compiler()
     if not compiler:
-        return CudaKernels(source=source, flaw=NO_COMPILER)
+        return CudaKernels(source=source, problem=NO_COMPILER)
     try:
         kind, binary = _binary(source, compiler, arch)
     except Exception as error:  # whatever the compiler's parts raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fatal" in line] or lines
-        return CudaKernels(source=source, flaw=f"{compiler} failed: {(errors or ['no reason given'])[0]}")
+        return CudaKernels(source=source, problem=f"{compiler} failed: {(errors or ['no reason given'])[0]}")
     imports = [_with_binary(m, source, kind, binary) if m.kind == "cuda" else m for m in parent.imports]
     parent.clear_imports()
     for imported in imports:
@@ -159,7 +159,7 @@ def _text(content: bytes) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _modules(module: tvm.runtime.Module):
+def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
     """`module` and all modules that it imports, directly or not."""
     yield module
     for imported in module.imports:

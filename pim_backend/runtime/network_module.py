@@ -97,7 +97,7 @@ def pack(
     outputs: int,
     target: str = "llvm+pim",
     device: tvm.runtime.Device | None = None,
-    flaw: str = "",
+    problem: str = "",
 ) -> tvm.runtime.Module:
     """An executable with its interface as one module; ``module["default"](device)`` returns an executor.
 
@@ -111,7 +111,7 @@ def pack(
         Name of its target, for messages.
     device : Device, optional
         Kind of device that it runs on; the CPU by default.
-    flaw : str
+    problem : str
         Reason why it cannot be executed; empty if it can.
     """
     return _create_network(
@@ -122,7 +122,7 @@ def pack(
         outputs,
         target,
         (device or tvm.cpu()).dlpack_device_type(),
-        flaw,
+        problem,
     )
 
 

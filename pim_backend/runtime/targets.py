@@ -6,7 +6,7 @@ TVM is imported where it is used: importing it calls `register`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
@@ -23,7 +23,7 @@ CPU_OPTIONS = ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")
 
 C_TARGET = "c"  # target of `compile` that adds C sources to the network that runs here
 LOADER = "ffi.Module.load_from_bytes.cuda"
-TARGETS = {
+TARGETS: dict[str, dict[str, Any]] = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
     "cuda+pim": {
         "kind": "cuda",
@@ -49,7 +49,7 @@ def register() -> None:
     for name, config in TARGETS.items():
         tvm.target.register_tag(name, config, override=True)
     if tvm_ffi.get_global_func(LOADER, allow_missing=True) is None:
-        stored = native.get("pimflow.runtime.stored_module")
+        stored = native.get("pimflow.runtime.saved_module")
         tvm_ffi.register_global_func(LOADER, lambda content: stored("cuda", content))
 
 

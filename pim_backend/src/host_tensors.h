@@ -35,7 +35,7 @@ inline void CopyBetweenDevices(const ffi::Tensor& from, const ffi::Tensor& to) {
   copy(from, to);
 }
 
-inline float FromHalf(uint16_t half) {
+inline float HalfToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
   uint32_t bits;
@@ -52,7 +52,7 @@ inline float FromHalf(uint16_t half) {
 }
 
 /*! \brief Round to the nearest fp16 value, ties to even. */
-inline uint16_t ToHalf(float value) {
+inline uint16_t FloatToHalf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   const uint16_t sign = (bits >> 16) & 0x8000u;
@@ -71,7 +71,7 @@ inline uint16_t ToHalf(float value) {
 
 inline int64_t Bytes(const ffi::Tensor& tensor) { return tensor.numel() * tensor.dtype().bits / 8; }
 
-inline const char* Begin(const ffi::Tensor& tensor) {
+inline const char* DataBegin(const ffi::Tensor& tensor) {
   return static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset();
 }
 
@@ -80,23 +80,23 @@ inline bool IsHostFloat32(const ffi::Tensor& tensor) {
   return tensor.device().device_type == kDLCPU && tensor.dtype().bits == 32;
 }
 
-inline bool Overlap(const ffi::Tensor& a, const ffi::Tensor& b) {
-  return Begin(a) < Begin(b) + Bytes(b) && Begin(b) < Begin(a) + Bytes(a);
+inline bool HasOverlap(const ffi::Tensor& a, const ffi::Tensor& b) {
+  return DataBegin(a) < DataBegin(b) + Bytes(b) && DataBegin(b) < DataBegin(a) + Bytes(a);
 }
 
 /*! \brief A copy of `x` in fp32 on the CPU. */
-inline ffi::Tensor ToHost(const ffi::Tensor& x) {
+inline ffi::Tensor ToHostFloat32(const ffi::Tensor& x) {
   ffi::Tensor host = x;
   if (x.device().device_type != kDLCPU) {
     host = HostTensor(x.shape(), x.dtype());
     CopyBetweenDevices(x, host);
   }
   ffi::Tensor full = HostTensor(x.shape(), kFloat32);
-  const char* data = Begin(host);
+  const char* data = DataBegin(host);
   auto* to = static_cast<float*>(full.data_ptr());
   if (x.dtype().bits == 16) {
     const auto* from = reinterpret_cast<const uint16_t*>(data);
-    for (int64_t i = 0; i < x.numel(); ++i) to[i] = FromHalf(from[i]);
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = HalfToFloat(from[i]);
   } else {
     std::memcpy(to, data, x.numel() * sizeof(float));
   }
@@ -104,14 +104,14 @@ inline ffi::Tensor ToHost(const ffi::Tensor& x) {
 }
 
 /*! \brief Copy `full`, fp32 on the CPU, to `y`, and convert its type. */
-inline void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
+inline void CopyFromHostFloat32(const ffi::Tensor& full, const ffi::Tensor& y) {
   const bool on_host = y.device().device_type == kDLCPU;
   ffi::Tensor host = on_host ? y : HostTensor(y.shape(), y.dtype());
   char* data = static_cast<char*>(host.data_ptr()) + host.byte_offset();
   const auto* from = static_cast<const float*>(full.data_ptr());
   if (y.dtype().bits == 16) {
     auto* to = reinterpret_cast<uint16_t*>(data);
-    for (int64_t i = 0; i < y.numel(); ++i) to[i] = ToHalf(from[i]);
+    for (int64_t i = 0; i < y.numel(); ++i) to[i] = FloatToHalf(from[i]);
   } else {
     std::memcpy(data, from, y.numel() * sizeof(float));
   }
@@ -119,7 +119,7 @@ inline void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
 }
 
 /*! \brief `x`, or a copy of it on the CPU if it lies on another device. */
-inline ffi::Tensor OnHost(const ffi::Tensor& x) {
+inline ffi::Tensor ToCpu(const ffi::Tensor& x) {
   if (x.device().device_type == kDLCPU) return x;
   ffi::Tensor host = HostTensor(x.shape(), x.dtype());
   CopyBetweenDevices(x, host);
@@ -127,17 +127,17 @@ inline ffi::Tensor OnHost(const ffi::Tensor& x) {
 }
 
 /*! \brief A copy of `count` elements from `first` on. */
-inline ffi::Tensor Part(const ffi::Tensor& of, int64_t first, int64_t count) {
-  ffi::Tensor part = HostTensor(ffi::Shape({count}), of.dtype());
-  const int64_t bytes = of.dtype().bits / 8;
-  std::memcpy(part.data_ptr(), Begin(of) + first * bytes, count * bytes);
+inline ffi::Tensor Part(const ffi::Tensor& tensor, int64_t first, int64_t count) {
+  ffi::Tensor part = HostTensor(ffi::Shape({count}), tensor.dtype());
+  const int64_t bytes = tensor.dtype().bits / 8;
+  std::memcpy(part.data_ptr(), DataBegin(tensor) + first * bytes, count * bytes);
   return part;
 }
 
 inline ffi::Tensor Copy(const ffi::TensorView& from) {
-  ffi::Tensor to = HostTensor(from.shape(), from.dtype());
-  std::memcpy(to.data_ptr(), static_cast<const char*>(from.data_ptr()) + from.byte_offset(), Bytes(to));
-  return to;
+  ffi::Tensor copy = HostTensor(from.shape(), from.dtype());
+  std::memcpy(copy.data_ptr(), static_cast<const char*>(from.data_ptr()) + from.byte_offset(), Bytes(copy));
+  return copy;
 }
 
 }  // namespace pimflow

@@ -15,7 +15,7 @@
 #include <optional>
 #include <tuple>
 
-#include "visits.h"
+#include "loop_nest.h"
 
 namespace pimflow::lowering {
 namespace {
@@ -36,8 +36,8 @@ struct Device {
 struct BlockSize {
   int64_t pixels, tiles, first_tile;
 
-  bool operator<(const BlockSize& other) const {
-    return std::tie(pixels, tiles, first_tile) < std::tie(other.pixels, other.tiles, other.first_tile);
+  bool operator<(const BlockSize& x) const {
+    return std::tie(pixels, tiles, first_tile) < std::tie(x.pixels, x.tiles, x.first_tile);
   }
 };
 
@@ -63,20 +63,20 @@ struct Layer {
               fields.at("overlap") != 0,
               fields.at("resumed") != 0,
               fields.at("loops") != 0},
-        tiling{fields.at("chunks"),  fields.at("columns"), fields.at("chunks_per_row"),
-               fields.at("elements_per_column"), fields.at("outputs"), fields.at("tiles"),
-               fields.at("matrices")},
+        tiling{
+            fields.at("chunks"),  fields.at("columns"), fields.at("chunks_per_row"), fields.at("elements_per_column"),
+            fields.at("outputs"), fields.at("tiles"),   fields.at("matrices")},
         device{fields.at("buffer_columns"), fields.at("activation_gap"), fields.at("precharge"),
                fields.at("opening"),        fields.at("burst"),          fields.at("turn_columns")},
         initial(fields.at("initial") != 0),
-        apart(fields.at("apart")),
+        matrix_stride(fields.at("matrix_stride")),
         table_row(fields.at("table_row")) {}
 
   LoopOrder order;
   BankTiling tiling;
   Device device;
   bool initial;       // whether latches are set before sums begin
-  int64_t apart;      // pixels between the vectors of a pixel for two matrices
+  int64_t matrix_stride;  // pixels between the vectors of a pixel for two matrices
   int64_t table_row;  // of the activation function; -1 without one
 };
 
@@ -97,9 +97,9 @@ class Streams {
         overlap_(layer.order.overlap && !activates_) {}
 
   Nodes BlockNodes(const Block& block) {
-    auto known = blocks_.find(block.size);
-    if (known == blocks_.end()) known = blocks_.emplace(block.size, SizeNodes(block.size)).first;
-    Nodes nodes = known->second;
+    auto entry = blocks_.find(block.size);
+    if (entry == blocks_.end()) entry = blocks_.emplace(block.size, SizeNodes(block.size)).first;
+    Nodes nodes = entry->second;
     const Shift shift{block.pixel, block.row - first_row_, block.channel, first_row_};
     for (Node& node : nodes) shift.Apply(&node);
     return nodes;
@@ -109,7 +109,7 @@ class Streams {
   Nodes OnePixel(const Tiles& tiles, const std::map<int64_t, int64_t>& rows, int64_t pixel, int64_t row) {
     Nodes nodes;
     int64_t turn = 0;
-    for (const Tiles& held : Runs(tiles)) Append(&nodes, Pixel(held, rows, turn++, 0));
+    for (const Tiles& group : AccumulatorGroups(tiles)) Append(&nodes, Pixel(group, rows, turn++, 0));
     const Shift shift{pixel, row - first_row_, 0, first_row_};
     for (Node& node : nodes) shift.Apply(&node);
     return nodes;
@@ -120,79 +120,77 @@ class Streams {
     Tiles tiles(size.tiles);
     std::iota(tiles.begin(), tiles.end(), size.first_tile);
     if (order_.resumed) {
-      return Roll(order_.loops, [&](int64_t pixel) { return Resumed(tiles, pixel); }, size.pixels);
+      return Roll(order_.loops, [&](int64_t pixel) { return ResumedPixel(tiles, pixel); }, size.pixels);
     }
     if (order_.accumulators == 1) {
-      const Nest nest(order_, tiling_, size.pixels, size.first_tile, size.tiles, layer_.apart);
-      return nest.Commands([&](const RowVisit* before, const RowVisit& visit, const RowVisit* after) {
-        return VisitNodes(before, visit, after);
+      const LoopNest nest(order_, tiling_, size.pixels, size.first_tile, size.tiles, layer_.matrix_stride);
+      return nest.Commands([&](const RowIteration* previous, const RowIteration& iteration, const RowIteration* next) {
+        return IterationNodes(previous, iteration, next);
       });
     }
-    const std::vector<Tiles> groups = Runs(tiles);
+    const std::vector<Tiles> groups = AccumulatorGroups(tiles);
     const bool one_pixel = size.pixels == 1;
     auto group = [&](int64_t turn) {
       auto products = [&](int64_t pixel) { return Pixel(groups[turn], {}, one_pixel ? turn : 0, pixel); };
       return Roll(order_.loops, products, size.pixels, 2);
     };
-    return Roll(order_.loops, group, static_cast<int64_t>(groups.size()), PeriodOfGroups() * (one_pixel ? 2 : 1));
+    return Roll(order_.loops, group, static_cast<int64_t>(groups.size()), GroupPeriod() * (one_pixel ? 2 : 1));
   }
 
   /*! \brief Number of groups of tiles (one for each accumulator) after which positions in rows repeat. */
-  int64_t PeriodOfGroups() const {
-    return tiling_.Period() / std::gcd(tiling_.Period(), order_.accumulators);
-  }
+  int64_t GroupPeriod() const { return tiling_.Period() / std::gcd(tiling_.Period(), order_.accumulators); }
 
-  std::vector<Tiles> Runs(const Tiles& tiles) const {
-    std::vector<Tiles> runs;
+  std::vector<Tiles> AccumulatorGroups(const Tiles& tiles) const {
+    std::vector<Tiles> groups;
     for (size_t begin = 0; begin < tiles.size(); begin += order_.accumulators) {
       const size_t end = std::min(tiles.size(), begin + order_.accumulators);
-      runs.emplace_back(tiles.begin() + begin, tiles.begin() + end);
+      groups.emplace_back(tiles.begin() + begin, tiles.begin() + end);
     }
-    return runs;
+    return groups;
   }
 
-  static RowVisit SingleVisit(int64_t tile, int64_t chunk, int64_t pixel) {
-    return RowVisit(tile, chunk, {Contents{pixel, 1}}, true);
+  static RowIteration PixelIteration(int64_t tile, int64_t chunk, int64_t pixel) {
+    return RowIteration(tile, chunk, {Contents{pixel, 1}}, true);
   }
 
   /*!
    * \brief All products of a pixel with the tiles that the accumulators hold, then the results.
    *
-   * Every second pixel goes backwards over the rows, and so begins with the open row; every second `turn_cycles` of one
+   * Every second pixel goes backwards over the rows, and so begins with the open row; every second turn of one
    * pixel goes backwards over its chunks, and so begins with the chunk in the buffer. `rows` has, by tile, the row in
    * which tile 0 would lie, where it is not the first.
    */
-  Nodes Pixel(const Tiles& held, const std::map<int64_t, int64_t>& rows, int64_t turn, int64_t pixel) const {
+  Nodes Pixel(const Tiles& tiles, const std::map<int64_t, int64_t>& rows, int64_t turn, int64_t pixel) const {
     std::vector<std::pair<int64_t, int64_t>> steps;  // chunk, latch
     for (int64_t i = 0; i < tiling_.chunks; ++i) {
       // Tiles of a turn keep their order, so that a channel without the last one stays in lockstep.
       const int64_t chunk = turn % 2 ? tiling_.chunks - 1 - i : i;
-      for (size_t latch = 0; latch < held.size(); ++latch) steps.emplace_back(chunk, latch);
+      for (size_t latch = 0; latch < tiles.size(); ++latch) steps.emplace_back(chunk, latch);
     }
     if (pixel % 2) std::reverse(steps.begin(), steps.end());
     const auto [first_chunk, first_latch] = steps.front();
     // With several pixels, `rows` is empty.
-    int64_t opened = pixel && !activates_ ? RowOf(held[first_latch], first_chunk) : -1;
-    int64_t written = turn ? first_chunk : -1;
+    int64_t open_row = pixel && !activates_ ? RowIndex(tiles[first_latch], first_chunk) : -1;
+    int64_t written_chunk = turn ? first_chunk : -1;
     Nodes nodes;
     if (layer_.initial) {
-      for (size_t latch = 0; latch < held.size(); ++latch) {
-        nodes.push_back(OnLatch(Start(SingleVisit(held[latch], 0, pixel), 0, 0), latch));
+      for (size_t latch = 0; latch < tiles.size(); ++latch) {
+        nodes.push_back(WithLatch(SetLatch(PixelIteration(tiles[latch], 0, pixel), 0, 0), latch));
       }
     }
     for (const auto& [chunk, latch] : steps) {
-      const RowVisit visit = SingleVisit(held[latch], chunk, pixel);
-      if (chunk != written) nodes.push_back(Write(visit, 0));
-      written = chunk;
-      const auto other = rows.find(visit.tile);
-      const int64_t row = RowOf(visit) + (other == rows.end() ? 0 : other->second);
-      if (row != opened) Append(&nodes, Opens(row));
-      opened = row;
-      nodes.push_back(OnLatch(Products(visit, 0, 0, row), latch));
+      const RowIteration iteration = PixelIteration(tiles[latch], chunk, pixel);
+      if (chunk != written_chunk) nodes.push_back(Write(iteration, 0));
+      written_chunk = chunk;
+      const auto offset = rows.find(iteration.tile);
+      const int64_t row = RowIndex(iteration) + (offset == rows.end() ? 0 : offset->second);
+      if (row != open_row) Append(&nodes, OpenRow(row));
+      open_row = row;
+      nodes.push_back(WithLatch(Products(iteration, 0, 0, row), latch));
     }
-    Append(&nodes, Activated(Latches(held.size())));
-    for (size_t latch = 0; latch < held.size(); ++latch) {
-      nodes.push_back(OnLatch(Read(SingleVisit(held[latch], 0, pixel), 0, 0), latch));
+    Append(&nodes, Activate(Latches(tiles.size())));
+    for (size_t latch = 0; latch < tiles.size(); ++latch) {
+      nodes.push_back(WithLatch(Read(PixelIteration(tiles[latch], 0, pixel), 0, 0), latch));
     }
     return nodes;
   }
@@ -202,76 +200,77 @@ class Streams {
    *
    * Every second chunk goes backwards over the tiles, and so begins with the sums in the latches.
    */
-  Nodes Resumed(const Tiles& tiles, int64_t pixel) const {
-    std::vector<Tiles> held = Runs(tiles);
+  Nodes ResumedPixel(const Tiles& tiles, int64_t pixel) const {
+    std::vector<Tiles> groups = AccumulatorGroups(tiles);
     Nodes nodes;
     for (int64_t chunk = 0; chunk < tiling_.chunks; ++chunk) {
-      auto part = [&](int64_t turn) { return ResumedPart(held, chunk, pixel, turn); };
-      Append(&nodes, Roll(order_.loops, part, static_cast<int64_t>(held.size()), PeriodOfGroups(), 2, 2));
-      std::reverse(held.begin(), held.end());
+      auto part = [&](int64_t turn) { return ResumedPart(groups, chunk, pixel, turn); };
+      Append(&nodes, Roll(order_.loops, part, static_cast<int64_t>(groups.size()), GroupPeriod(), 2, 2));
+      std::reverse(groups.begin(), groups.end());
     }
     return nodes;
   }
 
-  /*! \brief Products of a chunk with the tiles of one `turn_cycles`: sums are resumed before, and read after them. */
-  Nodes ResumedPart(const std::vector<Tiles>& held, int64_t chunk, int64_t pixel, int64_t turn) const {
-    const Tiles& part = held[turn];
-    const bool begins = turn == 0, ends = turn + 1 == static_cast<int64_t>(held.size());
+  /*! \brief Products of a chunk with the tiles of one turn: sums are resumed before, and read after them. */
+  Nodes ResumedPart(const std::vector<Tiles>& groups, int64_t chunk, int64_t pixel, int64_t turn) const {
+    const Tiles& part = groups[turn];
+    const bool begins = turn == 0, ends = turn + 1 == static_cast<int64_t>(groups.size());
     const bool last = chunk == tiling_.chunks - 1;
-    auto visit = [&](size_t latch) { return SingleVisit(part[latch], chunk, pixel); };
+    auto iteration = [&](size_t latch) { return PixelIteration(part[latch], chunk, pixel); };
     Nodes nodes;
-    if (begins) nodes.push_back(Write(visit(0), 0));
+    if (begins) nodes.push_back(Write(iteration(0), 0));
     if ((chunk && !begins) || (layer_.initial && !chunk)) {
       for (size_t latch = 0; latch < part.size(); ++latch) {
-        nodes.push_back(OnLatch(Start(visit(latch), 0, 0), latch));
+        nodes.push_back(WithLatch(SetLatch(iteration(latch), 0, 0), latch));
         nodes.back().numbers[1] = chunk > 0;
       }
     }
-    int64_t opened = -1;
+    int64_t open_row = -1;
     if (!begins && !(last && activates_)) {
-      opened = RowOf(held[turn - 1].back(), chunk);
+      open_row = RowIndex(groups[turn - 1].back(), chunk);
     } else if (begins && chunk) {  // the tiles with which the chunk before ended
-      opened = RowOf(part.back(), chunk - 1);
+      open_row = RowIndex(part.back(), chunk - 1);
     }
     for (size_t latch = 0; latch < part.size(); ++latch) {
-      const int64_t row = RowOf(visit(latch));
-      if (row != opened) Append(&nodes, Opens(row));
-      opened = row;
-      nodes.push_back(OnLatch(Products(visit(latch), 0, 0, row), latch));
+      const int64_t row = RowIndex(iteration(latch));
+      if (row != open_row) Append(&nodes, OpenRow(row));
+      open_row = row;
+      nodes.push_back(WithLatch(Products(iteration(latch), 0, 0, row), latch));
     }
-    if (last) Append(&nodes, Activated(Latches(part.size())));
+    if (last) Append(&nodes, Activate(Latches(part.size())));
     if (last || !ends) {
-      for (size_t latch = 0; latch < part.size(); ++latch) nodes.push_back(OnLatch(Read(visit(latch), 0, 0), latch));
+      for (size_t latch = 0; latch < part.size(); ++latch)
+        nodes.push_back(WithLatch(Read(iteration(latch), 0, 0), latch));
     }
     return nodes;
   }
 
   /*!
-   * \brief Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
+   * \brief Commands of one iteration, the READRESs of the one before, and the GWRITEs for the next.
    *
-   * A buffer is written for the next visit as soon as its last product is formed, so that the bus works while the
-   * other buffers compute. The last buffer waits for the READRESs in between, and is written in the next visit. Bus
+   * A buffer is written for the next iteration as soon as its last product is formed, so that the bus works while the
+   * other buffers compute. The last buffer waits for the READRESs in between, and is written in the next iteration. Bus
    * commands are interleaved with the first products.
    */
-  Nodes VisitNodes(const RowVisit* before, const RowVisit& visit, const RowVisit* after) const {
-    const int64_t row = RowOf(visit);
-    Buffers late = Late(before, visit);
+  Nodes IterationNodes(const RowIteration* previous, const RowIteration& iteration, const RowIteration* next) const {
+    const int64_t row = RowIndex(iteration);
+    Buffers late = LateBuffers(previous, iteration);
     Nodes bus, nodes;
-    if (before) Append(&bus, Reads(*before));
-    if (layer_.initial && (!before || before->complete)) {
-      for (int64_t b : visit.active) bus.push_back(Start(visit, b, 0));
+    if (previous) Append(&bus, ReadResults(*previous));
+    if (layer_.initial && (!previous || previous->complete)) {
+      for (int64_t b : iteration.active) bus.push_back(SetLatch(iteration, b, 0));
     }
     if (!overlap_) {
       nodes = std::move(bus);
-      for (int64_t b : late) nodes.push_back(Write(visit, b));
+      for (int64_t b : late) nodes.push_back(Write(iteration, b));
       bus.clear();
       late.clear();
     }
-    if (!before || RowOf(*before) != row || (before->complete && activates_)) {
-      const Nodes opens = Opens(row);
+    if (!previous || RowIndex(*previous) != row || (previous->complete && activates_)) {
+      const Nodes opens = OpenRow(row);
       if (!late.empty()) {
-        OpenAndWrite(opens, visit, &late, &nodes);
-      } else if (!visit.WrittenAfter(before).empty()) {
+        OpenAndWrite(opens, iteration, &late, &nodes);
+      } else if (!iteration.ChangedBuffers(previous).empty()) {
         Append(&nodes, opens);
       } else {
         nodes.push_back(opens.front());
@@ -280,14 +279,14 @@ class Streams {
         bus.clear();
       }
     }
-    for (int64_t b : late) bus.push_back(Write(visit, b));
-    for (int64_t b : Early(visit, after)) bus.push_back(Write(*after, b));
-    VisitProducts(visit, after, row, std::move(bus), &nodes);
-    if (!after) Append(&nodes, Reads(visit));
+    for (int64_t b : late) bus.push_back(Write(iteration, b));
+    for (int64_t b : EarlyBuffers(iteration, next)) bus.push_back(Write(*next, b));
+    IterationProducts(iteration, next, row, std::move(bus), &nodes);
+    if (!next) Append(&nodes, ReadResults(iteration));
     return nodes;
   }
 
-  Nodes Opens(int64_t row) const {
+  Nodes OpenRow(int64_t row) const {
     Nodes nodes;
     for (int64_t gang = 0; gang < order_.gangs; ++gang) nodes.push_back(Node{kGAct, {gang}, {Affine{row}}, {}});
     return nodes;
@@ -300,21 +299,21 @@ class Streams {
   }
 
   /*! \brief AFs of `latches`, whose sums are complete, in the opened row of the table; none without activation. */
-  Nodes Activated(const Buffers& latches) const {
+  Nodes Activate(const Buffers& latches) const {
     if (!activates_) return {};
-    Nodes nodes = Opens(layer_.table_row);
-    for (int64_t b : latches) nodes.push_back(Node{kActivate, {b}, {Affine{layer_.table_row}}, {}});
+    Nodes nodes = OpenRow(layer_.table_row);
+    for (int64_t b : latches) nodes.push_back(Node{kAfNode, {b}, {Affine{layer_.table_row}}, {}});
     return nodes;
   }
 
   /*! \brief Open a row, and meanwhile write as many of the `late` buffers as fit. */
-  void OpenAndWrite(const Nodes& opens, const RowVisit& visit, Buffers* late, Nodes* nodes) const {
+  void OpenAndWrite(const Nodes& opens, const RowIteration& iteration, Buffers* late, Nodes* nodes) const {
     const Device& n = layer_.device;
     int64_t clock = n.precharge, free = 0;
     for (size_t i = 0; i <= opens.size(); ++i) {
       const int64_t end = i < opens.size() ? clock : clock - n.activation_gap + n.opening;
       while (!late->empty() && free <= end) {
-        const Node write = Write(visit, late->front());
+        const Node write = Write(iteration, late->front());
         late->erase(late->begin());
         free += Bursts(write) * n.burst;
         nodes->push_back(write);
@@ -324,46 +323,48 @@ class Streams {
     }
   }
 
-  /*! \brief Buffers that this visit does not use, and that can be written while it reads no results. */
-  Buffers Early(const RowVisit& visit, const RowVisit* after) const {
-    if (!after || !overlap_) return {};
-    for (const Contents& contents : visit.contents) {
+  /*! \brief Buffers that this iteration does not use, and that can be written while it reads no results. */
+  Buffers EarlyBuffers(const RowIteration& iteration, const RowIteration* next) const {
+    if (!next || !overlap_) return {};
+    for (const Contents& contents : iteration.contents) {
       if (contents.pixels > 1) return {};
     }
     Buffers idle;
-    for (int64_t b : after->WrittenAfter(&visit)) {
-      if (!visit.IsActive(b)) idle.push_back(b);
+    for (int64_t b : next->ChangedBuffers(&iteration)) {
+      if (!iteration.IsActive(b)) idle.push_back(b);
     }
     if (idle.empty()) return idle;
-    const int64_t pixels = after->contents[idle.front()].pixels;
-    const size_t count = std::max<size_t>(1, visit.active.size() / pixels);
+    const int64_t pixels = next->contents[idle.front()].pixels;
+    const size_t count = std::max<size_t>(1, iteration.active.size() / pixels);
     idle.resize(std::min(idle.size(), count));
     return idle;
   }
 
-  /*! \brief Buffers of `visit` that were not written during the visit before. */
-  Buffers Late(const RowVisit* before, const RowVisit& visit) const {
-    const Buffers writes = visit.WrittenAfter(before);
-    if (!before || !overlap_) return writes;
-    Buffers done = Early(*before, &visit);
-    done.insert(done.end(), before->active.begin(), before->active.end() - (before->complete ? 1 : 0));
+  /*! \brief Buffers of `iteration` that were not written during the iteration before. */
+  Buffers LateBuffers(const RowIteration* previous, const RowIteration& iteration) const {
+    const Buffers writes = iteration.ChangedBuffers(previous);
+    if (!previous || !overlap_) return writes;
+    Buffers written_buffers = EarlyBuffers(*previous, &iteration);
+    written_buffers.insert(written_buffers.end(), previous->active.begin(),
+                           previous->active.end() - (previous->complete ? 1 : 0));
     Buffers late;
     for (int64_t b : writes) {
-      if (std::find(done.begin(), done.end(), b) == done.end()) late.push_back(b);
+      if (std::find(written_buffers.begin(), written_buffers.end(), b) == written_buffers.end()) late.push_back(b);
     }
     return late;
   }
 
-  /*! \brief COMPs of a visit with READRESs between slots, interleaved with the remaining `bus` commands. */
-  void VisitProducts(const RowVisit& visit, const RowVisit* after, int64_t row, Nodes bus, Nodes* nodes) const {
-    const Buffers writes = after && overlap_ ? after->WrittenAfter(&visit) : Buffers();
-    auto count_of = [&](int64_t b) { return visit.contents[b].pixels; };
-    int64_t most = 0;
-    for (int64_t b : visit.active) most = std::max(most, count_of(b));
-    for (int64_t slot = 0; slot < most;) {
+  /*! \brief COMPs of an iteration with READRESs between slots, interleaved with the remaining `bus` commands. */
+  void IterationProducts(const RowIteration& iteration, const RowIteration* next, int64_t row, Nodes bus,
+                         Nodes* nodes) const {
+    const Buffers writes = next && overlap_ ? next->ChangedBuffers(&iteration) : Buffers();
+    auto count_of = [&](int64_t b) { return iteration.contents[b].pixels; };
+    int64_t max_pixels = 0;
+    for (int64_t b : iteration.active) max_pixels = std::max(max_pixels, count_of(b));
+    for (int64_t slot = 0; slot < max_pixels;) {
       Buffers active, ending;
-      int64_t run = most;
-      for (int64_t b : visit.active) {
+      int64_t run = max_pixels;
+      for (int64_t b : iteration.active) {
         if (count_of(b) <= slot) continue;
         active.push_back(b);
         run = std::min(run, count_of(b));
@@ -372,23 +373,23 @@ class Streams {
       }
       run -= 1 + slot;
       if (slot && run > 0) {
-        Node loop{kLoop, {run}, {}, Turn(visit, active, slot, row)};
+        Node loop{kLoop, {run}, {}, SlotIteration(iteration, active, slot, row)};
         nodes->push_back(std::move(loop));
         slot += run;
         continue;
       }
       if (slot && !ending.empty()) {
         bus.clear();
-        for (int64_t b : active) Append(&bus, Next(visit, b, slot, 0));
+        for (int64_t b : active) Append(&bus, NextSlot(iteration, b, slot, 0));
       }
-      if (slot && activates_) Append(nodes, AllNext(visit, active, slot, row, 0));
+      if (slot && activates_) Append(nodes, NextSlots(iteration, active, slot, row, 0));
       for (int64_t b : active) {
-        if (slot && ending.empty() && !activates_) Append(nodes, Next(visit, b, slot, 0));
-        Weave(Products(visit, b, slot, row), b, &bus, nodes);
+        if (slot && ending.empty() && !activates_) Append(nodes, NextSlot(iteration, b, slot, 0));
+        Interleave(Products(iteration, b, slot, row), b, &bus, nodes);
         const bool ends = std::find(ending.begin(), ending.end(), b) != ending.end();
-        if (ends && (b != visit.active.back() || !visit.complete)) {
+        if (ends && (b != iteration.active.back() || !iteration.complete)) {
           Append(nodes, bus);
-          bus = {Write(*after, b)};
+          bus = {Write(*next, b)};
         }
       }
       ++slot;
@@ -401,15 +402,15 @@ class Streams {
    * \brief Append a run of COMPs, interleaved with commands of `bus`: those that must precede it come first, others
    * between its parts, as soon as the bus is free. Commands that do not fit stay in `bus`.
    */
-  void Weave(const Node& comp, int64_t buffer, Nodes* bus, Nodes* nodes) const {
-    size_t before = 0;  // commands of its buffer, and a GWRITE right after them
+  void Interleave(const Node& comp, int64_t buffer, Nodes* bus, Nodes* nodes) const {
+    size_t leading = 0;  // commands of its buffer, and a GWRITE right after them
     for (size_t i = 0; i < bus->size(); ++i) {
-      if ((*bus)[i].numbers[0] == buffer) before = i + 1;
+      if ((*bus)[i].numbers[0] == buffer) leading = i + 1;
     }
-    if (before && (*bus)[before - 1].opcode == kGwrite) before = std::min(bus->size(), before + 1);
-    nodes->insert(nodes->end(), bus->begin(), bus->begin() + before);
-    size_t next = before;
-    int64_t done = 0;
+    if (leading && (*bus)[leading - 1].opcode == kGwrite) leading = std::min(bus->size(), leading + 1);
+    nodes->insert(nodes->end(), bus->begin(), bus->begin() + leading);
+    size_t next = leading;
+    int64_t placed = 0;
     const int64_t count = comp.numbers[1];
     for (const Node* last = nullptr; next < bus->size(); ++next) {
       const Node& node = (*bus)[next];
@@ -417,13 +418,13 @@ class Streams {
       if (node.opcode == kGwrite && last) {
         step = last->opcode == kGwrite ? Bursts(*last) : layer_.device.turn_columns;
       }
-      if (done + step > count) break;
-      nodes->push_back(Part(comp, done, step));
+      if (placed + step > count) break;
+      nodes->push_back(Part(comp, placed, step));
       nodes->push_back(node);
       last = &node;
-      done += step;
+      placed += step;
     }
-    if (done < count) nodes->push_back(Part(comp, done, count - done));
+    if (placed < count) nodes->push_back(Part(comp, placed, count - placed));
     bus->erase(bus->begin(), bus->begin() + next);
   }
 
@@ -433,71 +434,72 @@ class Streams {
     return comp;
   }
 
-  int64_t RowOf(int64_t tile, int64_t chunk) const { return first_row_ + tiling_.Row(tile, chunk); }
-  int64_t RowOf(const RowVisit& visit) const { return RowOf(visit.tile, visit.chunk); }
+  int64_t RowIndex(int64_t tile, int64_t chunk) const { return first_row_ + tiling_.Row(tile, chunk); }
+  int64_t RowIndex(const RowIteration& iteration) const { return RowIndex(iteration.tile, iteration.chunk); }
 
-  static Node OnLatch(Node node, size_t latch) {
+  static Node WithLatch(Node node, size_t latch) {
     node.numbers[0] = static_cast<int64_t>(latch);
     return node;
   }
 
   static int64_t Bursts(const Node& gwrite) { return gwrite.numbers[1] * gwrite.numbers[2]; }
 
-  Node Write(const RowVisit& visit, int64_t buffer) const {
-    const Contents& contents = visit.contents[buffer];
-    const int64_t element = visit.chunk * tiling_.columns * tiling_.elements_per_column;
+  Node Write(const RowIteration& iteration, int64_t buffer) const {
+    const Contents& contents = iteration.contents[buffer];
+    const int64_t element = iteration.chunk * tiling_.columns * tiling_.elements_per_column;
     return Node{kGwrite, {buffer, contents.pixels, tiling_.columns}, {Affine{contents.first}, Affine{element}}, {}};
   }
 
   /*! \brief The COMPs of a slot, which advances by `step` in each iteration of a loop, as in the next functions. */
-  Node Products(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t row, int64_t step = 0) const {
-    const int64_t place = tiling_.PlaceInRow(visit.tile, visit.chunk) * layer_.device.buffer_columns;
+  Node Products(const RowIteration& iteration, int64_t buffer, int64_t slot, int64_t row, int64_t step = 0) const {
+    const int64_t place = tiling_.PlaceInRow(iteration.tile, iteration.chunk) * layer_.device.buffer_columns;
     const Affine column{place + slot * tiling_.columns, {step * tiling_.columns}};
     return Node{kComp, {buffer, tiling_.columns}, {Affine{row}, column}, {}};
   }
 
-  Node Read(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step = 0) const {
-    const Affine pixel{visit.contents[buffer].first + slot, {step}};
-    return Node{kReadres, {buffer}, {pixel, Affine{tiling_.Channel(visit.tile)}}, {}};
+  Node Read(const RowIteration& iteration, int64_t buffer, int64_t slot, int64_t step = 0) const {
+    const Affine pixel{iteration.contents[buffer].first + slot, {step}};
+    return Node{kReadres, {buffer}, {pixel, Affine{tiling_.Channel(iteration.tile)}}, {}};
   }
 
-  Node Start(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step = 0) const {
-    Node node = Read(visit, buffer, slot, step);
+  Node SetLatch(const RowIteration& iteration, int64_t buffer, int64_t slot, int64_t step = 0) const {
+    Node node = Read(iteration, buffer, slot, step);
     node.opcode = kWrbias;
     return node;
   }
 
   /*! \brief Between two slots of a buffer: read the latch, and set it for the next. */
-  Nodes Next(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step) const {
-    Nodes nodes{Read(visit, buffer, slot - 1, step)};
-    if (layer_.initial) nodes.push_back(Start(visit, buffer, slot, step));
+  Nodes NextSlot(const RowIteration& iteration, int64_t buffer, int64_t slot, int64_t step) const {
+    Nodes nodes{Read(iteration, buffer, slot - 1, step)};
+    if (layer_.initial) nodes.push_back(SetLatch(iteration, buffer, slot, step));
     return nodes;
   }
 
   /*! \brief Between two slots of all buffers: activate, read and set latches, and reopen the row. */
-  Nodes AllNext(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row, int64_t step) const {
-    Nodes nodes = Activated(buffers);
-    for (int64_t b : buffers) Append(&nodes, Next(visit, b, slot, step));
-    Append(&nodes, Opens(row));
+  Nodes NextSlots(const RowIteration& iteration, const Buffers& buffers, int64_t slot, int64_t row,
+                  int64_t step) const {
+    Nodes nodes = Activate(buffers);
+    for (int64_t b : buffers) Append(&nodes, NextSlot(iteration, b, slot, step));
+    Append(&nodes, OpenRow(row));
     return nodes;
   }
 
   /*! \brief One iteration of the loop over slots from `slot` on: read the slot before, compute this one. */
-  Nodes Turn(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row) const {
+  Nodes SlotIteration(const RowIteration& iteration, const Buffers& buffers, int64_t slot, int64_t row) const {
     Nodes nodes;
-    if (activates_) nodes = AllNext(visit, buffers, slot, row, 1);
+    if (activates_) nodes = NextSlots(iteration, buffers, slot, row, 1);
     for (int64_t b : buffers) {
-      if (!activates_) Append(&nodes, Next(visit, b, slot, 1));
-      nodes.push_back(Products(visit, b, slot, row, 1));
+      if (!activates_) Append(&nodes, NextSlot(iteration, b, slot, 1));
+      nodes.push_back(Products(iteration, b, slot, row, 1));
     }
     return nodes;
   }
 
-  /*! \brief READRESs of the results in the latches after a visit: those of the last slot of each buffer. */
-  Nodes Reads(const RowVisit& visit) const {
-    if (!visit.complete) return {};
-    Nodes nodes = Activated(visit.active);
-    for (int64_t b : visit.active) nodes.push_back(Read(visit, b, visit.contents[b].pixels - 1));
+  /*! \brief READRESs of the results in the latches after an iteration: those of the last slot of each buffer. */
+  Nodes ReadResults(const RowIteration& iteration) const {
+    if (!iteration.complete) return {};
+    Nodes nodes = Activate(iteration.active);
+    for (int64_t b : iteration.active) nodes.push_back(Read(iteration, b, iteration.contents[b].pixels - 1));
     return nodes;
   }
 
@@ -513,31 +515,31 @@ class Streams {
 const Node* FirstWrite(const Nodes& nodes, int* count) {
   const Node* first = nullptr;
   for (const Node& node : nodes) {
-    const Node* found = nullptr;
-    if (node.opcode == kLoop) found = FirstWrite(node.body, count);
-    if (node.opcode == kGwrite) found = &node, ++*count;
-    if (!first) first = found;
+    const Node* first_in_body = nullptr;
+    if (node.opcode == kLoop) first_in_body = FirstWrite(node.body, count);
+    if (node.opcode == kGwrite) first_in_body = &node, ++*count;
+    if (!first) first = first_in_body;
   }
   return first;
 }
 
 /*! \brief Concatenate blocks; a vector that stays in its buffer is written only once. */
-Nodes JoinOfOnePixel(const std::vector<Nodes>& blocks) {
-  Nodes joined;
-  std::optional<Node> held;
+Nodes ConcatenateBlocks(const std::vector<Nodes>& blocks) {
+  Nodes concatenated;
+  std::optional<Node> vector;
   for (const Nodes& nodes : blocks) {
     const auto first = std::find_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.opcode != kWrbias; });
     for (auto node = nodes.begin(); node != nodes.end(); ++node) {
-      if (node != first || !held || !(*node == *held)) joined.push_back(*node);
+      if (node != first || !vector || !(*node == *vector)) concatenated.push_back(*node);
     }
     int count = 0;
     const Node* write = FirstWrite(nodes, &count);
-    held = count == 1 ? std::optional<Node>(*write) : std::nullopt;
+    vector = count == 1 ? std::optional<Node>(*write) : std::nullopt;
   }
-  return joined;
+  return concatenated;
 }
 
-constexpr int64_t kDealtWords = 6;
+constexpr int64_t kBlockWords = 6;
 
 /*!
  * \brief The streams of all channels.
@@ -549,29 +551,29 @@ constexpr int64_t kDealtWords = 6;
  *   block, ordered by channel.
  * \return Words of all distinct streams, concatenated; where each begins; and the index of each channel's stream.
  */
-ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& dealt, int64_t channels) {
+ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& blocks_table, int64_t channels) {
   const Layer layer(fields);
   const int64_t pixel_begin = fields.at("pixel_begin"), row_begin = fields.at("row_begin");
   const bool one_pixel = fields.at("one_pixel") != 0, to_time = fields.at("to_time") != 0;
-  const bool shares = fields.at("shares_accumulators") != 0;
-  const auto* word = static_cast<const int64_t*>(dealt.data_ptr());
-  const int64_t* end = word + dealt.size(0) * kDealtWords;
+  const bool shares_accumulators = fields.at("shares_accumulators") != 0;
+  const auto* word = static_cast<const int64_t*>(blocks_table.data_ptr());
+  const int64_t* end = word + blocks_table.size(0) * kBlockWords;
   const BankTiling& tiling = layer.tiling;
   Streams streams(layer);
-  Numbers words, begins{0}, kinds;
-  std::map<std::vector<std::array<int64_t, 6>>, int64_t> known;
+  Numbers words, begins{0}, stream_indices;
+  std::map<std::vector<std::array<int64_t, 6>>, int64_t> streams_by_blocks;
   for (int64_t channel = 0; channel < channels; ++channel) {
     std::vector<Block> blocks;
     std::map<int64_t, int64_t> rows;
     Tiles tiles;
-    for (; word < end && word[0] == channel; word += kDealtWords) {
+    for (; word < end && word[0] == channel; word += kBlockWords) {
       // Positions in rows depend only on the remainder.
-      const int64_t first = word[3] % tiling.Period(), before = word[3] - first;
+      const int64_t first = word[3] % tiling.Period(), skipped = word[3] - first;
       blocks.push_back(Block{{word[2], word[4], first},
-                             tiling.Row(before, 0) + row_begin + word[5],
-                             word[1] + pixel_begin + tiling.Matrix(before) * layer.apart,
-                             layer.apart ? 0 : before * tiling.outputs});
-      for (int64_t tile = word[3]; shares && tile < word[3] + word[4]; ++tile) {
+                             tiling.Row(skipped, 0) + row_begin + word[5],
+                             word[1] + pixel_begin + tiling.Matrix(skipped) * layer.matrix_stride,
+                             layer.matrix_stride ? 0 : skipped * tiling.outputs});
+      for (int64_t tile = word[3]; shares_accumulators && tile < word[3] + word[4]; ++tile) {
         tiles.push_back(tile);
         rows[tile] = word[5];
       }
@@ -582,17 +584,17 @@ ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView
     }
     std::vector<std::array<int64_t, 6>> key;
     for (const Block& block : blocks) key.push_back(block.Key());
-    const auto [kind, is_new] = known.emplace(std::move(key), static_cast<int64_t>(begins.size()) - 1);
-    kinds.push_back(kind->second);
+    const auto [stream, is_new] = streams_by_blocks.emplace(std::move(key), static_cast<int64_t>(begins.size()) - 1);
+    stream_indices.push_back(stream->second);
     if (!is_new) continue;
     Nodes nodes;
-    if (shares) {
+    if (shares_accumulators) {
       nodes = streams.OnePixel(tiles, rows, pixel_begin, row_begin);
     } else {
       std::vector<Nodes> parts;
       for (const Block& block : blocks) parts.push_back(streams.BlockNodes(block));
       if (one_pixel) {
-        nodes = JoinOfOnePixel(parts);
+        nodes = ConcatenateBlocks(parts);
       } else {
         for (const Nodes& part : parts) Append(&nodes, part);
       }
@@ -600,7 +602,7 @@ ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView
     for (const Node& node : nodes) Encode(node, &words);
     begins.push_back(static_cast<int64_t>(words.size()));
   }
-  return {WordTensor(words), WordTensor(begins), WordTensor(kinds)};
+  return {WordTensor(words), WordTensor(begins), WordTensor(stream_indices)};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -35,7 +35,7 @@ struct Interface {
   int64_t outputs = 0;
   std::string target;
   int64_t device_type = kDLCPU;
-  std::string flaw;  // reason why it cannot run; empty if it can
+  std::string unsupported_reason;  // reason why it cannot run; empty if it can
 };
 
 /*! \brief Executor: inputs, results and the virtual machine of a network on a device. */
@@ -49,7 +49,7 @@ class ExecutorObj : public ffi::ModuleObj {
       DLDataType dtype = ffi::StringToDLDataType(input.dtype);
       values_.push_back(alloc(shape, dtype, device, nullptr).cast<ffi::Tensor>());
     }
-    known_.resize(values_.size());
+    is_set_.resize(values_.size());
   }
 
   const char* kind() const final { return "pimflow executor"; }
@@ -61,21 +61,21 @@ class ExecutorObj : public ffi::ModuleObj {
       return ffi::Function::FromTyped([self](ffi::Any key, ffi::Tensor value) {
         static ffi::Function copy = ffi::Function::GetGlobalRequired("runtime.TVMTensorCopyFromTo");
         const size_t index = self->Index(key);
-        self->CheckFits(index, value);
+        self->CheckInput(index, value);
         copy(value, self->values_[index]);
-        self->known_[index] = true;
+        self->is_set_[index] = true;
       });
     }
     if (name == "set_input_zero_copy") {  // takes the tensor itself, so that steps of a network can share a cache
       return ffi::Function::FromTyped([self](ffi::Any key, ffi::Tensor value) {
         const size_t index = self->Index(key);
-        self->CheckFits(index, value);
-        const DLDevice own = self->values_[index].device(), other = value.device();
-        TVM_FFI_ICHECK(value.IsContiguous() && other.device_type == own.device_type &&
-                       other.device_id == own.device_id)
+        self->CheckInput(index, value);
+        const DLDevice input_device = self->values_[index].device(), value_device = value.device();
+        TVM_FFI_ICHECK(value.IsContiguous() && value_device.device_type == input_device.device_type &&
+                       value_device.device_id == input_device.device_id)
             << "input '" << self->interface_.inputs[index].name << "' lies elsewhere, or in pieces";
         self->values_[index] = value;
-        self->known_[index] = true;
+        self->is_set_[index] = true;
       });
     }
     if (name == "get_input") {
@@ -127,33 +127,30 @@ class ExecutorObj : public ffi::ModuleObj {
     return index;
   }
 
-  void CheckFits(size_t index, const ffi::Tensor& value) const {
-    const ffi::Tensor& wanted = values_[index];
-    bool fits = value.ndim() == wanted.ndim() && value.dtype() == wanted.dtype();
-    for (int i = 0; fits && i < value.ndim(); ++i) fits = value.size(i) == wanted.size(i);
-    if (!fits) {
-      TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[index].name << "' has shape "
-                                   << wanted.shape() << " and dtype "
-                                   << ffi::DLDataTypeToString(wanted.dtype()) << ", not " << value.shape()
-                                   << " " << ffi::DLDataTypeToString(value.dtype());
+  void CheckInput(size_t index, const ffi::Tensor& value) const {
+    const ffi::Tensor& expected = values_[index];
+    bool is_equal = value.ndim() == expected.ndim() && value.dtype() == expected.dtype();
+    for (int i = 0; is_equal && i < value.ndim(); ++i) is_equal = value.size(i) == expected.size(i);
+    if (!is_equal) {
+      TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[index].name << "' has shape " << expected.shape()
+                                   << " and dtype " << ffi::DLDataTypeToString(expected.dtype()) << ", not "
+                                   << value.shape() << " " << ffi::DLDataTypeToString(value.dtype());
     }
   }
 
   void Run() {
     std::vector<ffi::AnyView> args(values_.begin(), values_.end());
-    for (size_t i = 0; i < known_.size(); ++i) {
-      if (!known_[i]) {
-        TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[i].name << "' was not set";
-      }
+    for (size_t i = 0; i < is_set_.size(); ++i) {
+      if (!is_set_[i]) { TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[i].name << "' was not set"; }
     }
     outputs_.clear();  // they lie in the pool of the last run, which this run reuses
     ffi::Any result;
     main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
-    if (auto one = result.try_cast<ffi::Tensor>()) {
-      outputs_.push_back(*one);
+    if (auto tensor = result.try_cast<ffi::Tensor>()) {
+      outputs_.push_back(*tensor);
     } else {
-      for (const ffi::Any& each : result.cast<ffi::Array<ffi::Any>>()) {
-        outputs_.push_back(each.cast<ffi::Tensor>());
+      for (const ffi::Any& output : result.cast<ffi::Array<ffi::Any>>()) {
+        outputs_.push_back(output.cast<ffi::Tensor>());
       }
     }
   }
@@ -176,7 +173,7 @@ class ExecutorObj : public ffi::ModuleObj {
   ffi::Module machine_;
   ffi::Function main_;
   std::vector<ffi::Tensor> values_, outputs_;
-  std::vector<bool> known_;
+  std::vector<bool> is_set_;
 };
 
 class NetworkModuleObj : public ffi::ModuleObj {
@@ -211,7 +208,7 @@ class NetworkModuleObj : public ffi::ModuleObj {
     w.Put(interface_.outputs);
     w.PutAll(interface_.target);
     w.Put(interface_.device_type);
-    w.PutAll(interface_.flaw);
+    w.PutAll(interface_.unsupported_reason);
     return ffi::Bytes(w.out);
   }
 
@@ -231,18 +228,18 @@ class NetworkModuleObj : public ffi::ModuleObj {
     interface.outputs = r.Get<int64_t>();
     r.GetAll(&interface.target);
     interface.device_type = r.Get<int64_t>();
-    r.GetAll(&interface.flaw);
+    r.GetAll(&interface.unsupported_reason);
     return ffi::Module(ffi::make_object<NetworkModuleObj>(std::move(interface)));
   }
 
  private:
   ffi::Module Executor(DLDevice device) {
     if (device.device_type != interface_.device_type) {
-      const char* wanted = interface_.device_type == kDLCPU ? "tvm.cpu()" : "tvm.cuda()";
-      TVM_FFI_THROW(ArtifactError) << "built for target '" << interface_.target << "', which runs on "
-                                   << wanted << "; give that device, or build for another target";
+      const char* expected = interface_.device_type == kDLCPU ? "tvm.cpu()" : "tvm.cuda()";
+      TVM_FFI_THROW(ArtifactError) << "built for target '" << interface_.target << "', which runs on " << expected
+                                   << "; give that device, or build for another target";
     }
-    if (!interface_.flaw.empty()) TVM_FFI_THROW(ArtifactError) << interface_.flaw;
+    if (!interface_.unsupported_reason.empty()) TVM_FFI_THROW(ArtifactError) << interface_.unsupported_reason;
     static ffi::Function attr = ffi::Function::GetGlobalRequired("runtime.GetDeviceAttr");
     const int type = device.device_type, id = device.device_id;
     auto exists = attr(type, id, 0).try_cast<int64_t>();
@@ -267,9 +264,9 @@ class NetworkModuleObj : public ffi::ModuleObj {
 };
 
 /*! \brief A module that holds the saved bytes of another library's module, for a process that has its loader. */
-class StoredModuleObj : public ffi::ModuleObj {
+class SavedModuleObj : public ffi::ModuleObj {
  public:
-  StoredModuleObj(std::string kind, ffi::Bytes bytes) : kind_(std::move(kind)), bytes_(std::move(bytes)) {}
+  SavedModuleObj(std::string kind, ffi::Bytes bytes) : kind_(std::move(kind)), bytes_(std::move(bytes)) {}
   const char* kind() const final { return kind_.c_str(); }
   int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
   ffi::Optional<ffi::Function> GetFunction(const ffi::String&) final { return std::nullopt; }
@@ -280,8 +277,8 @@ class StoredModuleObj : public ffi::ModuleObj {
   ffi::Bytes bytes_;
 };
 
-ffi::Module StoredModule(ffi::String kind, ffi::Bytes bytes) {
-  return ffi::Module(ffi::make_object<StoredModuleObj>(std::string(kind), bytes));
+ffi::Module SavedModule(ffi::String kind, ffi::Bytes bytes) {
+  return ffi::Module(ffi::make_object<SavedModuleObj>(std::string(kind), bytes));
 }
 
 ffi::Bytes SaveModule(ffi::Module module) { return module->SaveToBytes(); }
@@ -292,8 +289,8 @@ ffi::Bytes SaveModule(ffi::Module module) { return module->SaveToBytes(); }
  * \param flaw Reason why it cannot be executed; empty if it can.
  */
 ffi::Module CreateNetwork(ffi::Module executable, ffi::Array<ffi::String> names, ffi::Array<ffi::Shape> shapes,
-                          ffi::Array<ffi::String> dtypes, int64_t outputs, ffi::String target,
-                          int64_t device_type, ffi::String flaw) {
+                          ffi::Array<ffi::String> dtypes, int64_t outputs, ffi::String target, int64_t device_type,
+                          ffi::String unsupported_reason) {
   Interface interface;
   for (size_t i = 0; i < names.size(); ++i) {
     std::vector<int64_t> shape(shapes[i].begin(), shapes[i].end());
@@ -302,7 +299,7 @@ ffi::Module CreateNetwork(ffi::Module executable, ffi::Array<ffi::String> names,
   interface.outputs = outputs;
   interface.target = target;
   interface.device_type = device_type;
-  interface.flaw = flaw;
+  interface.unsupported_reason = unsupported_reason;
   ffi::Module network(ffi::make_object<NetworkModuleObj>(std::move(interface)));
   network->ImportModule(executable);
   return network;
@@ -312,7 +309,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
       .def("pimflow.runtime.create_network", CreateNetwork)
-      .def("pimflow.runtime.stored_module", StoredModule)
+      .def("pimflow.runtime.saved_module", SavedModule)
       .def("pimflow.runtime.save_module", SaveModule)
       .def("ffi.Module.load_from_bytes." PIMFLOW_NETWORK_KIND, NetworkModuleObj::LoadFromBytes);
 }

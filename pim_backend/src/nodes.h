@@ -17,9 +17,7 @@ struct Affine {
   int64_t base = 0;
   std::array<int64_t, kMaxDepth> coefficients{};
 
-  bool operator==(const Affine& other) const {
-    return base == other.base && coefficients == other.coefficients;
-  }
+  bool operator==(const Affine& x) const { return base == x.base && coefficients == x.coefficients; }
 };
 
 /*!
@@ -31,8 +29,8 @@ struct Node {
   std::array<Affine, 2> affines{};
   std::vector<Node> body;
 
-  bool operator==(const Node& other) const {
-    return opcode == other.opcode && numbers == other.numbers && affines == other.affines && body == other.body;
+  bool operator==(const Node& x) const {
+    return opcode == x.opcode && numbers == x.numbers && affines == x.affines && body == x.body;
   }
 };
 
@@ -134,7 +132,7 @@ inline void Encode(const Node& node, Numbers* words) {
       affine(0), number(1), affine(1), number(2);
       break;
     case kGAct:
-    case kActivate:
+    case kAfNode:
       affine(0);
       break;
     case kComp:

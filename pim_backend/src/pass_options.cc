@@ -31,12 +31,12 @@ using Register = void (*)(const char*, ffi::String, std::function<ffi::Any(ffi::
  */
 bool RegisterPassOption(ffi::String compiler, ffi::String key, ffi::Function check) {
   void* library = dlopen(compiler.c_str(), RTLD_NOLOAD | RTLD_LAZY);
-  void* found = library == nullptr ? nullptr : dlsym(library, kRegister);
-  if (found == nullptr) return false;
+  void* function = library == nullptr ? nullptr : dlsym(library, kRegister);
+  if (function == nullptr) return false;
   static std::list<std::string> keys;  // TVM keeps the pointer
   keys.emplace_back(key.c_str());
-  reinterpret_cast<Register>(found)(keys.back().c_str(), "any",
-                                    [check](ffi::Any value) -> ffi::Any { return check(value); });
+  reinterpret_cast<Register>(function)(keys.back().c_str(), "any",
+                                       [check](ffi::Any value) -> ffi::Any { return check(value); });
   return true;
 }
 

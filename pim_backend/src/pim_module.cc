@@ -56,9 +56,12 @@ struct CacheProduct {
   std::vector<ffi::Tensor> appends, product;
 };
 
-constexpr size_t kOfAppend = 5;  // tensors of an append
-/*! \brief Indices of the tensors of a product; kProducts to kLimits are arguments of `products_of_tokens`. */
-enum OfProduct { kHeader, kProducts, kKinds, kChannels, kSizes, kLimits, kTaken, kFound, kBegins, kTable, kOfProduct };
+constexpr size_t kAppendTensors = 5;  // tensors of an append
+/*! \brief Indices of the tensors of a product; kProducts to kLimits are arguments of `token_products`. */
+enum CacheProductTensor {
+  kHeader, kProducts, kKinds, kChannels, kSizes, kLimits, kOperandIndices, kResultIndices, kFirstTokens, kTable,
+  kCacheProductTensors
+};
 
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
   w->Put(tensor.dtype());
@@ -90,7 +93,7 @@ ffi::Tensor GetTensor(Reader* r) {
 
 std::vector<ffi::Tensor> GetTensors(Reader* r) {
   std::vector<ffi::Tensor> tensors;
-  for (uint64_t left = r->Get<uint64_t>(); left > 0; --left) tensors.push_back(GetTensor(r));
+  for (uint64_t remaining = r->Get<uint64_t>(); remaining > 0; --remaining) tensors.push_back(GetTensor(r));
   return tensors;
 }
 
@@ -112,7 +115,7 @@ class Observer {
     return observer_;
   }
 
-  static Observer& OfThisProcess() {
+  static Observer& Instance() {
     static Observer* observer = new Observer();  // Python may be gone when statics are destroyed
     return *observer;
   }
@@ -122,21 +125,21 @@ class Observer {
   ffi::Optional<ffi::Function> observer_;
 };
 
-void RequirePlaces(const ffi::String& name, const ffi::Tensor& position, int64_t places) {
+void CheckPositions(const ffi::String& name, const ffi::Tensor& position, int64_t places) {
   TVM_FFI_ICHECK(position.dtype().code == kDLInt && position.dtype().bits == 64) << "positions are of int64";
-  const auto* each = reinterpret_cast<const int64_t*>(Begin(position));
+  const auto* places_read = reinterpret_cast<const int64_t*>(DataBegin(position));
   for (int64_t i = 0; i < position.numel(); ++i) {
-    if (each[i] < 0 || each[i] >= places) {
-      TVM_FFI_THROW(ArtifactError) << "'" << name << "': there is no place " << each[i] << " in a cache of "
+    if (places_read[i] < 0 || places_read[i] >= places) {
+      TVM_FFI_THROW(ArtifactError) << "'" << name << "': there is no place " << places_read[i] << " in a cache of "
                                    << places << "; compile with a longer context";
     }
   }
 }
 
 /*! \brief Number of places of a cache that are read: up to the largest position. */
-int64_t Tokens(const ffi::Tensor& position) {
-  const auto* each = reinterpret_cast<const int64_t*>(Begin(position));
-  return *std::max_element(each, each + position.numel()) + 1;
+int64_t TokenCount(const ffi::Tensor& position) {
+  const auto* places_read = reinterpret_cast<const int64_t*>(DataBegin(position));
+  return *std::max_element(places_read, places_read + position.numel()) + 1;
 }
 
 /*! \brief Run a program on the device, with the rows in `pages`. */
@@ -148,20 +151,20 @@ void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Ten
   execute(header, words, offsets, pages, table, input, initial, output, threads, ffi::String());
 }
 
-/*! \brief Write tokens at their positions; `of` points to the kOfAppend tensors of the append. */
+/*! \brief Write tokens at their positions; `of` points to the kAppendTensors tensors of the append. */
 void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& tokens,
             const ffi::Tensor& position, const ffi::Tensor& cache) {
-  static ffi::Function choose = ffi::Function::GetGlobalRequired("pimflow.simulators.chosen");
+  static ffi::Function select_writes = ffi::Function::GetGlobalRequired("pimflow.simulators.step_writes");
   const auto* sizes = static_cast<const int64_t*>(of[4].data_ptr());
   const int64_t matrices = sizes[0], places = sizes[1];
   const auto* header = static_cast<const int64_t*>(of[0].data_ptr());
-  RequirePlaces(name, position, places);
-  const ffi::Tensor own = Part(tokens, sizes[2] * header[3], matrices * header[3]);  // elements of a token
-  auto chosen =
-      choose(of[1], of[2], Part(position, sizes[3], sizes[4]), matrices).cast<ffi::Array<ffi::Tensor>>();
-  const ffi::Tensor nothing = HostTensor(ffi::Shape({0}), kFloat32);
-  const ffi::Tensor unread = HostTensor(ffi::Shape({matrices}), kFloat32);
-  Execute(of[0], chosen[0], chosen[1], cache, of[3], own, nothing, unread);
+  CheckPositions(name, position, places);
+  const ffi::Tensor step_tokens = Part(tokens, sizes[2] * header[3], matrices * header[3]);  // elements of a token
+  const auto writes =
+      select_writes(of[1], of[2], Part(position, sizes[3], sizes[4]), matrices).cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kFloat32);
+  const ffi::Tensor no_output = HostTensor(ffi::Shape({matrices}), kFloat32);
+  Execute(of[0], writes[0], writes[1], cache, of[3], step_tokens, no_initial, no_output);
 }
 
 /*!
@@ -170,58 +173,57 @@ void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& t
  */
 void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t tokens, const ffi::Tensor& cache,
               const ffi::Tensor& y) {
-  static ffi::Function commands = ffi::Function::GetGlobalRequired("pimflow.simulators.products_of_tokens");
-  const auto made = commands(of[kProducts], of[kKinds], of[kChannels], of[kSizes], of[kLimits], tokens)
-                        .cast<ffi::Array<ffi::Tensor>>();
-  const ffi::Tensor operand = HostTensor(of[kTaken].shape(), kFloat32);
-  const auto* which = static_cast<const int32_t*>(of[kTaken].data_ptr());
+  static ffi::Function select_products = ffi::Function::GetGlobalRequired("pimflow.simulators.token_products");
+  const auto commands = select_products(of[kProducts], of[kKinds], of[kChannels], of[kSizes], of[kLimits], tokens)
+                            .cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor operand = HostTensor(of[kOperandIndices].shape(), kFloat32);
+  const auto* operand_indices = static_cast<const int32_t*>(of[kOperandIndices].data_ptr());
   const auto* from = static_cast<const float*>(x.data_ptr());
   auto* to = static_cast<float*>(operand.data_ptr());
-  for (int64_t i = 0; i < operand.numel(); ++i) to[i] = which[i] < 0 ? 0.0f : from[which[i]];
+  for (int64_t i = 0; i < operand.numel(); ++i) to[i] = operand_indices[i] < 0 ? 0.0f : from[operand_indices[i]];
   const auto* header = static_cast<const int64_t*>(of[kHeader].data_ptr());
   const ffi::Tensor results = HostTensor(ffi::Shape({header[0] * header[4]}), kFloat32);  // pixels, outputs
-  Execute(of[kHeader], made[0], made[1], cache, of[kTable], operand, HostTensor(ffi::Shape({0}), kFloat32), results);
-  TVM_FFI_ICHECK_EQ(y.numel(), of[kFound].numel()) << "the output does not fit the product";
-  const auto* found = static_cast<const int32_t*>(of[kFound].data_ptr());
-  const auto* begins = static_cast<const int32_t*>(of[kBegins].data_ptr());
+  Execute(of[kHeader], commands[0], commands[1], cache, of[kTable], operand, HostTensor(ffi::Shape({0}), kFloat32),
+          results);
+  TVM_FFI_ICHECK_EQ(y.numel(), of[kResultIndices].numel()) << "the output does not fit the product";
+  const auto* result_indices = static_cast<const int32_t*>(of[kResultIndices].data_ptr());
+  const auto* first_tokens = static_cast<const int32_t*>(of[kFirstTokens].data_ptr());
   const auto* computed = static_cast<const float*>(results.data_ptr());
-  auto* out = reinterpret_cast<float*>(const_cast<char*>(Begin(y)));
-  const int64_t period = of[kBegins].numel();
-  for (int64_t i = 0; i < y.numel(); ++i) out[i] = begins[i % period] < tokens ? computed[found[i]] : 0.0f;
+  auto* out = reinterpret_cast<float*>(const_cast<char*>(DataBegin(y)));
+  const int64_t period = of[kFirstTokens].numel();
+  for (int64_t i = 0; i < y.numel(); ++i)
+    out[i] = first_tokens[i % period] < tokens ? computed[result_indices[i]] : 0.0f;
 }
 
-/*! \brief The last `own` channels of an input, fp32. */
-ffi::Tensor LastChannels(const ffi::Tensor& input, int64_t channels, int64_t own) {
+/*! \brief The last `count` channels of an input, fp32. */
+ffi::Tensor LastChannels(const ffi::Tensor& input, int64_t channels, int64_t count) {
   const int64_t pixels = input.numel() / channels;
-  TVM_FFI_ICHECK(own > 0 && own <= channels && input.numel() == pixels * channels)
+  TVM_FFI_ICHECK(count > 0 && count <= channels && input.numel() == pixels * channels)
       << "a region's input does not have its channels";
   std::vector<int64_t> shape(input.shape().begin(), input.shape().end());
-  shape.back() = own;
+  shape.back() = count;
   const ffi::Tensor part = HostTensor(ffi::Shape(shape), kFloat32);
-  const auto* from = reinterpret_cast<const float*>(Begin(input)) + channels - own;
+  const auto* from = reinterpret_cast<const float*>(DataBegin(input)) + channels - count;
   auto* to = static_cast<float*>(part.data_ptr());
-  for (int64_t pixel = 0; pixel < pixels; ++pixel) to = std::copy_n(from + pixel * channels, own, to);
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) to = std::copy_n(from + pixel * channels, count, to);
   return part;
 }
 
 /*! \brief The vectors of a region whose product adds a tensor: for each pixel the channels of both, fp32. */
-struct Joined {
-  Joined(const ffi::Tensor& input, const ffi::Tensor& added, int64_t added_channels) {
-    const int64_t pixels = added.numel() / added_channels, own = pixels > 0 ? input.numel() / pixels : 0;
-    TVM_FFI_ICHECK(added.numel() == pixels * added_channels && input.numel() == pixels * own)
-        << "what a region adds does not fit its input";
-    vectors = HostTensor(ffi::Shape({pixels, own + added_channels}), kFloat32);
-    const auto* from = reinterpret_cast<const float*>(Begin(input));
-    const auto* more = reinterpret_cast<const float*>(Begin(added));
-    auto* to = static_cast<float*>(vectors.data_ptr());
-    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-      to = std::copy_n(from + pixel * own, own, to);
-      to = std::copy_n(more + pixel * added_channels, added_channels, to);
-    }
+ffi::Tensor ConcatenateChannels(const ffi::Tensor& input, const ffi::Tensor& addend, int64_t addend_channels) {
+  const int64_t pixels = addend.numel() / addend_channels, channels = pixels > 0 ? input.numel() / pixels : 0;
+  TVM_FFI_ICHECK(addend.numel() == pixels * addend_channels && input.numel() == pixels * channels)
+      << "what a region adds does not fit its input";
+  const ffi::Tensor vectors = HostTensor(ffi::Shape({pixels, channels + addend_channels}), kFloat32);
+  const auto* input_from = reinterpret_cast<const float*>(DataBegin(input));
+  const auto* addend_from = reinterpret_cast<const float*>(DataBegin(addend));
+  auto* to = static_cast<float*>(vectors.data_ptr());
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    to = std::copy_n(input_from + pixel * channels, channels, to);
+    to = std::copy_n(addend_from + pixel * addend_channels, addend_channels, to);
   }
-
-  ffi::Tensor vectors;
-};
+  return vectors;
+}
 
 class PimModuleObj : public ffi::ModuleObj {
  public:
@@ -231,11 +233,11 @@ class PimModuleObj : public ffi::ModuleObj {
   }
 
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
-    auto with_cache = caches.find(std::string(name));
-    if (with_cache != caches.end()) return FunctionOf(name, &with_cache->second);
-    auto found = regions.find(std::string(name));
-    if (found == regions.end()) return std::nullopt;
-    Region* region = &found->second;
+    auto cache_product = caches.find(std::string(name));
+    if (cache_product != caches.end()) return MakeCacheFunction(name, &cache_product->second);
+    auto entry = regions.find(std::string(name));
+    if (entry == regions.end()) return std::nullopt;
+    Region* region = &entry->second;
     auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
     return ffi::Function::FromPacked([self, region, name](ffi::PackedArgs args, ffi::Any*) {
       if (args.size() < 2) {
@@ -248,15 +250,15 @@ class PimModuleObj : public ffi::ModuleObj {
       }
       auto initial = takes_initial ? args[1].cast<ffi::Tensor>() : region->initial;
       auto added = adds ? args[1].cast<ffi::Tensor>() : x;
-      for (const ffi::Tensor& each : {x, added, initial, y}) {
-        TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
+      for (const ffi::Tensor& tensor : {x, added, initial, y}) {
+        TVM_FFI_ICHECK(tensor.dtype().code == kDLFloat && (tensor.dtype().bits == 32 || tensor.dtype().bits == 16))
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
       if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();  // else Ctrl-C waits for the last region
       const bool in_place = IsHostFloat32(y);
       ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
       const auto ready = [&](const ffi::Tensor& read) {
-        return IsHostFloat32(read) && !Overlap(read, result) ? read : ToHost(read);
+        return IsHostFloat32(read) && !HasOverlap(read, result) ? read : ToHostFloat32(read);
       };
       ffi::Tensor operand = ready(x);
       if (region->own_channels < region->input_channels) {
@@ -266,12 +268,12 @@ class PimModuleObj : public ffi::ModuleObj {
       ffi::Array<ffi::Tensor> operands{operand, start};
       if (adds) {
         operands.push_back(ready(added));
-        operand = Joined(operand, operands[2], region->added_channels).vectors;
+        operand = ConcatenateChannels(operand, operands[2], region->added_channels);
       }
       Execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
               result);
-      if (!in_place) FromHost(result, y);
-      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operands, result);
+      if (!in_place) CopyFromHostFloat32(result, y);
+      if (auto observer = Observer::Instance().Get()) (*observer)(name, operands, result);
     });
   }
 
@@ -315,7 +317,7 @@ class PimModuleObj : public ffi::ModuleObj {
       CacheProduct product;
       product.appends = GetTensors(&r);
       product.product = GetTensors(&r);
-      TVM_FFI_ICHECK(product.appends.size() % kOfAppend == 0 && product.product.size() == kOfProduct)
+      TVM_FFI_ICHECK(product.appends.size() % kAppendTensors == 0 && product.product.size() == kCacheProductTensors)
           << "not a product of a PIM module";
       module->caches.emplace(std::move(name), std::move(product));
     }
@@ -326,29 +328,29 @@ class PimModuleObj : public ffi::ModuleObj {
   std::map<std::string, CacheProduct> caches;
 
  private:
-  ffi::Function FunctionOf(const ffi::String& name, const CacheProduct* product) {
+  ffi::Function MakeCacheFunction(const ffi::String& name, const CacheProduct* product) {
     auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
     return ffi::Function::FromPacked([self, product, name](ffi::PackedArgs args, ffi::Any*) {
-      const auto appends = static_cast<int>(product->appends.size() / kOfAppend);
+      const auto appends = static_cast<int>(product->appends.size() / kAppendTensors);
       const int count = std::max(appends, 1);  // caches
       if (args.size() != 3 + count + appends) {
         TVM_FFI_THROW(TypeError) << "'" << name << "' takes vectors, positions, caches, tokens and an output";
       }
       if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
-      ffi::Array<ffi::Tensor> operands{ToHost(args[0].cast<ffi::Tensor>()), OnHost(args[1].cast<ffi::Tensor>())};
-      for (int i = 0; i < count; ++i) operands.push_back(OnHost(args[2 + i].cast<ffi::Tensor>()));
-      for (int i = 0; i < appends; ++i) operands.push_back(ToHost(args[2 + count + i].cast<ffi::Tensor>()));
+      ffi::Array<ffi::Tensor> operands{ToHostFloat32(args[0].cast<ffi::Tensor>()), ToCpu(args[1].cast<ffi::Tensor>())};
+      for (int i = 0; i < count; ++i) operands.push_back(ToCpu(args[2 + i].cast<ffi::Tensor>()));
+      for (int i = 0; i < appends; ++i) operands.push_back(ToHostFloat32(args[2 + count + i].cast<ffi::Tensor>()));
       for (int i = 0; i < appends; ++i) {
-        Append(name, &product->appends[i * kOfAppend], operands[2 + count + i], operands[1], operands[2 + i]);
+        Append(name, &product->appends[i * kAppendTensors], operands[2 + count + i], operands[1], operands[2 + i]);
         auto cache = args[2 + i].cast<ffi::Tensor>();
         if (!cache.same_as(operands[2 + i])) CopyBetweenDevices(operands[2 + i], cache);
       }
       auto y = args[args.size() - 1].cast<ffi::Tensor>();
       const bool in_place = IsHostFloat32(y);
       ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
-      Multiply(product->product, operands[0], Tokens(operands[1]), operands[2], result);
-      if (!in_place) FromHost(result, y);
-      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operands, result);
+      Multiply(product->product, operands[0], TokenCount(operands[1]), operands[2], result);
+      if (!in_place) CopyFromHostFloat32(result, y);
+      if (auto observer = Observer::Instance().Get()) (*observer)(name, operands, result);
     });
   }
 };
@@ -377,18 +379,18 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
  * \param appends For each cache that it writes: header of a program of one step's WRITEs; words and offsets of the
  *   program that writes every place; its pages (int32 [channels, rows]); and as int64 the number of its matrices,
  *   the places of each, the index of its first matrix in the tokens, its first request, and its requests.
- * \param arrays Of the product itself, in the order of `OfProduct`: header of a program over the full cache; the
- *   arguments of `products_of_tokens`; index in the vectors of each element of its input (int32, -1 for zero); index
- *   in its results of each element of the output (int32); the first token with which each element of the output
- *   exists, cyclically (int32); pages of the cache (int32 [channels, rows]).
+ * \param arrays Of the product itself, in the order of `CacheProductTensor`: header of a program over the full cache;
+ * the arguments of `token_products`; index in the vectors of each element of its input (int32, -1 for zero); index in
+ * its results of each element of the output (int32); the first token with which each element of the output exists,
+ * cyclically (int32); pages of the cache (int32 [channels, rows]).
  */
 void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<ffi::Tensor> appends,
                      ffi::Array<ffi::Tensor> arrays) {
-  TVM_FFI_ICHECK(appends.size() % kOfAppend == 0 && arrays.size() == kOfProduct);
+  TVM_FFI_ICHECK(appends.size() % kAppendTensors == 0 && arrays.size() == kCacheProductTensors);
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
   CacheProduct product;
-  for (const ffi::Tensor& each : appends) product.appends.push_back(Copy(ffi::TensorView(each)));
-  for (const ffi::Tensor& each : arrays) product.product.push_back(Copy(ffi::TensorView(each)));
+  for (const ffi::Tensor& tensor : appends) product.appends.push_back(Copy(ffi::TensorView(tensor)));
+  for (const ffi::Tensor& tensor : arrays) product.product.push_back(Copy(ffi::TensorView(tensor)));
   obj->caches[std::string(symbol)] = std::move(product);
 }
 
@@ -399,7 +401,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("pimflow.runtime.add_region", AddRegion)
       .def("pimflow.runtime.add_cache_product", AddCacheProduct)
       .def("pimflow.runtime.set_observer",
-           [](ffi::Optional<ffi::Function> observer) { Observer::OfThisProcess().Set(std::move(observer)); })
+           [](ffi::Optional<ffi::Function> observer) { Observer::Instance().Set(std::move(observer)); })
       .def("ffi.Module.load_from_bytes.pim", PimModuleObj::LoadFromBytes);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,13 @@ class SeparatePhases:
 
         operands: dict[relax.Var, relax.Expr] = {}  # by convolution, its operand over new variables
 
+        def record(var: relax.Var, phase_var: relax.Var, number: int) -> None:
+            """Name the layer of a phase after the layer of `var`, with its role."""
+            layer = layer_name(mod, var)
+            names[phase_var.name] = f"{layer}.phase{number}"
+            if layer in role_of:
+                role_of[names[phase_var.name]] = role_of[layer]
+
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "nn.conv2d":
@@ -57,7 +65,7 @@ class SeparatePhases:
                 return None
             run = runs[var]
             x, phases = operands[run.first.var], range(run.rows * run.columns)
-            parts = [_phase(mod, builder, run, number, x, names, role_of) for number in phases]
+            parts = [_phase(builder, run, number, x, record) for number in phases]
             role_of.pop(layer_name(mod, var))
             joined = builder.emit(op.concat(parts, 3))
             n, h, w, c = shape(parts[0])
@@ -104,27 +112,22 @@ def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
 
 
 def _phase(
-    mod: tvm.IRModule,
     builder: relax.BlockBuilder,
     run: _PhaseRun,
     number: int,
     x: relax.Expr,
-    names: dict[str, str],
-    role_of: dict[str, str],
+    record: Callable[[relax.Var, relax.Var, int], None],
 ) -> relax.Var:
-    """Emit the operators of one phase; records its layers in `names` and `role_of`."""
+    """Emit the operators of one phase; tells `record` the variable of the phase for each of the run."""
     call = run.first.value
     filters = np.from_dlpack(call.args[1].value)
     channels = len(filters) // (run.rows * run.columns)
     part = np.ascontiguousarray(filters[number * channels : (number + 1) * channels])
 
-    def bind(old: relax.VarBinding, value: relax.Expr) -> relax.Var:
-        """Emit `value` as the phase's variable for `old`, and record its layer."""
-        var = builder.emit(value, name_hint=f"{old.var.name}_phase{number}")
-        layer = layer_name(mod, old.var)
-        names[var.name] = f"{layer}.phase{number}"
-        if layer in role_of:
-            role_of[names[var.name]] = role_of[layer]
+    def bind(binding: relax.VarBinding, value: relax.Expr) -> relax.Var:
+        """Emit `value` as the phase's variable for that of `binding`."""
+        var = builder.emit(value, name_hint=f"{binding.var.name}_phase{number}")
+        record(binding.var, var, number)
         return var
 
     args = [x, relax.const(part, str(call.args[1].ty.dtype))]

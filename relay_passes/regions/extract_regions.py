@@ -11,7 +11,18 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import APPEND, GATHERS, MOVES, RESHAPE, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import (
+    APPEND,
+    GATHERS,
+    MOVES,
+    RESHAPE,
+    ConvGeometry,
+    Epilogue,
+    KernelShape,
+    PimShape,
+    Region,
+    RegionGraph,
+)
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
@@ -19,7 +30,13 @@ from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import is_pure_reshape, layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
-from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, attention_kernels, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import (
+    OPAQUE,
+    KernelGroup,
+    attention_kernels,
+    free_variables,
+    kernel_groups,
+)
 from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 # Operators that schedules inline (`ScheduleCpu`).
@@ -64,10 +81,12 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                 )
         layer = layer_name(mod, group.title)
         region = group_region(layer, group, names, extra_outputs, role_of.get(layer, ""))
-        region = replace(region, padding_copied=copy_reasons.get(group.title, ""))
+        region = replace(
+            region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
+        )
         regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
-    if all(region.view for region in regions):  # nothing takes time, so nothing can be faster
+    if all(region.is_view for region in regions):  # nothing takes time, so nothing can be faster
         raise UnsupportedOpError(
             f"'{name}' computes nothing: its outputs are inputs and constants, or parts or other shapes of "
             "these"
@@ -82,7 +101,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         name=name,
         regions=tuple(regions),
         outputs=tuple(outputs),
-        kept_outputs=tuple(layer for layer, result in outputs.items() if result not in result_vars),
+        extra_outputs=tuple(layer for layer, result in outputs.items() if result not in result_vars),
     )
 
 
@@ -165,48 +184,55 @@ def group_region(
     extra_outputs : collection of Var
         Variables among them that are extra outputs of a region, not its result.
     """
-    inside = {b.var for b in group.bindings}
-    operands: list[relax.Var] = []
-    weights = 0
-    ordered = sorted(group.bindings, key=lambda b: b is not group.anchor)  # the anchor's operands first
-    for binding in ordered:
-        for var in relax.analysis.free_vars(binding.value):
-            if var not in inside and var not in operands:
-                operands.append(var)
-        weights += sum(_elements(a) for a in getattr(binding.value, "args", ()))
     anchor_inputs = _anchor_inputs(group)
-    operands.sort(key=lambda v: v not in anchor_inputs)
+    operands = _operands(group, anchor_inputs)
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    before, epilogue = group.bindings[: max(position, 0)], group.bindings[position + 1 :]
+    before, behind = group.bindings[: max(position, 0)], group.bindings[position + 1 :]
     anchor = [operator(group.anchor.value)] if group.anchor is not None else []
-    kinds = [*_kinds(before), *anchor, *_kinds(epilogue)]
-    anchored = group.anchor is not None
-    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
-    work = Arithmetic() if geometry or group.view else arithmetic(group.bindings)
+    kinds = [*_kinds(before), *anchor, *_kinds(behind)]
+    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if group.anchor is not None else None
+    bounds = tuple(_bounds(binding.value) for binding in behind if operator(binding.value) == "clip")
     return Region(
         name=name,
-        operator=_kind(group.anchor, geometry) if anchored else kinds[0],
+        role=role,
+        operator=_kind(group.anchor, geometry) if group.anchor is not None else kinds[0],
         operators=tuple(kinds),
+        is_view=group.view,
         geometry=geometry,
-        prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
-        prologue_kernels=sum(not is_pure_reshape(kernel) for kernel in group.prologue_kernels),
-        epilogue=_epilogue(epilogue) if geometry else (),
-        clipped=tuple(_bounds(b.value) for b in epilogue if operator(b.value) == "clip") if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),
         operands=sum(v in anchor_inputs for v in operands) if geometry else 1,
-        kept_inputs=tuple(i for i, v in enumerate(operands) if v in extra_outputs),
-        taken_inputs=tuple(
+        extra_inputs=tuple(i for i, v in enumerate(operands) if v in extra_outputs),
+        output_shape=shape(group.result),
+        prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
+        epilogue=Epilogue(operators=_epilogue(behind), clip_bounds=bounds) if geometry else Epilogue(),
+        kernel=_kernel_shape(group, operands, geometry, extra_outputs),
+        pim=PimShape(prologue_kernels=sum(not is_pure_reshape(kernel) for kernel in group.prologue_kernels)),
+    )
+
+
+def _operands(group: KernelGroup, anchor_inputs: Collection[relax.Var]) -> list[relax.Var]:
+    """Variables that a group reads from outside: those of its anchor, of the prologue, then of the rest."""
+    by_anchor = sorted(group.bindings, key=lambda binding: binding is not group.anchor)
+    return sorted(free_variables(by_anchor), key=lambda var: var not in anchor_inputs)
+
+
+def _kernel_shape(
+    group: KernelGroup,
+    operands: Sequence[relax.Var],
+    geometry: ConvGeometry | None,
+    extra_outputs: Collection[relax.Var],
+) -> KernelShape:
+    work = Arithmetic() if geometry or group.view else arithmetic(group.bindings)
+    return KernelShape(
+        has_anchor=group.anchor is not None,
+        fusible_inputs=tuple(
             i for i, v in enumerate(operands) if v in group.fusible_inputs and v not in extra_outputs
         ),
-        output_shape=shape(group.result),
-        weight_elements=weights,
-        kept_elements=sum(math.prod(shape(v)) for v in group.extra_outputs),
+        weight_elements=sum(_elements(a) for b in group.bindings for a in getattr(b.value, "args", ())),
+        extra_output_elements=sum(math.prod(shape(v)) for v in group.extra_outputs),
         workspace_elements=_workspace_elements(group),
-        anchored=anchored,
-        view=group.view,
-        role=role,
-        pooling=pooling_geometry(group.anchor) if anchored else None,
+        pooling=pooling_geometry(group.anchor) if group.anchor is not None else None,
         product=work.product,
         operations=work.operations,
         multiplications=work.multiplications,
@@ -227,22 +253,25 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
     inner = _layer_groups(module, views=False)
     names = {v: f"%{v.name}" for v in module["main"].params}
     extra_outputs = {var for kernel in inner for var in kernel.extra_outputs}
-    kernels = []
+    parts = []
     for kernel in inner:
         layer = kernel.title.name
-        kernels.append(_with_cache_extent(attention, group_region(layer, kernel, names, extra_outputs)))
+        parts.append(_with_cache_extent(attention, group_region(layer, kernel, names, extra_outputs)))
         names.update((b.var, layer) for b in kernel.bindings)
-    between = max(kernel.output_elements + kernel.workspace_elements for kernel in kernels[:-1])
+    between = max(part.output_elements + part.kernel.workspace_elements for part in parts[:-1])
     return replace(
         region,
         operator=ATTENTION,
         operators=(*kinds[:position], ATTENTION, *kinds[position + 1 :]),
         prologue=kinds[:position],
-        epilogue=_epilogue(group.bindings[position + 1 :]),
+        epilogue=replace(region.epilogue, operators=_epilogue(group.bindings[position + 1 :])),
         operands=len(_anchor_inputs(group).difference(b.var for b in group.bindings)),
-        workspace_elements=region.workspace_elements + 2 * between,
         attention=attention,
-        parts=tuple(kernels),
+        kernel=replace(
+            region.kernel,
+            workspace_elements=region.kernel.workspace_elements + 2 * between,
+            parts=tuple(parts),
+        ),
     )
 
 
@@ -258,7 +287,7 @@ def _with_cache_extent(attention: Attention, kernel: Region) -> Region:
         kernel,
         input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes),
         operators=tuple(kind for kind in kernel.operators if kind != SLICE or not attention.read),
-        prologue_kernels=0,  # unused: PIM never does one of these kernels alone
+        pim=replace(kernel.pim, prologue_kernels=0),  # unused: PIM never does one of these kernels alone
     )
 
 
@@ -267,9 +296,9 @@ def _with_append(group: KernelGroup, region: Region) -> Region:
     if group.anchor is None or operator(group.anchor.value) != IN_PLACE:
         return region
     cache, new, _ = group.anchor.value.args[1].fields
-    sizes = {"operator": APPEND, "operators": (APPEND,), "appended_elements": math.prod(shape(new))}
     assert shape(cache) == region.output_shape
-    return replace(region, **sizes)
+    kernel = replace(region.kernel, append_elements=math.prod(shape(new)))
+    return replace(region, operator=APPEND, operators=(APPEND,), kernel=kernel)
 
 
 def _workspace_elements(group: KernelGroup) -> int:

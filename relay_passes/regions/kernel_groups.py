@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -149,121 +149,14 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     Without `views`, all slices and concatenations are work of kernels. Callers share the groups of a module,
     and change none of them.
     """
-    counts = use_counts(mod)
-    groups: list[KernelGroup] = []
-    producers: dict[relax.Var, KernelGroup] = {}
-    # By variable, the groups that read it besides its producer, each with its first reading variable.
-    readers: dict[relax.Var, dict[int, relax.Var]] = {}
-    enclosing: dict[relax.Var, relax.Var] = {}  # by variable, the concatenation inside which it lies
-    anchor_operands = _anchor_operands(mod)
-    order = _ReadOrder(mod, counts)
-    terms: dict[relax.Var, int] = {}  # by variable, the terms of its expression in its kernel
-
-    def sole(var: relax.Var) -> bool:
-        return counts.get(var, 0) == 1
-
+    grouping = _Grouping(mod, views)
     for binding in main_bindings(mod):
-        kind = operator_kind(mod, binding.value)
-        operands = [v for v in relax.analysis.free_vars(binding.value) if v in producers]
-        copy_reason = (
-            _copy_reason(binding.value, producers, enclosing)
-            if views and kind in GATHERS
-            else "copies are made"
-        )
-        if kind in GATHERS and not copy_reason:
-            group = KernelGroup(fusible=False, view=True)
-            groups.append(group)
-            enclosing.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
-        elif kind in ELEMENTWISE:
-            open_ends = [
-                producers[v]
-                for v in operands
-                if sole(v) and producers[v].fusible and not _is_broadcast(binding.var, v, producers[v])
-            ]
-            open_ends = [
-                host
-                for host in open_ends
-                if _term_count(binding.value, {v: terms[v] for v in operands if producers[v] is host})
-                <= MAX_TERMS
-            ]
-            if kind in GATHERS:
-                open_ends = [
-                    candidate for candidate in open_ends if kind == "concat" and _has_slices(candidate)
-                ]
-                open_ends = [
-                    candidate
-                    for candidate in open_ends
-                    if _can_move_later(candidate, readers, anchor_operands)
-                ]
-            # Other kernels read the extra outputs of a host, so the host must not depend on these kernels.
-            hosts = [
-                host for host in open_ends if not any(readers.get(output) for output in host.extra_outputs)
-            ]
-            pim_groups = [
-                producers[v]
-                for v in operands
-                if sole(v) and not producers[v].fusible and _is_on_pim(producers[v])
-            ]
-            # The last one is the host. If PIM computes it, or a part of it, this operator is its epilogue.
-            is_epilogue = (
-                bool(hosts and pim_groups) and max(hosts + pim_groups, key=groups.index) in pim_groups
-            )
-            is_epilogue |= _is_split_join(binding)
-            if hosts and not is_epilogue:
-                group = max(hosts, key=groups.index)
-                for other_host in dict.fromkeys(hosts):
-                    if other_host is group or not (_has_slices(group) or _has_slices(other_host)):
-                        continue
-                    if all(
-                        _can_move_later(candidate, readers, anchor_operands)
-                        for candidate in (group, other_host)
-                    ):
-                        group.bindings[:0] = other_host.bindings
-                        _merge_into(other_host, group, producers, groups, readers)
-            else:
-                group = KernelGroup()
-                last = max(open_ends, key=groups.index, default=None)
-                group.fusible_inputs |= {v for v in operands if sole(v) and producers[v] is last}
-                group.ordered_after |= {
-                    _first_reader(readers[v])
-                    for host in open_ends
-                    for v in host.extra_outputs
-                    if readers.get(v)
-                }
-                group.ordered_after |= {enclosing[v] for v in operands if kind == "concat" and v in enclosing}
-                groups.append(group)
-        else:
-            single = kind not in ("", "call_dps_packed", IN_PLACE, *OPAQUE) and isinstance(
-                binding.var.ty, relax.TensorType
-            )
-            group = KernelGroup(anchor=binding, fusible=single)
-            is_attention = kind == ATTENTION
-            # A mask is never computed in a prologue of attention.
-            read = [v for v in operands if v in binding.value.args[:3]] if is_attention else operands
-            read = read if single else []
-            _fuse_producers(
-                group, binding, read, producers, groups, readers, counts, is_attention, order, terms
-            )
-            groups.append(group)
-        group.is_epilogue |= kind not in GATHERS and any(
-            sole(v) and not producers[v].fusible for v in operands
-        )
-        group.is_epilogue |= _is_split_join(binding)
-        group.bindings.append(binding)
-        group.copy_reasons |= {binding.var: copy_reason} if kind in GATHERS and copy_reason else {}
-        groups.remove(group)
-        groups.append(group)
-        producers[binding.var] = group  # `_merge_into` has done so for the bindings that were merged
-        inside = {v: terms[v] for v in operands if producers[v] is group}
-        terms[binding.var] = 1 if group.anchor is binding else _term_count(binding.value, inside)
-        for var in operands:
-            if producers[var] is not group:
-                readers.setdefault(var, {}).setdefault(id(group), binding.var)
-    for group in groups:
+        grouping.add(binding)
+    for group in grouping.groups:
         if group.fusible and is_pure_reshape(group.bindings):
             group.fusible, group.view = False, True
             group.copy_reasons.clear()
-    return groups
+    return grouping.groups
 
 
 def attention_kernels(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
@@ -303,64 +196,245 @@ def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
     return [var for var in dict.fromkeys(read) if var not in inside]
 
 
-def _fuse_producers(
-    group: KernelGroup,
-    anchor: relax.VarBinding,
-    operands: list[relax.Var],
-    producers: dict[relax.Var, KernelGroup],
-    groups: list[KernelGroup],
-    readers: dict[relax.Var, dict[int, relax.Var]],
-    counts: Mapping[relax.Var, int],
-    reads_whole_tensors: bool,
-    order: _ReadOrder,
-    terms: dict[relax.Var, int],
-) -> None:
-    """Fuse into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
+class _Grouping:
+    """Groups of the bindings of ``main`` so far, by the rules of `kernel_groups`.
 
-    Parameters
+    Attributes
     ----------
-    reads_whole_tensors : bool
-        Whether the anchor reads whole tensors only, such as a cache: kernels with copies are not fused then.
+    groups : list of KernelGroup
+        In the order in which their results appear.
     """
-    worklist = list(operands)
-    inside: list[relax.VarBinding] = [anchor]
-    while worklist:
-        var = worklist.pop(0)
-        other_readers = {
-            number: reader for number, reader in readers.get(var, {}).items() if number != id(group)
-        }
-        is_overtaken = order.is_overtaken(anchor.var, [b.var for b in inside], var)
-        group.fusible_inputs |= set() if other_readers or is_overtaken else {var}
-        producer = producers.get(var)
-        can_fuse = (
-            producer is not None and producer is not group and producer.anchor is None and producer.fusible
+
+    def __init__(self, mod: tvm.IRModule, views: bool):
+        self.groups: list[KernelGroup] = []
+        self._mod, self._views = mod, views
+        self._counts = use_counts(mod)
+        self._order = _ReadOrder(mod, self._counts)
+        self._anchor_operands = _anchor_operands(mod)
+        self._producers: dict[relax.Var, KernelGroup] = {}
+        # By variable, the groups that read it besides its producer, each with its first reading variable.
+        self._readers: dict[relax.Var, dict[int, relax.Var]] = {}
+        self._enclosing: dict[
+            relax.Var, relax.Var
+        ] = {}  # by variable, the concatenation inside which it lies
+        self._terms: dict[relax.Var, int] = {}  # by variable, the terms of its expression in its kernel
+
+    def add(self, binding: relax.VarBinding) -> None:
+        """Add the next binding to the group of an operand, or to a group of its own."""
+        kind = operator_kind(self._mod, binding.value)
+        operands = [v for v in relax.analysis.free_vars(binding.value) if v in self._producers]
+        copy_reason = ""
+        if kind in GATHERS:
+            copy_reason = self._copy_reason(binding.value) if self._views else "copies are made"
+        if kind in GATHERS and not copy_reason:
+            group = KernelGroup(fusible=False, view=True)
+            self._enclosing.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
+        elif kind in ELEMENTWISE:
+            group = self._elementwise_group(binding, kind, operands)
+        else:
+            group = self._anchor_group(binding, kind, operands)
+        group.is_epilogue |= kind not in GATHERS and any(
+            self._is_read_once(v) and not self._producers[v].fusible for v in operands
         )
-        if not can_fuse or not var.same_as(producer.result) or (reads_whole_tensors and producer.copies):
-            continue
-        if other_readers:
-            group.ordered_after.add(_first_reader(other_readers))
-            continue
-        if is_overtaken and any(
-            v in producers and _is_on_pim(producers[v]) for v in free_variables(producer.bindings)
-        ):
-            continue  # else the epilogue of the anchor would be a separate kernel
-        fused_terms: dict[relax.Var, int] = {}
-        for binding in producer.bindings + inside[:-1]:
-            fused_terms[binding.var] = _term_count(binding.value, fused_terms)
-        if max(fused_terms.values()) > MAX_TERMS:
-            continue
-        terms |= fused_terms
-        inside = producer.bindings + inside
-        group.prologue_kernels.append(producer.bindings)
-        group.extra_outputs += [] if _use_count(inside, var) == counts.get(var, 0) else [var]
-        group.fusible_inputs |= producer.fusible_inputs
-        _merge_into(producer, group, producers, groups, readers)
-        # A tensor that several of its operators read is fused too, such as the operand of a SiLU. The result
-        # of another kernel, such as a residual, is read once. Slices and concatenations read stored tensors.
-        reading_values = [b.value for b in producer.bindings if operator(b.value) not in GATHERS]
-        read_by = [v for value in reading_values for v in relax.analysis.free_vars(value)]
-        worklist += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
-    group.bindings += inside[:-1]
+        group.is_epilogue |= _is_split_join(binding)
+        group.bindings.append(binding)
+        group.copy_reasons |= {binding.var: copy_reason} if copy_reason else {}
+        if group in self.groups:
+            self.groups.remove(group)
+        self.groups.append(group)
+        self._producers[binding.var] = group  # `_merge` has done so for the bindings that were merged
+        inside = {v: self._terms[v] for v in operands if self._producers[v] is group}
+        self._terms[binding.var] = 1 if group.anchor is binding else _term_count(binding.value, inside)
+        for var in operands:
+            if self._producers[var] is not group:
+                self._readers.setdefault(var, {}).setdefault(id(group), binding.var)
+
+    def _is_read_once(self, var: relax.Var) -> bool:
+        return self._counts.get(var, 0) == 1
+
+    def _elementwise_group(
+        self, binding: relax.VarBinding, kind: str, operands: Sequence[relax.Var]
+    ) -> KernelGroup:
+        """The group that an elementwise operator joins, or a new one."""
+        open_ends = self._open_ends(binding, kind, operands)
+        # Other kernels read the extra outputs of a host, so the host must not depend on these kernels.
+        hosts = [
+            host for host in open_ends if not any(self._readers.get(output) for output in host.extra_outputs)
+        ]
+        pim_groups = [
+            self._producers[v]
+            for v in operands
+            if self._is_read_once(v) and not self._producers[v].fusible and _is_on_pim(self._producers[v])
+        ]
+        # The last one is the host. If PIM computes it, or a part of it, this operator is its epilogue.
+        is_epilogue = _is_split_join(binding) or (
+            bool(hosts and pim_groups) and max(hosts + pim_groups, key=self.groups.index) in pim_groups
+        )
+        if hosts and not is_epilogue:
+            return self._joined_hosts(hosts)
+        group = KernelGroup()
+        last = max(open_ends, key=self.groups.index, default=None)
+        group.fusible_inputs |= {v for v in operands if self._is_read_once(v) and self._producers[v] is last}
+        group.ordered_after |= {
+            _first_reader(self._readers[v])
+            for host in open_ends
+            for v in host.extra_outputs
+            if self._readers.get(v)
+        }
+        if kind == "concat":
+            group.ordered_after |= {self._enclosing[v] for v in operands if v in self._enclosing}
+        return group
+
+    def _open_ends(
+        self, binding: relax.VarBinding, kind: str, operands: Sequence[relax.Var]
+    ) -> list[KernelGroup]:
+        """Groups whose results only this elementwise operator reads, and that may have it in their kernel."""
+        hosts = [
+            self._producers[v]
+            for v in operands
+            if self._is_read_once(v)
+            and self._producers[v].fusible
+            and not _is_broadcast(binding.var, v, self._producers[v])
+        ]
+        hosts = [
+            host
+            for host in hosts
+            if _term_count(binding.value, {v: self._terms[v] for v in operands if self._producers[v] is host})
+            <= MAX_TERMS
+        ]
+        if kind not in GATHERS:
+            return hosts
+        return [
+            host for host in hosts if kind == "concat" and _has_slices(host) and self._can_move_later(host)
+        ]
+
+    def _joined_hosts(self, hosts: Sequence[KernelGroup]) -> KernelGroup:
+        """The last of `hosts`, joined by the others that may be one kernel with it if one of them slices."""
+        group = max(hosts, key=self.groups.index)
+        for host in dict.fromkeys(hosts):
+            if host is group or not (_has_slices(group) or _has_slices(host)):
+                continue
+            if self._can_move_later(group) and self._can_move_later(host):
+                group.bindings[:0] = host.bindings
+                self._merge(host, group)
+        return group
+
+    def _anchor_group(
+        self, binding: relax.VarBinding, kind: str, operands: Sequence[relax.Var]
+    ) -> KernelGroup:
+        """A new group of an operator that is not elementwise, with its prologue."""
+        has_tensor = isinstance(binding.var.ty, relax.TensorType)
+        is_fusible = kind not in ("", "call_dps_packed", IN_PLACE, *OPAQUE) and has_tensor
+        group = KernelGroup(anchor=binding, fusible=is_fusible)
+        if is_fusible:
+            is_attention = kind == ATTENTION
+            # A mask is never computed in a prologue of attention.
+            read = [v for v in operands if v in binding.value.args[:3]] if is_attention else operands
+            self._fuse_producers(group, binding, read, reads_whole_tensors=is_attention)
+        return group
+
+    def _fuse_producers(
+        self,
+        group: KernelGroup,
+        anchor: relax.VarBinding,
+        operands: Sequence[relax.Var],
+        reads_whole_tensors: bool,
+    ) -> None:
+        """Fuse into `group`, before its anchor, the elementwise kernels that no other kernel reads yet.
+
+        Parameters
+        ----------
+        reads_whole_tensors : bool
+            Whether the anchor reads whole tensors only, such as a cache: kernels with copies are not fused
+            then.
+        """
+        worklist = list(operands)
+        inside: list[relax.VarBinding] = [anchor]
+        while worklist:
+            var = worklist.pop(0)
+            other_readers = {
+                number: reader for number, reader in self._readers.get(var, {}).items() if number != id(group)
+            }
+            is_overtaken = self._order.is_overtaken(anchor.var, [b.var for b in inside], var)
+            group.fusible_inputs |= set() if other_readers or is_overtaken else {var}
+            producer = self._producers.get(var)
+            if producer is None or producer is group or producer.anchor is not None or not producer.fusible:
+                continue
+            if not var.same_as(producer.result) or (reads_whole_tensors and producer.copies):
+                continue
+            if other_readers:
+                group.ordered_after.add(_first_reader(other_readers))
+                continue
+            if is_overtaken and self._reads_pim(producer):
+                continue  # else the epilogue of the anchor would be a separate kernel
+            fused_terms = _inlined_terms(producer.bindings + inside[:-1])
+            if max(fused_terms.values()) > MAX_TERMS:
+                continue
+            self._terms |= fused_terms
+            inside = producer.bindings + inside
+            group.prologue_kernels.append(producer.bindings)
+            group.extra_outputs += [] if _use_count(inside, var) == self._counts.get(var, 0) else [var]
+            group.fusible_inputs |= producer.fusible_inputs
+            self._merge(producer, group)
+            worklist += _tensors_read_twice(producer.bindings)
+        group.bindings += inside[:-1]
+
+    def _reads_pim(self, group: KernelGroup) -> bool:
+        producers = [self._producers[v] for v in free_variables(group.bindings) if v in self._producers]
+        return any(map(_is_on_pim, producers))
+
+    def _can_move_later(self, group: KernelGroup) -> bool:
+        """Whether a whole kernel may be executed later: it belongs to no layer, and no kernel reads it yet.
+
+        Nor may a layer read its operands: the first reader of a layer on PIM may have to do its epilogue.
+        """
+        is_free = group.anchor is None and group.fusible and not group.extra_outputs and not group.is_epilogue
+        is_read = any(self._readers.get(binding.var) for binding in group.bindings)
+        return is_free and not is_read and self._anchor_operands.isdisjoint(free_variables(group.bindings))
+
+    def _merge(self, source: KernelGroup, group: KernelGroup) -> None:
+        """Record that `group` now has the bindings of `source`, which is no longer a kernel."""
+        group.copy_reasons |= source.copy_reasons
+        group.ordered_after |= source.ordered_after
+        self.groups.remove(source)
+        self._producers.update((b.var, group) for b in source.bindings)
+        for readers in self._readers.values():
+            if id(source) in readers:
+                readers.setdefault(id(group), readers.pop(id(source)))
+
+    def _copy_reason(self, value: relax.Call) -> str:
+        """Why a slice or concatenation needs a copy; empty if its parts can lie inside their tensor.
+
+        Kernels or PIM must write the parts of a concatenation there: they must be distinct, in no other
+        concatenation, and no aliases of tensors elsewhere.
+        """
+        if operator(value) == "strided_slice":
+            begin = slice_begin(value)
+            if begin is None or not isinstance(value.args[0], relax.Var):
+                return "the slice skips elements, or slices a constant"
+            return view_obstacle(shape(value.args[0]), *begin, STORED_BYTES)
+        parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
+        if not all(isinstance(part, relax.Var) and part in self._producers for part in parts):
+            return "a part is an input or a constant"
+        if len(set(parts)) != len(parts) or any(part in self._enclosing for part in parts):
+            return "a part lies in two places"
+        if not all(_is_written(part, self._producers[part]) for part in parts):
+            return "a part is another name of a tensor that lies elsewhere"
+        axis = int(value.attrs.axis or 0) % len(shape(value))
+        begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
+        problems = (view_obstacle(shape(value), axis, begin, STORED_BYTES) for begin in begins)
+        return next(filter(None, problems), "")
+
+
+def _tensors_read_twice(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
+    """Tensors that several operators read, such as the operand of a SiLU.
+
+    The result of another kernel, such as a residual, is read once. Slices and concatenations read stored
+    tensors.
+    """
+    values = [binding.value for binding in bindings if operator(binding.value) not in GATHERS]
+    read = [var for value in values for var in relax.analysis.free_vars(value)]
+    return [var for var in dict.fromkeys(read) if read.count(var) > 1]
 
 
 class _ReadOrder:
@@ -409,18 +483,6 @@ def _anchor_operands(mod: tvm.IRModule) -> set[relax.Var]:
     return {var for value in anchors for var in relax.analysis.free_vars(value)}
 
 
-def _can_move_later(
-    group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchor_operands: Set[relax.Var]
-) -> bool:
-    """Whether a whole kernel may be executed later: it belongs to no layer, and no kernel reads it yet.
-
-    Nor may a layer read its operands: the first reader of a layer on PIM may have to do its epilogue.
-    """
-    is_free = group.anchor is None and group.fusible and not group.extra_outputs and not group.is_epilogue
-    is_read = any(readers.get(binding.var) for binding in group.bindings)
-    return is_free and not is_read and anchor_operands.isdisjoint(free_variables(group.bindings))
-
-
 def _is_on_pim(group: KernelGroup) -> bool:
     """Whether PIM computes the group, or parts of it; its epilogue may need a GPU kernel."""
     binding = group.bindings[-1]
@@ -448,23 +510,6 @@ def _has_slices(group: KernelGroup) -> bool:
     return any(operator(binding.value) == "strided_slice" for binding in group.bindings)
 
 
-def _merge_into(
-    source: KernelGroup,
-    group: KernelGroup,
-    producers: dict[relax.Var, KernelGroup],
-    groups: list[KernelGroup],
-    readers: dict[relax.Var, dict[int, relax.Var]],
-) -> None:
-    """Record that `group` now has the bindings of `source`, which is no longer a kernel."""
-    group.copy_reasons |= source.copy_reasons
-    group.ordered_after |= source.ordered_after
-    groups.remove(source)
-    producers.update((b.var, group) for b in source.bindings)
-    for groups_reading in readers.values():
-        if id(source) in groups_reading:
-            groups_reading.setdefault(id(group), groups_reading.pop(id(source)))
-
-
 def _first_reader(readers: Mapping[int, relax.Var]) -> relax.Var:
     return next(iter(readers.values()))
 
@@ -477,34 +522,16 @@ def _term_count(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
     return 1 + OPERAND_USES.get(operator(value), 1) * read
 
 
+def _inlined_terms(bindings: Sequence[relax.VarBinding]) -> dict[relax.Var, int]:
+    """By variable, the terms of its expression if all `bindings` before it are inlined."""
+    terms: dict[relax.Var, int] = {}
+    for binding in bindings:
+        terms[binding.var] = _term_count(binding.value, terms)
+    return terms
+
+
 def _use_count(bindings: list[relax.VarBinding], var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(binding.value) for binding in bindings)
-
-
-def _copy_reason(
-    value: relax.Call, producers: Mapping[relax.Var, KernelGroup], enclosing: Set[relax.Var]
-) -> str:
-    """Why a slice or concatenation needs a copy; empty if its parts can lie inside their tensor.
-
-    Kernels or PIM must write the parts of a concatenation there: they must be distinct, in no other
-    concatenation, and no aliases of tensors elsewhere.
-    """
-    if operator(value) == "strided_slice":
-        begin = slice_begin(value)
-        if begin is None or not isinstance(value.args[0], relax.Var):
-            return "the slice skips elements, or slices a constant"
-        return view_obstacle(shape(value.args[0]), *begin, STORED_BYTES)
-    parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
-    if not all(isinstance(part, relax.Var) and part in producers for part in parts):
-        return "a part is an input or a constant"
-    if len(set(parts)) != len(parts) or any(part in enclosing for part in parts):
-        return "a part lies in two places"
-    if not all(_is_written(part, producers[part]) for part in parts):
-        return "a part is another name of a tensor that lies elsewhere"
-    axis = int(value.attrs.axis or 0) % len(shape(value))
-    begins = itertools.accumulate([shape(part)[axis] for part in parts[:-1]], initial=0)
-    problems = (view_obstacle(shape(value), axis, begin, STORED_BYTES) for begin in begins)
-    return next(filter(None, problems), "")
 
 
 def _is_written(var: relax.Var, group: KernelGroup) -> bool:

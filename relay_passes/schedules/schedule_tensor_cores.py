@@ -18,7 +18,7 @@ from tvm.s_tir.dlight.gpu.matmul import (
     detect_iter_traits,
     make_iter_fusion_index_map,
 )
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from pimflow.relay_passes.schedules.loops import (
@@ -125,10 +125,8 @@ def _split_groups(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
 def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool) -> s_tir.Schedule:
     """Schedule `main`, C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
     ti, tj, tk = tile
-    wi = min(2, ti // FRAGMENT)
-    wj = min(4 // wi, tj // FRAGMENT)
-    wi = min(4 // wj, ti // FRAGMENT)
-    run = int(sch.get(main).iter_vars[-1].dom.extent)
+    wi, wj = _warp_grid(ti, tj)
+    contiguous = int(sch.get(main).iter_vars[-1].dom.extent)
     _to_matrices(sch, main, k_is_last)
     sch.pad_einsum(main, [1, ti, tj, tk])
 
@@ -143,17 +141,8 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
         sch.bind(loop, axis)
 
     for index in range(2):
-        shared = sch.cache_read(fragment, index, "shared.dyn")
-        sch.compute_at(shared, k)
-        auto_inline_producers(sch, shared)
-        lanes = _lanes(run if index == 0 or k_is_last else ACCESS_BYTES, sch.get(shared))
-        _, y, x, v = sch.split(sch.fuse(*sch.get_loops(shared)[-2:]), [None, wi * wj, WARP, lanes])
-        sch.bind(y, "threadIdx.y")
-        sch.bind(x, "threadIdx.x")
-        sch.vectorize(v)
-        sch.storage_align(shared, 0, axis=-2, factor=16, offset=ROW_END)
-        sch.annotate(shared, "tirx.manifest_shared_memory_local_stage", 1)
-        sch.annotate(shared, "double_buffer_scope", 0)
+        run = contiguous if index == 0 or k_is_last else ACCESS_BYTES
+        _load_shared(sch, sch.cache_read(fragment, index, "shared.dyn"), k, run, wi * wj)
     # Steps: load A, store A, load B, store B, multiply. Loads run ahead of the multiplication, stores follow.
     sch.annotate(k, "software_pipeline_stage", [0, 0, 0, 0, 1])
     sch.annotate(k, "software_pipeline_order", [0, 3, 1, 4, 2])
@@ -171,12 +160,7 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
 
     names = _intrinsics(k_is_last)
     for stage, name in ((reads[0], "load_a"), (reads[1], "load_b"), (write, "store")):
-        a, b = sch.get_loops(stage)[-2:]
-        a, a1 = sch.split(a, [None, FRAGMENT])
-        b, b1 = sch.split(b, [None, FRAGMENT])
-        sch.reorder(a, b, a1, b1)
-        sch.unroll(a)
-        sch.unroll(b)
+        a, a1 = _split_fragments(sch, stage)
         if stage is write:  # on the outer block: tensorizing drops annotations of the block itself
             row = _result_row(tile)
             sch.storage_align(sch.blockize(a), 0, axis=-2, factor=row + 1, offset=row)
@@ -189,6 +173,38 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
     sch.bind(x, "threadIdx.x")
     sch.vectorize(v)
     return sch
+
+
+def _warp_grid(ti: int, tj: int) -> tuple[int, int]:
+    """Rows and columns of a block's warps, four at most, over a tile of `ti` x `tj`."""
+    wi = min(2, ti // FRAGMENT)
+    wj = min(4 // wi, tj // FRAGMENT)
+    return min(4 // wj, ti // FRAGMENT), wj
+
+
+def _load_shared(sch: s_tir.Schedule, shared: SBlockRV, step: LoopRV, run: int, warps: int) -> None:
+    """Let all threads load an operand's slice of a `step`, of which `run` elements are contiguous."""
+    sch.compute_at(shared, step)
+    auto_inline_producers(sch, shared)
+    lanes = _lanes(run, sch.get(shared))
+    _, y, x, v = sch.split(sch.fuse(*sch.get_loops(shared)[-2:]), [None, warps, WARP, lanes])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    sch.vectorize(v)
+    sch.storage_align(shared, 0, axis=-2, factor=16, offset=ROW_END)
+    sch.annotate(shared, "tirx.manifest_shared_memory_local_stage", 1)
+    sch.annotate(shared, "double_buffer_scope", 0)
+
+
+def _split_fragments(sch: s_tir.Schedule, stage: SBlockRV) -> tuple[LoopRV, LoopRV]:
+    """Split the loops of a copy by fragments; the outermost loop over fragments, and that inside one."""
+    a, b = sch.get_loops(stage)[-2:]
+    a, a1 = sch.split(a, [None, FRAGMENT])
+    b, b1 = sch.split(b, [None, FRAGMENT])
+    sch.reorder(a, b, a1, b1)
+    sch.unroll(a)
+    sch.unroll(b)
+    return a, a1
 
 
 def _kinds(letters: str) -> list[IterKind]:

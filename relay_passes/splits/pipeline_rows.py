@@ -64,7 +64,7 @@ class PipelineRows:
         def rewrite(builder, var, value):
             """The new value of `var`; None if `value` stays."""
             if var in runs:
-                env[var] = _emit_stages(builder, runs[var], env)
+                env[var] = _StageEmitter(builder, runs[var], env).emit_stages()
             elif isinstance(value, relax.Var):
                 env[var] = value
                 return None
@@ -169,85 +169,86 @@ def _uses(group: KernelGroup, var: relax.Var) -> int:
     return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
-def _emit_stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
-    """Emit all parts in the order of execution; returns the complete result of the last region."""
-    done_rows: dict[
-        tuple[int, int], relax.Var
-    ] = {}  # by region and stage, the rows that exist after the stage
-    for position, stage in run.pipeline.steps:
-        group = run.groups[position]
-        begin, end = run.rows[position][stage]
-        source = done_rows[position - 1, stage] if position else substitute(_source(group), env)
-        part = _emit_part(builder, run, position, stage, source, env)
-        if run.pipeline.modes[position] is Mode.GPU:
-            part = _emit_elementwise(
-                builder, _epilogue(group), group.anchor.var, part, (begin, end), env, stage
-            )
-        if stage:
-            last = position == len(run.groups) - 1 and stage == len(run.pipeline.cuts)
-            hint = run.result.name if last else f"{group.title.name}__until{stage}"
-            part = builder.emit(
-                relax.op.concat([done_rows[position, stage - 1], part], axis=ROWS), name_hint=hint
-            )
-        done_rows[position, stage] = part
-    return part
+@dataclass(frozen=True)
+class _StageEmitter:
+    """Emits the parts of a run; `env` has the new values of variables before it."""
 
+    builder: relax.BlockBuilder
+    run: _PipelineRun
+    env: Env
 
-def _emit_part(
-    builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
-) -> relax.Var:
-    """Emit the rows of a convolution that a stage computes, from the existing rows of its operand."""
-    group, (begin, end) = run.groups[position], run.rows[position][stage]
-    name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
-    before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] is Mode.PIM else None
-    reads = rows.inputs(begin, end)
-    read = reads.begin, reads.end
-    x = _slice(builder, source, reads.begin, reads.end, f"{name}_in")
-    if before is not None and run.pipeline.modes[position] is Mode.GPU:
-        x = _emit_elementwise(builder, _epilogue(before), before.anchor.var, x, read, env, stage)
-    x = _emit_elementwise(builder, _prologue(group), _source(group), x, read, env, stage)
-    return builder.emit(convolution_rows(group.anchor.value, x, reads), name_hint=name)
+    def emit_stages(self) -> relax.Var:
+        """Emit all parts in the order of execution; returns the complete result of the last region."""
+        run = self.run
+        # By region and stage, the rows that exist after the stage.
+        done_rows: dict[tuple[int, int], relax.Var] = {}
+        for position, stage in run.pipeline.steps:
+            group = run.groups[position]
+            source = done_rows[position - 1, stage] if position else substitute(_source(group), self.env)
+            part = self._emit_convolution(position, stage, source)
+            if run.pipeline.modes[position] is Mode.GPU:
+                rows = run.rows[position][stage]
+                part = self._emit_elementwise(_epilogue(group), group.anchor.var, part, rows, stage)
+            if stage:
+                last = position == len(run.groups) - 1 and stage == len(run.pipeline.cuts)
+                hint = run.result.name if last else f"{group.title.name}__until{stage}"
+                whole = relax.op.concat([done_rows[position, stage - 1], part], axis=ROWS)
+                part = self.builder.emit(whole, name_hint=hint)
+            done_rows[position, stage] = part
+        return part
 
+    def _emit_convolution(self, position: int, stage: int, source: relax.Var) -> relax.Var:
+        """Emit the rows of a convolution that a stage computes, from the existing rows of its operand."""
+        run, group = self.run, self.run.groups[position]
+        name = stage_name(group.anchor.var.name, stage)
+        before = (
+            run.groups[position - 1] if position and run.pipeline.modes[position - 1] is Mode.PIM else None
+        )
+        reads = run.maps[position].inputs(*run.rows[position][stage])
+        rows = reads.begin, reads.end
+        x = self._emit_slice(source, rows, f"{name}_in")
+        if before is not None and run.pipeline.modes[position] is Mode.GPU:
+            x = self._emit_elementwise(_epilogue(before), before.anchor.var, x, rows, stage)
+        x = self._emit_elementwise(_prologue(group), _source(group), x, rows, stage)
+        return self.builder.emit(convolution_rows(group.anchor.value, x, reads), name_hint=name)
 
-def _slice(builder: relax.BlockBuilder, x: relax.Expr, begin: int, end: int, name: str) -> relax.Var:
-    """Rows ``[begin, end)`` of `x`."""
-    if (begin, end) == (0, shape(x)[ROWS]):
-        return x
-    part = relax.op.strided_slice(x, [ROWS], [begin], [end], assume_inbound=True)
-    return builder.emit(part, name_hint=name)
+    def _emit_slice(self, x: relax.Expr, rows: tuple[int, int], name: str) -> relax.Expr:
+        """Emit some rows of `x`."""
+        if rows == (0, shape(x)[ROWS]):
+            return x
+        part = relax.op.strided_slice(x, [ROWS], rows[:1], rows[1:], assume_inbound=True)
+        return self.builder.emit(part, name_hint=name)
 
+    def _emit_elementwise(
+        self,
+        bindings: list[relax.VarBinding],
+        source: relax.Var,
+        part: relax.Var,
+        rows: tuple[int, int],
+        stage: int,
+    ) -> relax.Var:
+        """Emit `bindings` for some `rows`; `part` has these rows of `source`, which the first binding reads.
 
-def _emit_elementwise(
-    builder: relax.BlockBuilder,
-    bindings: list[relax.VarBinding],
-    source: relax.Var,
-    part: relax.Var,
-    rows: tuple[int, int],
-    env: Env,
-    stage: int,
-) -> relax.Var:
-    """Emit `bindings` for some `rows`; `part` has these rows of `source`, the operand of the first binding.
+        Returns `part` if there are no bindings.
+        """
+        inside: Env = {source: part}
+        height = shape(bindings[0].var)[ROWS] if bindings else 0
 
-    Returns `part` if there are no bindings.
-    """
-    inside: Env = {source: part}
-    height = shape(bindings[0].var)[ROWS] if bindings else 0
+        def select_rows(operand: relax.Expr, name: str) -> relax.Expr:
+            """The same rows of an outside operand; all of an operand without rows."""
+            if isinstance(operand, relax.Var) and operand in inside:
+                return inside[operand]
+            operand = substitute(operand, self.env)
+            dims = shape(operand) if isinstance(operand.ty, relax.TensorType) else ()
+            if len(dims) < 3 or dims[-3] != height or height == 1:
+                return operand
+            if isinstance(operand, tvm.ir.GenericConst):
+                return relax.const(operand.value.numpy()[..., rows[0] : rows[1], :, :])
+            return self._emit_slice(operand, rows, f"{name}_rows")
 
-    def select_rows(operand: relax.Expr, name: str) -> relax.Expr:
-        """The same rows of an outside operand; all of an operand without rows."""
-        if isinstance(operand, relax.Var) and operand in inside:
-            return inside[operand]
-        operand = substitute(operand, env)
-        dims = shape(operand) if isinstance(operand.ty, relax.TensorType) else ()
-        if len(dims) < 3 or dims[-3] != height or height == 1:
-            return operand
-        if isinstance(operand, tvm.ir.GenericConst):
-            return relax.const(operand.value.numpy()[..., rows[0] : rows[1], :, :])
-        return _slice(builder, operand, *rows, f"{name}_rows")
-
-    for binding in bindings:
-        value, name = binding.value, stage_name(binding.var.name, stage)
-        args = [select_rows(arg, name) for arg in value.args]
-        call = relax.Call(value.op, args, value.attrs, value.ty_args)
-        part = inside[binding.var] = builder.emit(call, name_hint=name)
-    return part
+        for binding in bindings:
+            value, name = binding.value, stage_name(binding.var.name, stage)
+            args = [select_rows(arg, name) for arg in value.args]
+            call = relax.Call(value.op, args, value.attrs, value.ty_args)
+            part = inside[binding.var] = self.builder.emit(call, name_hint=name)
+        return part

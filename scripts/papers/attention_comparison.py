@@ -23,10 +23,10 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
-from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
+from pimflow.simulators.pim.bound import mode_changes, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
 STRICT = BuiltIn()
@@ -233,10 +233,8 @@ def device_products(
                 ("SV", VALUES, mixed, scores),
             ):
                 run = fastest_product(kind, attention, pim, "fp16", channels, STRICT)
-                vector_bytes = vectors * ELEMENT_BYTES["fp16"]
-                with_bus = decode_limited_ns(
-                    cache_bytes, attention.group, results, vector_bytes, pim, channels, run.layout.lanes
-                )
+                vector_bytes, lanes = vectors * ELEMENT_BYTES["fp16"], run.layout.lanes
+                with_bus = decode_limited_ns(attention, results, vector_bytes, pim, channels, lanes)
                 yield OnDevice(
                     device=pim.name,
                     what=f"{product}, KV heads: {heads}",
@@ -248,12 +246,71 @@ def device_products(
                 )
 
 
+def decode_limited_ns(
+    attention: Attention,
+    results: float,
+    vector_bytes: float,
+    pim: PimSpec,
+    channels: int,
+    lanes: int = 1,
+) -> float:
+    """As `row_limited_ns` for a product of attention, with transfers of vectors and results.
+
+    It is a lower bound where banks wait for the bus. A bank holds as many results as the device has
+    accumulators, then they are read. A row change during a read takes a precharge and an activation. If
+    bus and banks can work at the same time, it is the longer of their times.
+
+    With one global buffer, an open row is used with one vector. So each further use of a row needs to open
+    the row again or to write the vector again, whichever is shorter.
+
+    Parameters
+    ----------
+    results : float
+        Number of sums that are read.
+    vector_bytes : float
+        Bytes that are written to the buffers of all channels.
+    lanes : int
+        Lanes of a bank that compute separate products, or 1. With lanes, a buffer is written every few
+        columns.
+    """
+    n, uses, row_bytes = pim.timing, attention.group, attention.cache_elements // 2 * ELEMENT_BYTES["fp16"]
+
+    def burst_gap(kind: str) -> int:
+        """Cycles between two such commands on the bus."""
+        rules = (rule for rule in pim.constraints if kind in rule.before and kind in rule.after)
+        return max(n[rule.latency] for rule in rules if rule.level == "channel")
+
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
+    reads = results / (channels * pim.banks)
+    write_cycles = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
+    row_cycles = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
+    mode_change, _ = mode_changes(pim, ("channel", "buffer"))
+    if pim.global_buffers == 1:
+        columns, burst = pim.vector_columns(lanes), burst_gap("GWRITE")
+        extra_uses, use_cycles = (
+            (uses - 1) * rows,
+            pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0),
+        )
+        if lanes > 1:
+            extra_uses, use_cycles = uses * rows * (pim.columns_per_row // columns) - rows, burst
+        row_cycles += max(0.0, extra_uses) * min(use_cycles, columns * burst) / (1 - pim.refresh_share)
+    read_cycles = max(n["nBL"] * pim.result_lanes, burst_gap("READRES"), n.get("nHOST", 0))
+    if not mode_change:
+        return max(row_cycles, write_cycles + reads * read_cycles) * pim.tCK_ns
+    runs = reads / (pim.global_buffers * pim.accumulators)
+    waiting = (
+        runs * mode_change + (reads - runs) * read_cycles + write_cycles - rows * (n["nRTP"] - n["nCCDS"])
+    )
+    return (row_cycles + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns
+
+
 def _layer_timing(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tuple[int, float]:
     """Cycles of a fully connected layer in its fastest loop order, and how busy multipliers are."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
     reports = [
         STRICT.time_program(
-            lower(geometry, pim, region="fc", dtype="fp16", channels=channels, schedule=schedule), pim
+            lower(ProgramRequest("fc", geometry, schedule), pim, dtype="fp16", channels=channels),
+            pim,
         )
         for schedule in schedules(geometry, pim, "fp16")
     ]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Task
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.core.rewrite import GpuRewrite
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.primitive_selection.problem import SelectionProblem
@@ -63,7 +63,7 @@ def network(inputs: Sequence[tuple[int, ...]], channels: Sequence[int], side: in
             input_shapes=tuple(shapes[j] for j in operands) or ((1, side, side, INPUT_CHANNELS),),
             output_shape=shapes[i],
             geometry=ConvGeometry(n=1, h=side, w=side, c=input_channels, oc=channels[i]),
-            weight_elements=input_channels * channels[i],
+            kernel=KernelShape(weight_elements=input_channels * channels[i]),
         )
         regions.append(region)
     used = {j for operands in inputs for j in operands}

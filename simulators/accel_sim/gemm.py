@@ -16,6 +16,7 @@ of shared memory: only the banks matter for time, and they are the same. The loo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,8 @@ MMA_M, MMA_N = 16, 8
 ADDRESS_INSTRUCTIONS = 12
 A_REGISTER, B_REGISTER, RESIDUAL_REGISTER, SUM_REGISTER = 20, 36, 60, 64
 A_FRAGMENT, B_FRAGMENT = 200, 220
+# Of an iteration: addresses [row, chunk], whether each is loaded, and channels.
+Addresses = Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +195,8 @@ class _Emitter:
         taps, chunk_in_tap = np.divmod(chunks, self.gemm.tap_chunks)
         return taps, chunk_in_tap * CHUNK, chunks < self.gemm.chunks
 
-    def _pixels(self, y: int):
-        """A function of an iteration: input addresses [row, chunk], which are loaded, and channels."""
+    def _pixels(self, y: int) -> Addresses:
+        """Those of the input."""
         gemm, geometry = self.gemm, self.gemm.geometry
         pixels = np.minimum(y * gemm.tile[0] + np.arange(gemm.tile[0]), gemm.m - 1)
         image, pixel_in_image = np.divmod(pixels, geometry.oh * geometry.ow)
@@ -203,7 +206,8 @@ class _Emitter:
         columns = columns * geometry.stride[1] - pad_left
         group = self.z // gemm.split * gemm.channels
 
-        def addresses(iteration: int):
+        def addresses(iteration: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """Addresses, whether each is loaded, and channels of one iteration."""
             taps, channel, valid = self._chunk(iteration)
             down, right = np.divmod(taps, geometry.kw)
             iy = rows[:, None] + down * geometry.dilation[0]
@@ -214,20 +218,21 @@ class _Emitter:
 
         return addresses
 
-    def _filters(self, x: int):
-        """As `_pixels`, for the filters."""
+    def _filters(self, x: int) -> Addresses:
+        """Those of the filters."""
         gemm, geometry = self.gemm, self.gemm.geometry
         columns = np.minimum(x * gemm.tile[1] + np.arange(gemm.tile[1]), gemm.n - 1)
         columns += self.z // gemm.split * gemm.n
 
-        def addresses(iteration: int):
+        def addresses(iteration: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """Addresses, whether each is loaded, and channels of one iteration."""
             taps, channel, valid = self._chunk(iteration)
             element = columns[:, None] * geometry.reduction + taps * gemm.channels + channel
             return gemm.weight_base + element * ELEMENT, np.broadcast_to(valid, element.shape), channel
 
         return addresses
 
-    def _loads(self, addresses, loads: int, register: int, pc_offset: int) -> list[list[Code]]:
+    def _loads(self, addresses: Addresses, loads: int, register: int, pc_offset: int) -> list[list[Code]]:
         """By iteration and warp, the loads of a tile; `pc_offset` is their offset in the code, in bytes."""
         codes = []
         for turn, iteration in enumerate(self._iterations()):

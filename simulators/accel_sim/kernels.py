@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
@@ -95,15 +95,16 @@ def parse_kernel_name(name: str, dtype: str) -> Kernel | None:
         key: [int(n) for n in text.split("x")] for key, text in match.groupdict().items() if _is_number(text)
     }
     if "h" in numbers:
-        single = {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
-        pairs = {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
+        fields: dict[str, Any] = {"n": 1}
+        fields |= {key: numbers[key][0] for key in ("n", "h", "w", "c", "oc", "groups") if key in numbers}
+        fields |= {key: tuple(numbers[key]) for key in ("stride", "dilation", "padding") if key in numbers}
         kh, kw = numbers.get("window", (1, 1))
-        geometry = ConvGeometry(**{"n": 1, **single}, kh=kh, kw=kw, **pairs)
+        geometry = ConvGeometry(**fields, kh=kh, kw=kw)
         kernel = convolution_kernel(geometry, dtype)
     else:
-        sizes = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
+        sizes: dict[str, Any] = {key: numbers[f"gemm_{key}"][0] for key in "mnk" if f"gemm_{key}" in numbers}
         kernel = Kernel(kind=match["kind"], input_bytes=0, output_bytes=0, **sizes)
-    overrides = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
+    overrides: dict[str, Any] = {key: numbers[f"of_{key}"][0] for key in _SIZES if f"of_{key}" in numbers}
     kernel = dataclasses.replace(kernel, **overrides)
     try:
         return kernel if kernel_name(kernel, dtype) == name else None
@@ -119,6 +120,7 @@ def _is_number(text: str | None) -> bool:
 def _geometry_name(geometry: ConvGeometry) -> str:
     g = geometry
     words = [f"n{g.n}" if g.n > 1 else "", f"h{g.h}w{g.w}c{g.c}o{g.oc}"]
+    pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
     pairs = [("f", (g.kh, g.kw), (1, 1)), ("s", g.stride, (1, 1)), ("d", g.dilation, (1, 1))]
     pairs += [("p", g.padding, (0, 0, 0, 0)), ("g", (g.groups,), (1,))]
     words += [
@@ -159,7 +161,7 @@ def launches(
     bases_by_name = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
     bases_by_name["output_base"] = bases[4 if apart else 2]
     epilogue = {"residual_bytes": residual, "result_bytes": kernel.output_bytes, "apart": apart}
-    common = {"geometry": geometry, "listed": listed, **epilogue, **bases_by_name}
+    common: dict[str, Any] = {"geometry": geometry, "listed": listed, **epilogue, **bases_by_name}
     if cost.tile is None:
         emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
         first = emit(name, SimdConvolution(**common))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Listing:
         self.pc, self.listed = first_pc, listed
         self.instructions: list[SassInstruction] = []
 
-    def add(self, opcode: str, destination: int | None = None, *sources: int, **memory) -> None:
+    def add(self, opcode: str, destination: int | None = None, *sources: int, **memory: Any) -> None:
         """Append an instruction; all lanes execute it unless `memory` has a mask."""
         destinations = () if destination is None else (destination,)
         self.instructions.append(SassInstruction(self.pc, opcode, destinations, sources, **memory))
@@ -85,17 +86,27 @@ class Listing:
         addresses = tuple(range(first, first + WARP_LANES * ACCESS_BYTES, ACCESS_BYTES))
         self.add(opcode, destination, *sources, width_bytes=ACCESS_BYTES, addresses=addresses, mode=STRIDED)
 
-    def load(self, destination: int, source: int, addresses, active, width_bytes: int) -> None:
+    def load(
+        self, destination: int, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int
+    ) -> None:
         """Append a load from global memory; if no lane is active, only advance the program counter."""
         self._global(
-            f"LDG.E{_WIDTHS[width_bytes]}.SYS", destination, (source,), addresses, active, width_bytes
+            f"LDG.E{_WIDTHS[width_bytes]}.SYS", (destination,), (source,), addresses, active, width_bytes
         )
 
-    def store(self, source: int, addresses, active, width_bytes: int) -> None:
+    def store(self, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int) -> None:
         """Append a store to global memory; see `load`."""
-        self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", None, (2, source), addresses, active, width_bytes)
+        self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", (), (2, source), addresses, active, width_bytes)
 
-    def _global(self, opcode, destination, sources, addresses, active, width_bytes: int) -> None:
+    def _global(
+        self,
+        opcode: str,
+        destinations: tuple[int, ...],
+        sources: tuple[int, ...],
+        addresses: np.ndarray,
+        active: np.ndarray,
+        width_bytes: int,
+    ) -> None:
         lanes = np.flatnonzero(active).tolist()
         if not lanes:
             self.pc += PC_BYTES
@@ -103,7 +114,7 @@ class Listing:
         instruction = SassInstruction(
             self.pc,
             opcode,
-            () if destination is None else (destination,),
+            destinations,
             sources,
             sum(1 << lane for lane in lanes),
             width_bytes,

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pimflow.errors import TraceError
 
@@ -139,7 +140,7 @@ class AccelSimLog:
         return sum(kernel.dram_read_bytes + kernel.dram_write_bytes for kernel in self.kernels)
 
 
-def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """Lines of a text file, which may be gzipped, with their numbers from 1."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
@@ -150,7 +151,7 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
         raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def read_log(path: str | os.PathLike) -> AccelSimLog:
+def read_log(path: str | os.PathLike[str]) -> AccelSimLog:
     """Read the log of a run.
 
     Raises
@@ -174,7 +175,7 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     return reader.log()
 
 
-def has_ended(path: str | os.PathLike) -> bool:
+def has_ended(path: str | os.PathLike[str]) -> bool:
     """Whether a log has the line that ends a run.
 
     The line decides, not the exit status: ``main`` of Accel-Sim returns 0, that of PIMFlow's branch returns
@@ -194,7 +195,7 @@ _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 class _LogReader:
     """Reads a log line by line, and collects its complete kernels."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = path
         self.kernels: list[KernelLog] = []
         self.options: dict[str, str] = {}
@@ -237,7 +238,9 @@ class _LogReader:
             if field not in self.statistics:
                 raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no line '{start} = …'")
         statistics = self.statistics
-        values = {field: int(statistics[field]) for field in ("launch_uid", "cycles", "instructions")}
+        values: dict[str, Any] = {
+            field: int(statistics[field]) for field in ("launch_uid", "cycles", "instructions")
+        }
         # Totals and DRAM counts accumulate over the kernels.
         increments = {
             field: int(statistics[field]) - total_before for field, total_before in self.totals_before.items()
@@ -288,7 +291,7 @@ def _float(text: str) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
+def read_power_report(path: str | os.PathLike[str]) -> tuple[KernelPower, ...]:
     """Read an AccelWattch power report.
 
     Raises
@@ -297,7 +300,8 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
         With file and line, if it is malformed or ends within a kernel.
     """
     kernels: list[KernelPower] = []
-    name, average, components, number = "", None, {}, 0
+    name, average, number = "", None, 0
+    components: dict[str, float] = {}
     for number, line in read_lines(path):
         start, _, text = (part.strip() for part in line.partition("="))
         if start == "kernel_name":
@@ -322,7 +326,7 @@ def read_power_report(path: str | os.PathLike) -> tuple[KernelPower, ...]:
     return tuple(kernels)
 
 
-def with_power(log: AccelSimLog, path: str | os.PathLike) -> AccelSimLog:
+def with_power(log: AccelSimLog, path: str | os.PathLike[str]) -> AccelSimLog:
     """`log` with the power of its kernels from AccelWattch's report `path`.
 
     Raises
@@ -338,7 +342,7 @@ def with_power(log: AccelSimLog, path: str | os.PathLike) -> AccelSimLog:
     return replace(log, kernels=tuple(kernels))
 
 
-def _watts(path: str | os.PathLike, number: int, text: str) -> float:
+def _watts(path: str | os.PathLike[str], number: int, text: str) -> float:
     if not re.fullmatch(_NUMBER, text, re.ASCII) or math.isnan(float(text)) or float(text) < 0:
         raise TraceError(f"{path}:{number}: no power in watts: {text[:_SHOWN_CHARACTERS]!r}")
     return float(text)

@@ -36,7 +36,7 @@ from pimflow.simulators.accel_sim.kernels import (
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
 from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scale_cost
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
-from pimflow.simulators.installed import run_simulator
+from pimflow.simulators.installed import InstalledSimulator
 
 if TYPE_CHECKING:
     from pimflow.simulators.gpu.model import KernelRequest
@@ -136,8 +136,11 @@ class AccelSimLogs:
                     continue
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
                 simulated = _simulation_cost(log, str(path), kernel, channels, gpu, dtype)
-                about = {"name": name, "kernel": kernel, "channels": channels}
-                references.append(SimulatedKernel(**about, modelled=modelled, simulated=simulated))
+                references.append(
+                    SimulatedKernel(
+                        name=name, kernel=kernel, channels=channels, modelled=modelled, simulated=simulated
+                    )
+                )
             self._references[key] = references
         return self._references[key]
 
@@ -148,11 +151,12 @@ class AccelSimLogs:
         log, report = read_log(path), _report(path)
         if report:
             log = with_power(log, report)
-        channels_in_name = _LOG.fullmatch(path.name)[1]
-        channels = log.channels if log.channels is not None else channels_in_name and int(channels_in_name)
+        match = _LOG.fullmatch(path.name)
+        channels_in_name = int(match[1]) if match and match[1] else None
+        channels = channels_in_name if log.channels is None else log.channels
         if channels is None:
             raise ProfilerError(f"{path}: says no -gpgpu_n_mem; call it <kernel>.<memory channels>.log")
-        if channels_in_name and int(channels_in_name) != channels:
+        if channels_in_name not in (None, channels):
             raise ProfilerError(f"{path}: ran with {channels} memory channels, not with {channels_in_name}")
         for name, kernels in _kernel_groups(log.kernels):
             part = dataclasses.replace(log, kernels=kernels)
@@ -215,7 +219,7 @@ def _simulation_cost(
         l2_bytes=sum(
             kernel_log.l2_gb_s * kernel_log.cycles / gpu.clock_mhz * 1e3 for kernel_log in log.kernels
         ),
-        known=Provenance.SIMULATED,
+        provenance=Provenance.SIMULATED,
         energies_pj=_energies_pj(log, who, gpu),
     )
 
@@ -330,14 +334,13 @@ class AccelSim:
             command = [str(self.executable), "-trace", str(traces / KERNELS_LIST)]
             for configuration in CONFIGURATIONS:
                 command += ["-config", str(folder / configuration)]
-            run_simulator(
-                command,
-                output,
-                who=self._who,
+            simulator = InstalledSimulator(
+                name=self._who,
                 timeout_seconds=self.timeout_seconds,
                 is_complete=has_ended,
                 libraries=self.libraries,
             )
+            simulator.run(command, output)
             try:
                 log = read_log(output)
             except TraceError as error:

@@ -39,6 +39,11 @@ class SimulatedKernel:
     modelled: KernelCost
     simulated: KernelCost
 
+    @property
+    def energies_pj(self) -> dict[str, float]:
+        """Simulated energy by part; empty without a power report."""
+        return self.simulated.energies_pj or {}
+
 
 def scale_cost(
     name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[SimulatedKernel]
@@ -61,6 +66,7 @@ def scale_cost(
         return modelled
 
     def ratio(value: Callable[[KernelCost], float]) -> float:
+        """By how much the similar kernels exceed the model."""
         expected = sum(value(reference.modelled) for reference in similar)
         return sum(value(reference.simulated) for reference in similar) / expected if expected else 1.0
 
@@ -69,18 +75,16 @@ def scale_cost(
         execution_ns=modelled.execution_ns * ratio(lambda cost: cost.execution_ns),
         dram_bytes=modelled.dram_bytes * ratio(lambda cost: cost.dram_bytes),
         l2_bytes=modelled.l2_bytes * ratio(lambda cost: cost.l2_bytes),
-        known=Provenance.SCALED,
+        provenance=Provenance.SCALED,
     )
-    energy_candidates = [reference for reference in references if reference.simulated.energies_pj is not None]
+    energy_candidates = [reference for reference in references if reference.energies_pj]
     energy_references = next(_similarity_groups(name, kernel, channels, energy_candidates), None)
     if energy_references is None:
         return cost
     over_ns = sum(reference.simulated.total_ns for reference in energy_references)
     energies_pj = {
-        part: sum(reference.simulated.energies_pj[part] for reference in energy_references)
-        / over_ns
-        * cost.total_ns
-        for part in energy_references[0].simulated.energies_pj
+        part: sum(reference.energies_pj[part] for reference in energy_references) / over_ns * cost.total_ns
+        for part in energy_references[0].energies_pj
     }
     return dataclasses.replace(cost, energies_pj=energies_pj)
 

@@ -5,7 +5,7 @@ Operands are read once, 16 bytes a lane where the rows allow it. Arithmetic is H
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ def _launch(
     """A launch whose warps execute `listing`, a function of the block's index and the warp's number."""
 
     def warps(index: tuple[int, int, int]) -> list[Code]:
+        """The code of each warp of a block."""
         listings = [listing(index, warp) for warp in range(WARPS)]
         for warp_listing in listings:
             warp_listing.add("EXIT")
@@ -91,6 +92,7 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     products = -(-stream.macs // (2 * THREADS * blocks))
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(stream.listed)
         for offsets, active, access in _accesses(stream.read_bytes, index[0], blocks, warp):
             code.load(A_REGISTER + 4 * access, 2, stream.read_base + offsets, active, ACCESS_BYTES)
@@ -104,7 +106,9 @@ def stream_launch(name: str, stream: Stream) -> Launch:
     return _launch(name, (blocks, 1, 1), listing)
 
 
-def _accesses(size_bytes: int, block: int, blocks: int, warp: int):
+def _accesses(
+    size_bytes: int, block: int, blocks: int, warp: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Offsets, active lanes and number of each access of a warp in the contiguous share of its block."""
     accesses = -(-size_bytes // ACCESS_BYTES)
     first, last = accesses * block // blocks, accesses * (block + 1) // blocks
@@ -143,6 +147,7 @@ def depthwise_launch(name: str, convolution: SimdConvolution) -> Launch:
     pad_top, pad_left, _, _ = geometry.padding
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(convolution.listed)
         thread = index[0] * THREADS + warp * WARP_LANES + np.arange(WARP_LANES)
         active = thread < total
@@ -182,6 +187,7 @@ def gemv_launch(name: str, convolution: SimdConvolution) -> Launch:
     vector = width // ELEMENT
 
     def listing(index: tuple[int, int, int], warp: int) -> Listing:
+        """The instructions of a warp."""
         code = _begin(convolution.listed)
         column = index[0] * WARPS + warp
         if column >= outputs:

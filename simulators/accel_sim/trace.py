@@ -199,6 +199,6 @@ class HostCopy:
         return f"MemcpyHtoD,0x{self.address:016x},{self.size_bytes}"
 
 
-def write_kernels_list(path: str | os.PathLike, entries: Iterable[HostCopy | str]) -> None:
+def write_kernels_list(path: str | os.PathLike[str], entries: Iterable[HostCopy | str]) -> None:
     """Write a ``kernelslist.g``."""
     Path(path).write_text("".join(f"{entry}\n" for entry in entries), encoding="ascii")

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pimflow.core.commands import Af, Comp, Gwrite, Node, Readres, Wrbias, Write, command_leaves
 from pimflow.core.program import PimProgram
@@ -74,6 +75,7 @@ _COMMANDS = {
 }
 _AFM = 2  # configuration register that selects the activation function of AF
 _CHUNK_LINES = 4096
+Instruction = tuple[Any, ...]  # opcode and operands: equal instructions of several channels are one
 _SHOWN_CHARACTERS = 60
 
 
@@ -180,7 +182,7 @@ def _mask(channels: Iterable[int]) -> int:
     return sum(1 << CHANNELS - 1 - channel for channel in channels)
 
 
-def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str]:
+def _gwrites(program: PimProgram, group: dict[Instruction, list[int]]) -> Iterator[str]:
     """WR_GBs of the GWRITEs of a step; if there are several, their pieces take turns."""
     bursts = max((key[1] for key in group), default=0)
     max_bursts = QUEUE_REQUESTS // 2 if len(group) > 1 else COLUMNS
@@ -191,7 +193,7 @@ def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str
                 yield f"AiM WR_GB {min(max_bursts, size - begin)} {gpr} {_mask(channels):#x}"
 
 
-def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
+def _steps(program: PimProgram) -> Iterator[tuple[dict[Instruction, list[int]], int]]:
     """Steps: channels by instruction, where equal instructions are one, and the number of PIM commands.
 
     The first channel has the most commands; the others wait while it executes a different instruction.
@@ -199,7 +201,7 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
     streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
     next_instructions = {channel: next(stream) for channel, stream in streams.items()}
     while next_instructions:
-        group: dict[tuple, list[int]] = {}
+        group: dict[Instruction, list[int]] = {}
         command_count = 0
         leader, _ = next(iter(next_instructions.values()))
         for channel, (key, commands) in list(next_instructions.items()):
@@ -214,7 +216,7 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
         yield group, command_count
 
 
-def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, int]]:
+def _stream(program: PimProgram, channel: int) -> Iterator[tuple[Instruction | None, int]]:
     """Instructions of one channel, each with the PIM commands since the one before; None at the end."""
     command_count = 0
     places: dict[tuple[int, int], int] | None = {} if program.resumes else None
@@ -233,7 +235,7 @@ def _instructions(
     program: PimProgram,
     places: dict[tuple[int, int], int] | None,
     activated: set[int],
-) -> list[tuple]:
+) -> list[Instruction]:
     """Instructions of a command; none for a G_ACT, since MAC_ABK, WR_SBK, WR_ABK and AF open their row.
 
     `places` numbers the sums that were read, if the program resumes sums. `activated` are the latches whose
@@ -274,7 +276,7 @@ def _instructions(
     return [("WR_BIAS", sum_key[0] if program.initial == "add" else 0, sum_key[1], -1)]
 
 
-def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
+def read(path: str | os.PathLike[str]) -> Iterator[AimInstruction]:
     """The instructions of a file, one by one; the file need not fit in memory.
 
     Raises
@@ -305,7 +307,7 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
         raise TraceError(f"{path}:{line}: the trace does not end in 'AiM EOC'")
 
 
-def counts(path: str | os.PathLike) -> Counter[str]:
+def counts(path: str | os.PathLike[str]) -> Counter[str]:
     """PIM commands of a trace, over all channels; COMPs count columns, WRITEs columns of a bank."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
     written_mask = (

@@ -24,12 +24,13 @@ warps wait for no barrier, so that one warp computes while others load: its dema
 product that scales a map (squeeze and excitation) has a second launch too, a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
-Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
+Accel-Sim's SM75_RTX2060. The constants are fitted by `scripts/calibration/gpu_fit.py`.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,8 @@ def _slice_share(
     period = CHANNEL_BYTES * machine.channels
     step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(part_pitch, np.int64)), period)
     slices_met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
-    return np.minimum(machine["channel_spread"] * slices_met * LINE_BYTES / period, 1.0)
+    share: np.ndarray = np.minimum(machine["channel_spread"] * slices_met * LINE_BYTES / period, 1.0)
+    return share
 
 
 def has_map_scaling(batch: KernelBatch, element: int) -> np.ndarray:
@@ -89,7 +91,8 @@ def has_map_scaling(batch: KernelBatch, element: int) -> np.ndarray:
     products = batch.m * batch.n * batch.groups * element
     extra_inputs = batch.inputs - batch.m * batch.k * batch.groups * element
     repeated = (batch.outputs > products) & (batch.outputs % np.maximum(products, 1.0) == 0)
-    return repeated & (extra_inputs >= batch.outputs) & (batch.window == 1) & (products > 0)
+    scales: np.ndarray = repeated & (extra_inputs >= batch.outputs) & (batch.window == 1) & (products > 0)
+    return scales
 
 
 def split_map_scaling(batch: KernelBatch, machine: RooflineMachine) -> tuple[KernelBatch, KernelBatch] | None:
@@ -104,13 +107,15 @@ def split_map_scaling(batch: KernelBatch, machine: RooflineMachine) -> tuple[Ker
     products_batch.outputs = np.where(scales, products * element, batch.outputs)
     read = np.where(scales, batch.inputs - products_batch.inputs + products * PARTIAL_BYTES, 0.0)
     written = np.where(scales, batch.outputs, 0.0)
-    sizes = {"input_bytes": read[:, 0], "output_bytes": written[:, 0], "macs": written[:, 0] / element}
+    # `KernelBatch` takes arrays as sizes of one kernel.
+    sizes: dict[str, Any] = {"input_bytes": read[:, 0], "output_bytes": written[:, 0]}
+    sizes["macs"] = written[:, 0] / element
     return products_batch, KernelBatch(Kernel(kind="stream", **sizes))
 
 
 def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
     """Demands of implicit GEMMs, one column for each tiling."""
-    gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
+    gpu, element, p = machine.gpu, ELEMENT_BYTES[machine.dtype], machine["overlap"]
     tk, align = ITERATION_K[machine.arithmetic], CHANNEL_ALIGNMENT[machine.arithmetic]
     k = batch.window * np.ceil(batch.k / batch.window / align) * align
     rows, columns = np.ceil(batch.m / tilings.tm), np.ceil(batch.n / tilings.tn)
@@ -123,9 +128,7 @@ def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilin
     resident = np.minimum(gpu.registers_bytes // registers, gpu.shared_memory_bytes // shared)
 
     products = batch.m * batch.n * batch.groups
-    residual = np.where(batch.window == 1, batch.inputs - batch.m * batch.k * batch.groups * element, 0.0)
-    accesses = np.ceil(tilings.area * element / (threads * ACCESS_BYTES))
-    steps = iterations + accesses * np.maximum(residual, 0.0) / (products * element)
+    steps = iterations + _residual_steps(batch, tilings.area / threads, element)
     busy = per_sm * iterations * tilings.area * tk / machine.fma
     latency = (
         _waves(blocks, np.maximum(resident, 1), gpu.sms) * (steps + EXTRA_STEPS) * machine["step_cycles"]
@@ -136,9 +139,7 @@ def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilin
     of_tile = iterations * tk * element * (tilings.tm / batch.window + tilings.tn)
     of_tile += np.minimum(tilings.tm, batch.m) * np.minimum(tilings.tn, batch.n) * size
     channels = np.maximum(batch.k / batch.window, 1.0)
-    width = np.gcd(ACCESS_BYTES, (channels * element).astype(np.int64))
-    accesses = channels * element / width / np.ceil(channels / align)  # for each 16 bytes
-    issued = iterations * tk * element * (tilings.tm + tilings.tn) * np.maximum(accesses, 1.0)
+    issued = iterations * tk * element * (tilings.tm + tilings.tn) * _accesses(channels, element, align)
     port = per_sm * np.maximum(of_tile / machine.port_rate, issued / L1_RATE)
     part_pitch = np.where(tilings.split > 1, iterations * tk * element, 0)
     pitch = channels * batch.groups * batch.stride * element
@@ -148,24 +149,35 @@ def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilin
     inputs, weights = loads * columns * batch.m / batch.window, loads * rows * batch.n
     stores = batch.outputs + 2 * partials
     slices = (inputs / of_input + weights / of_weights + stores) / machine.l2_rate
-    p = machine["overlap"]
 
     writes = gpu.write_factor * (batch.outputs + partials)
     reads = batch.inputs / of_input + batch.weights / of_weights
     dram = (reads + writes / machine["dram_write"]) / machine.dram_rate
-    second_launch = np.where(
-        tilings.split > 1, machine["kernel_cycles"] + gpu.launch_ns * machine.cycles_per_ns, 0.0
-    )
+    launch_cycles = machine["kernel_cycles"] + gpu.launch_ns * machine.cycles_per_ns
     return Demand(
         compute=latency + machine["exposed"] * busy,
         l2=(port**p + slices**p) ** (1 / p),
         dram=dram,
-        fixed=machine["kernel_cycles"] + second_launch,
+        fixed=machine["kernel_cycles"] + np.where(tilings.split > 1, launch_cycles, 0.0),
         dram_bytes=batch.inputs + batch.weights + writes,
         l2_bytes=inputs + weights + stores,
         blocks=blocks,
         tilings=tilings,
     )
+
+
+def _residual_steps(batch: KernelBatch, thread_outputs: np.ndarray, element: int) -> np.ndarray:
+    """Steps by which a thread adds the residual to its outputs, since it waits for each access."""
+    residual = np.where(batch.window == 1, batch.inputs - batch.m * batch.k * batch.groups * element, 0.0)
+    accesses = np.ceil(thread_outputs * element / ACCESS_BYTES)
+    steps: np.ndarray = accesses * np.maximum(residual, 0.0) / (batch.m * batch.n * batch.groups * element)
+    return steps
+
+
+def _accesses(channels: np.ndarray, element: int, align: int) -> np.ndarray:
+    """Accesses for 16 bytes of a window's input, of which narrow ones need several."""
+    width = np.gcd(ACCESS_BYTES, (channels * element).astype(np.int64))
+    return np.maximum(channels * element / width / np.ceil(channels / align), 1.0)
 
 
 def simd_demand(batch: KernelBatch, machine: RooflineMachine, row: bool) -> Demand:

@@ -25,7 +25,7 @@ import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import TILES, KernelBatch, RooflineMachine, family, gemm_tilings
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
-from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
 if TYPE_CHECKING:
     import xgboost
@@ -124,7 +123,7 @@ class ResidualModel:
     """
 
     booster: xgboost.Booster
-    about: dict
+    about: dict[str, Any]
 
     def applies_to(self, geometry: ConvGeometry) -> bool:
         """Whether the factor reduced the error for convolutions of this class in cross-validation."""
@@ -142,8 +141,13 @@ class ResidualModel:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """Class of a convolution for `Residual.applies_to`."""
-    return convolution_classes(geometry)[1]
+    """Class of a convolution for `ResidualModel.applies_to`."""
+    if geometry.is_depthwise:
+        return "depthwise"
+    window = (geometry.kh, geometry.kw)
+    if window == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
+        return f"3x3_s{geometry.stride[0]}"
+    return "1x1" if window == (1, 1) else "other"
 
 
 @functools.cache
@@ -201,7 +205,7 @@ def square_map(geometry: ConvGeometry) -> ConvGeometry:
 def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
     """`FEATURES` of kernels that have a geometry, one row for each kernel."""
     table = np.full((len(kernels), len(FEATURES)), np.nan, dtype=np.float32)
-    squares = [convolution_kernel(square_map(kernel.geometry), dtype) for kernel in kernels]
+    squares = [convolution_kernel(square_map(_geometry(kernel)), dtype) for kernel in kernels]
     members: dict[tuple[str, str], list[int]] = {}
     for index, (kernel, square) in enumerate(zip(kernels, squares)):
         table[index, : -len(TERMS) - 1 - 2 * len(TILES)] = _shape_features(kernel, square, dtype)
@@ -212,9 +216,14 @@ def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
     return table
 
 
+def _geometry(kernel: Kernel) -> ConvGeometry:
+    assert kernel.geometry is not None, "the model is of convolutions"
+    return kernel.geometry
+
+
 def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
-    geometry = square.geometry
-    plain_kernel = convolution_kernel(kernel.geometry, dtype)
+    geometry = _geometry(square)
+    plain_kernel = convolution_kernel(_geometry(kernel), dtype)
     pixels = geometry.pixels
     sizes = (
         geometry.c,
@@ -291,26 +300,3 @@ class Learned:
             else kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
             for request, factor in zip(requests, factors)
         ]
-
-
-def residual_model_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """Times of measured kernels by the learned model, launch included."""
-    from pimflow.simulators.gpu.model import KernelRequest
-
-    total_ns = [0.0] * len(samples)
-    for dtype in sorted({sample.dtype for sample in samples}):
-        indices = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
-        requests = [
-            KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in indices
-        ]
-        for i, cost in zip(indices, Learned().costs(requests, gpu, dtype)):
-            total_ns[i] = cost.total_ns
-    return total_ns
-
-
-def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """Times by the learned model if the GPU has one, else by the analytic model."""
-    return (residual_model_ns if gpu.name in gpus_with_model() else analytic_ns)(samples, gpu)
-
-
-PREDICTIONS = {"analytic": analytic_ns, "learned": residual_model_ns, "best": best_ns}

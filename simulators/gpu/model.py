@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
+# Sizes of a kernel that files of measured kernels have.
+SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
 
 
@@ -42,7 +45,7 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
         Thread blocks; zero if no tile is used.
-    known : Provenance
+    provenance : Provenance
     device : str
         Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
@@ -58,7 +61,7 @@ class KernelCost:
     l2_bytes: float
     tile: tuple[int, int, int] | None
     blocks: int
-    known: Provenance = Provenance.ANALYTIC
+    provenance: Provenance = Provenance.ANALYTIC
     device: str = ""
     energies_pj: dict[str, float] | None = None
 
@@ -113,8 +116,8 @@ def kernel_cost(
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
-    if tile is not None:
-        kernel = dataclasses.replace(kernel, tile=tile)
+    if tile is not None:  # the model itself also takes a split
+        kernel = dataclasses.replace(kernel, tile=cast(tuple[int, int], tile))
     return kernel_costs(
         [KernelRequest(kernel, gpu.memory_channels if channels is None else channels)], gpu, dtype
     )[0]
@@ -122,7 +125,7 @@ def kernel_cost(
 
 def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
     """`kernel_cost` of many kernels; those with the same constants are evaluated together."""
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple[int, str, str, tuple[int, int] | None, bool, bool], list[int]] = {}
     for position, request in enumerate(requests):
         kernel = request.kernel
         key = kernel.kind, family(kernel), kernel.tile, bool(kernel.fragments), bool(kernel.again_bytes)
@@ -173,7 +176,7 @@ def _fastest_costs(alternatives: Sequence[Demand], machine: RooflineMachine) -> 
 def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
     """Demands and traffic of kernels, each in its tiling; one list over the kernels for each quantity."""
     rows = np.arange(len(tilings))
-    blocks = demand.dram_bytes * 0 if demand.tilings is None else demand.blocks
+    blocks = demand.dram_bytes * 0 if demand.blocks is None or demand.tilings is None else demand.blocks
     parts = (demand.compute, demand.l2, demand.dram, demand.dram_bytes, demand.l2_bytes, blocks)
     return [part[rows, np.minimum(tilings, part.shape[1] - 1)].tolist() for part in parts]
 

@@ -41,7 +41,7 @@ multiply-accumulates, one in each cycle of a lane::
     execution = kernel + max((compute**p + l2**p + dram**p)**(1/p), operations / (SMs * SIMD FMA))
 
 Source of the model: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
-`simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
+`scripts/calibration/gpu_fit.py` and live in the ``efficiency`` table of `GpuSpec`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.nd
     smem = 2 * (tilings.tm + tilings.tn) * row_bytes
     accumulators = tilings.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
     resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
-    return np.clip(resident, 1, RESIDENT_BLOCKS)
+    blocks: np.ndarray = np.clip(resident, 1, RESIDENT_BLOCKS)
+    return blocks
 
 
 def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
@@ -129,8 +130,8 @@ def simd_demand(batch: KernelBatch, machine: RooflineMachine, share: str) -> Dem
     uneven = np.where(batch.blocks > 0, waves * sms / np.maximum(batch.blocks, 1.0), 1.0)
     l2_bytes = batch.inputs + batch.weights + batch.outputs + batch.l2_rereads
     l2 = l2_bytes / np.minimum(machine.l2_rate, sms * machine.port_rate / uneven)
-    rate = machine.simd_fma * machine[share]
-    rate = np.where(batch.blocks > 0, np.minimum(rate, PRODUCTS_READ), rate)
+    peak = machine.simd_fma * machine[share]
+    rate = np.where(batch.blocks > 0, np.minimum(peak, PRODUCTS_READ), peak)
     compute = (batch.macs - batch.tensor_macs) / (sms * rate) * uneven
     if batch.fragments.any():
         compute = compute + _fragment_cycles(batch, machine, uneven, waves)
@@ -149,13 +150,15 @@ def _fragment_cycles(
     multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine.product_constant("mma")) * share_of_sm
     moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * share_of_sm
     step = machine.product_constant("iteration_cycles") * FRAGMENT / ITERATION_K["fp16"]
-    return np.maximum(np.maximum(multiplied, moved), batch.steps * waves * step)
+    cycles: np.ndarray = np.maximum(np.maximum(multiplied, moved), batch.steps * waves * step)
+    return cycles
 
 
 def _overflow(batch: KernelBatch, machine: RooflineMachine) -> np.ndarray:
     """Share of the smaller operand that is evicted from the L2 before it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
-    return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
+    share: np.ndarray = np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
+    return share
 
 
 def _with_maps(demand: Demand, maps: KernelBatch, machine: RooflineMachine) -> Demand:

@@ -65,12 +65,12 @@ class TrafficShares:
             row_share = rows / (rows + columns)
         l2 = (loads * row_share, loads * (1 - row_share), kernel.output_bytes, 0.0)
         shares = [[part / max(sum(parts), 1e-9) for part in parts] for parts in (dram, l2)]
-        read_share, weights, result, rest = zip(*shares)
+        read_share, weights, result, rest_share = zip(*shares)
         return cls(
             read=read_share,
             weights=weights,
             result=result,
-            rest=rest,
+            rest=rest_share,
             read_bytes=kernel.input_bytes,
             reread_share=0.0 if split else extra_bytes / max(sum(dram), 1e-9),
             tiled=cost.tile is not None,

@@ -123,7 +123,7 @@ def _dense_equivalents(
                     )
 
 
-def _mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
+def mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
     """Cycles beyond the transfer itself that a device needs to change between its bus and its banks and back.
 
     Only rules of `thresholds` count. The first is from the last COMP before a READRES to the first COMP
@@ -132,6 +132,7 @@ def _mode_changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
     """
 
     def gap(before: str, after: str) -> int:
+        """The largest gap that a rule requires between two commands."""
         rules = (rule for rule in pim.constraints if before in rule.before and after in rule.after)
         level_rules = (rule for rule in rules if rule.window == 1 and rule.level in levels)
         return max((pim.timing[rule.latency] for rule in level_rules), default=0)
@@ -175,8 +176,8 @@ class _Channel:
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
         self.overlap_cycles = max(0, n["nBL"] - n["nTURN"])
-        self.between_units, self.between_chunks = _mode_changes(pim, ("channel", "buffer"))
-        self.between_reads, self.between_writes = _mode_changes(pim, ("channel",))
+        self.between_units, self.between_chunks = mode_changes(pim, ("channel", "buffer"))
+        self.between_reads, self.between_writes = mode_changes(pim, ("channel",))
         self.write_costs: dict[int, list[tuple[float, float]]] = {}
         self.tail_cycles = n["nTREE"] + n["nCL"] + self.result_cycles
 
@@ -195,34 +196,7 @@ class _Channel:
         visits = self._row_openings(units, tiles, tiles_per_write, slots)
         bus_cycles = self._bus_cycles(units, tiles, tiles_per_write, slots)
         first = 1 + max(self.write_cycles, self.opening_cycles)
-        # The busiest latch works serially: its buffer is written, then computes.
-        units_of_latch = -(-units // self.latches)
-        vectors = -(-units_of_latch // tiles_per_write)
-        if self.chunks > 1:
-            rounds = (
-                -(-units_of_latch // tiles_per_write)
-                if self._partial_reads(units, tiles_per_write)
-                else units_of_latch
-            )
-            vectors = rounds * self.chunks - (rounds - 1 if tiles > 1 else 0)
-        chain = (
-            1
-            + vectors * self.write_cycles
-            + units_of_latch * self.chunks * self.comp_cycles
-            - self.nCCDS
-            + self.tail_cycles
-        )
-        chain += (units_of_latch - 1) * self.between_units
-        chain += max(0, vectors - units_of_latch) * self.between_chunks
-        # During a refresh and until rows are open again, the bus can end a GWRITE and fill the buffers.
-        stalled = (
-            self.switch_cycles
-            + self.refresh_cycles
-            - self.buffers * slots * self.write_cycles
-            - self.latches * self.result_cycles
-            - 2 * self.turn_cycles
-        )
-        stalled = max(0, stalled, self.nRFC - slots * self.write_cycles + self.nBL)
+        latch_cycles, stalled = self._latch_cycles(units, tiles, tiles_per_write), self._stall_cycles(slots)
         cycles, refreshes = 0, -1
         while refreshes < (
             due := max(0, max(0, cycles - self.tail_cycles) // self.nREFI - self.refreshes_ahead)
@@ -240,7 +214,7 @@ class _Channel:
                 first + comp - self.nCCDS + activation + refreshes * self.refresh_cycles + self.tail_cycles
             )
             bus_end = 1 + bus_cycles + refreshes * stalled + self.nCL
-            cycles = max(comp_end, bus_end, chain + refreshes * self.nRFC)
+            cycles = max(comp_end, bus_end, latch_cycles + refreshes * self.nRFC)
         return LatencyBound(
             cycles=cycles,
             comp_cycles=comp,
@@ -252,6 +226,33 @@ class _Channel:
             tiles_per_write=tiles_per_write,
             pixels_per_write=slots,
         )
+
+    def _latch_cycles(self, units: int, tiles: int, tiles_per_write: int) -> int:
+        """Cycles of the busiest latch, which works serially: its buffer is written, then computes."""
+        latch_units = -(-units // self.latches)
+        rounds = -(-latch_units // tiles_per_write)
+        vectors = rounds
+        if self.chunks > 1:
+            if not self._partial_reads(units, tiles_per_write):
+                rounds = latch_units
+            vectors = rounds * self.chunks - (rounds - 1 if tiles > 1 else 0)
+        work_cycles = vectors * self.write_cycles + latch_units * self.chunks * self.comp_cycles
+        changes = (latch_units - 1) * self.between_units + max(0, vectors - latch_units) * self.between_chunks
+        return 1 + work_cycles - self.nCCDS + self.tail_cycles + changes
+
+    def _stall_cycles(self, slots: int) -> int:
+        """Cycles of a refresh, and until rows are open again, in which the bus is idle.
+
+        Meanwhile it can end a GWRITE and fill the buffers.
+        """
+        stalled = (
+            self.switch_cycles
+            + self.refresh_cycles
+            - self.buffers * slots * self.write_cycles
+            - self.latches * self.result_cycles
+            - 2 * self.turn_cycles
+        )
+        return max(0, stalled, self.nRFC - slots * self.write_cycles + self.nBL)
 
     def _vector_writes(self, units: int, tiles: int, tiles_per_write: int) -> int:
         """Least number of vectors written.
@@ -381,6 +382,7 @@ class _Channel:
         products = units * self.comp_cycles
 
         def cycles(runs: int) -> int:
+            """Cycles with so many runs of each kind."""
             # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
             single = max(0, 2 * runs - writes)
             hidden = min(self.comp_cycles, self.turn_cycles + self.nCCDS - 1)
@@ -414,6 +416,7 @@ def min_work_ns(
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
     def cycles(layer: ConvGeometry, vectors: int) -> int:
+        """Cycles of the busiest channel for a dense layer and so many vectors."""
         unit_cycles = max(-(-layer.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
         return -(-vectors * -(-layer.oc // pim.banks) // channels) * unit_cycles
 
@@ -440,61 +443,3 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
     return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
-
-
-def decode_limited_ns(
-    row_bytes: float,
-    uses: float,
-    results: float,
-    vector_bytes: float,
-    pim: PimSpec,
-    channels: int,
-    lanes: int = 1,
-) -> float:
-    """As `row_limited_ns`, with transfers of vectors and results: a lower bound where banks wait for the bus.
-
-    A bank holds as many results as the device has accumulators, then they are read. A row change during a
-    read takes a precharge and an activation. If bus and banks can work at the same time, it is the longer of
-    their times.
-
-    With one global buffer, an open row is used with one vector. So each further use of a row needs to open
-    the row again or to write the vector again, whichever is shorter.
-
-    Parameters
-    ----------
-    results : float
-        Number of sums that are read.
-    vector_bytes : float
-        Bytes that are written to the buffers of all channels.
-    lanes : int
-        Lanes of a bank that compute separate products, or 1. With lanes, a buffer is written every few
-        columns.
-    """
-    n = pim.timing
-
-    def burst_gap(kind: str) -> int:
-        rules = (rule for rule in pim.constraints if kind in rule.before and kind in rule.after)
-        return max(n[rule.latency] for rule in rules if rule.level == "channel")
-
-    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
-    reads = results / (channels * pim.banks)
-    write_cycles = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
-    row_cycles = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
-    mode_change, _ = _mode_changes(pim, ("channel", "buffer"))
-    if pim.global_buffers == 1:
-        columns, burst = pim.vector_columns(lanes), burst_gap("GWRITE")
-        extra_uses, use_cycles = (
-            (uses - 1) * rows,
-            pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0),
-        )
-        if lanes > 1:
-            extra_uses, use_cycles = uses * rows * (pim.columns_per_row // columns) - rows, burst
-        row_cycles += max(0.0, extra_uses) * min(use_cycles, columns * burst) / (1 - pim.refresh_share)
-    read_cycles = max(n["nBL"] * pim.result_lanes, burst_gap("READRES"), n.get("nHOST", 0))
-    if not mode_change:
-        return max(row_cycles, write_cycles + reads * read_cycles) * pim.tCK_ns
-    runs = reads / (pim.global_buffers * pim.accumulators)
-    waiting = (
-        runs * mode_change + (reads - runs) * read_cycles + write_cycles - rows * (n["nRTP"] - n["nCCDS"])
-    )
-    return (row_cycles + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns

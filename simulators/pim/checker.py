@@ -90,7 +90,7 @@ def _findings(
     clock = issued["clock"]
     backwards = np.flatnonzero(np.diff(clock, prepend=0) < 1)
     yield "one command a clock", backwards, lambda i: "not after the previous command"
-    yield from _gaps(issued, spec)
+    yield from _Gaps(issued, spec).findings()
     yield from _rows(issued, spec, program.computing_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
     if spec.comp_starts_at_row:
@@ -129,138 +129,145 @@ def _invalid_commands(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     return np.flatnonzero(is_invalid)
 
 
-def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
+class _Gaps:
     """Rules that require a minimum number of cycles between two commands."""
-    clock, command = issued["clock"], issued["command"]
-    # A latch is one of the buffer that its number names, modulo the number of buffers.
-    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"] % spec.global_buffers
-    is_command = [command == c for c in range(len(COMMANDS))]
 
-    def n(name: str) -> int:
-        return _latency(spec, name)
+    def __init__(self, issued: np.ndarray, spec: PimSpec):
+        self.spec, self.clock, self.gang, self.bursts = (
+            spec,
+            issued["clock"],
+            issued["gang"],
+            issued["bursts"],
+        )
+        # A latch is one of the buffer that its number names, modulo the number of buffers.
+        self.buffer = issued["buffer"] % spec.global_buffers
+        self.is_command = [issued["command"] == c for c in range(len(COMMANDS))]
+        self.bus_writes = self.is_command[_GWRITE] | self.is_command[_WRBIAS]
 
-    def min_gap(before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
-        free = np.maximum.accumulate(np.where(before, clock + cycles, _NEVER))
+    def cycles(self, name: str) -> int:
+        """A latency of the device."""
+        return _latency(self.spec, name)
+
+    def min_gap(self, before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
+        """What breaks the rule that `after` comes at least `cycles` after `before`, masks of commands."""
+        free = np.maximum.accumulate(np.where(before, self.clock + cycles, _NEVER))
         free = np.concatenate(([_NEVER], free[:-1]))
-        where = np.flatnonzero(after & (clock < free))
+        where = np.flatnonzero(after & (self.clock < free))
         return rule, where, lambda i: f"{rule} holds until clock {free[i]}"
 
-    if not len(issued):
-        return
-    transfer_end = n("nBL") * bursts
-    turnaround_end = n("nBL") * (bursts - 1) + n("nTURN")
+    def findings(self) -> Iterator[Finding]:
+        """All rules, that of WRITEs and AFs only where there are some."""
+        if not len(self.clock):
+            return
+        yield from self._rows()
+        for buffer in range(self.spec.global_buffers):
+            yield from self._latches(buffer)
+        yield from self._bus()
+        refresh = self.is_command[_REF]
+        yield self.min_gap(refresh, np.ones_like(refresh), self.cycles("nRFC"), "nRFC of a refresh")
+        if self.is_command[_WRITE].any():
+            yield from self._writes()
+        if self.is_command[_AF].any():
+            yield from self._activations()
 
-    yield min_gap(is_command[_G_ACT], is_command[_G_ACT], n("nRRD"), "nRRD between activations")
-    activations = np.flatnonzero(is_command[_G_ACT])
-    in_window = max(1, _FOUR_ACTIVATIONS // spec.banks_per_gang)
-    crowded = clock[activations[in_window:]] - clock[activations[:-in_window]] < n("nFAW")
-    yield "nFAW", activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
+    def _rows(self) -> Iterator[Finding]:
+        """Rules of banks: activations, products and precharges."""
+        n, min_gap, is_command = self.cycles, self.min_gap, self.is_command
+        yield min_gap(is_command[_G_ACT], is_command[_G_ACT], n("nRRD"), "nRRD between activations")
+        activations = np.flatnonzero(is_command[_G_ACT])
+        in_window = max(1, _FOUR_ACTIVATIONS // self.spec.banks_per_gang)
+        crowded = self.clock[activations[in_window:]] - self.clock[activations[:-in_window]] < n("nFAW")
+        yield "nFAW", activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
+        for g in range(self.spec.gangs):
+            activate, precharge = (is_command[c] & (self.gang == g) for c in (_G_ACT, _PRE))
+            yield min_gap(activate, is_command[_COMP], n("nRCDR"), f"nRCDR of gang {g}")
+            yield min_gap(activate, precharge, n("nRAS"), f"nRAS of gang {g}")
+            yield min_gap(activate, activate, n("nRC"), f"nRC of gang {g}")
+            yield min_gap(precharge, activate | is_command[_REF], n("nRP"), f"nRP of gang {g}")
+        yield min_gap(is_command[_COMP], is_command[_PRE], n("nRTP"), "nRTP after a COMP")
+        yield min_gap(is_command[_COMP], is_command[_COMP], n("nCCDS"), "nCCDS after a COMP")
 
-    for g in range(spec.gangs):
-        activate, precharge = is_command[_G_ACT] & (gang == g), is_command[_PRE] & (gang == g)
-        yield min_gap(activate, is_command[_COMP], n("nRCDR"), f"nRCDR of gang {g}")
-        yield min_gap(activate, precharge, n("nRAS"), f"nRAS of gang {g}")
-        yield min_gap(activate, activate, n("nRC"), f"nRC of gang {g}")
-        yield min_gap(precharge, activate | is_command[_REF], n("nRP"), f"nRP of gang {g}")
-    yield min_gap(is_command[_COMP], is_command[_PRE], n("nRTP"), "nRTP after a COMP")
-    yield min_gap(is_command[_COMP], is_command[_COMP], n("nCCDS"), "nCCDS after a COMP")
-
-    for b in range(spec.global_buffers):
-        of_buffer = buffer == b
-        write, compute, read = (
-            is_command[_GWRITE] & of_buffer,
-            is_command[_COMP] & of_buffer,
-            is_command[_READRES] & of_buffer,
+    def _latches(self, b: int) -> Iterator[Finding]:
+        """Rules of a buffer and of its latches."""
+        n, min_gap, transfer_end = self.cycles, self.min_gap, self.cycles("nBL") * self.bursts
+        write, compute, read, start = (
+            self.is_command[c] & (self.buffer == b) for c in (_GWRITE, _COMP, _READRES, _WRBIAS)
         )
         yield min_gap(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield min_gap(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield min_gap(write, compute, transfer_end, f"the GWRITE of buffer {b}")
-        start = is_command[_WRBIAS] & of_buffer
         yield min_gap(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
-        added = n("nTREE") if start.any() else 0
-        yield min_gap(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
-    writes = is_command[_GWRITE] | is_command[_WRBIAS]
-    yield min_gap(writes, writes, transfer_end, "a write on the bus")
-    yield min_gap(is_command[_READRES], is_command[_READRES], transfer_end, "a READRES on the bus")
-    yield min_gap(is_command[_READRES], writes, turnaround_end, "the turnaround after a READRES")
-    yield min_gap(writes, is_command[_READRES], turnaround_end, "the turnaround after a write")
-    if "nMODCH" in spec.timing:
-        on_bus, computing = (
-            writes | is_command[_READRES],
-            is_command[_COMP] | is_command[_G_ACT] | is_command[_AF],
-        )
-        waited = np.where(is_command[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
-        change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
-        yield min_gap(on_bus, computing | is_command[_PRE], change_end, "the change from registers to banks")
-        yield min_gap(computing, on_bus, n("nMODCH"), "the change from banks to registers")
-        first = on_bus & (clock < n("nMODCH")) & (np.arange(len(issued)) == 0)
-        wrong = np.flatnonzero(first)
-        yield "the first change to registers", wrong, lambda i: "the first change to registers takes longer"
-    if "nHOST" in spec.timing:
-        yield min_gap(
-            is_command[_READRES],
-            ~(is_command[_PRE] | is_command[_REF]),
-            n("nHOST"),
-            "the host, which waits for results,",
-        )
+        tree_cycles = n("nTREE") if start.any() else 0
+        yield min_gap(compute, start, tree_cycles, f"a COMP that adds to a latch of buffer {b}")
 
-    yield min_gap(is_command[_REF], np.ones_like(is_command[_REF]), n("nRFC"), "nRFC of a refresh")
-    if is_command[_WRITE].any():
-        yield from _writes(issued, spec, min_gap)
-    if is_command[_AF].any():
-        yield from _activations(issued, spec, min_gap)
+    def _bus(self) -> Iterator[Finding]:
+        """Rules of transfers, and of the changes between bus and banks."""
+        n, min_gap, timing, is_command = self.cycles, self.min_gap, self.spec.timing, self.is_command
+        writes, read, transfer_end = self.bus_writes, is_command[_READRES], n("nBL") * self.bursts
+        turnaround_end = n("nBL") * (self.bursts - 1) + n("nTURN")
+        yield min_gap(writes, writes, transfer_end, "a write on the bus")
+        yield min_gap(read, read, transfer_end, "a READRES on the bus")
+        yield min_gap(read, writes, turnaround_end, "the turnaround after a READRES")
+        yield min_gap(writes, read, turnaround_end, "the turnaround after a write")
+        if "nMODCH" in timing:
+            on_bus, computing = writes | read, is_command[_COMP] | is_command[_G_ACT] | is_command[_AF]
+            change_end = n("nMODCH") + n("nBL") * (self.bursts - 1) + self._host_wait()
+            after_bus = computing | is_command[_PRE]
+            yield min_gap(on_bus, after_bus, change_end, "the change from registers to banks")
+            yield min_gap(computing, on_bus, n("nMODCH"), "the change from banks to registers")
+            first = on_bus & (self.clock < n("nMODCH")) & (np.arange(len(self.clock)) == 0)
+            wrong = np.flatnonzero(first)
+            yield (
+                "the first change to registers",
+                wrong,
+                lambda i: "the first change to registers takes longer",
+            )
+        if "nHOST" in timing:
+            later = ~(is_command[_PRE] | is_command[_REF])
+            yield min_gap(read, later, n("nHOST"), "the host, which waits for results,")
 
+    def _host_wait(self) -> np.ndarray:
+        """Cycles that the host waits for the results of each command."""
+        return np.where(self.is_command[_READRES], max(0, self.spec.timing.get("nHOST", 0) - 1), 0)
 
-def _activations(issued: np.ndarray, spec: PimSpec, min_gap: Callable[..., Finding]) -> Iterator[Finding]:
-    """Rules of AFs: for the row of their table, which banks read like a COMP, and for their latch."""
-    command, gang, buffer = issued["command"], issued["gang"], issued["buffer"] % spec.global_buffers
-    apply, comp = command == _AF, command == _COMP
+    def _activations(self) -> Iterator[Finding]:
+        """Rules of AFs: for the row of their table, which banks read like a COMP, and for their latch."""
+        n, min_gap, is_command = self.cycles, self.min_gap, self.is_command
+        apply, comp = is_command[_AF], is_command[_COMP]
+        for g in range(self.spec.gangs):
+            yield min_gap(is_command[_G_ACT] & (self.gang == g), apply, n("nRCDAF"), f"nRCDAF of gang {g}")
+        yield min_gap(apply, is_command[_PRE], n("nRTP"), "nRTP after an AF")
+        yield min_gap(apply | comp, apply, n("nCCDS"), "nCCDS before an AF")
+        yield min_gap(apply, comp, n("nCCDS"), "nCCDS after an AF")
+        for b in range(self.spec.global_buffers):
+            in_buffer = self.buffer == b
+            latch_afs, uses = apply & in_buffer, (is_command[_READRES] | is_command[_WRBIAS]) & in_buffer
+            yield min_gap(
+                comp & in_buffer, latch_afs, n("nTREE"), f"the adder tree before an AF of latch {b}"
+            )
+            yield min_gap(latch_afs, uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
 
-    def n(name: str) -> int:
-        return _latency(spec, name)
-
-    for g in range(spec.gangs):
-        yield min_gap((command == _G_ACT) & (gang == g), apply, n("nRCDAF"), f"nRCDAF of gang {g}")
-    yield min_gap(apply, command == _PRE, n("nRTP"), "nRTP after an AF")
-    yield min_gap(apply | comp, apply, n("nCCDS"), "nCCDS before an AF")
-    yield min_gap(apply, comp, n("nCCDS"), "nCCDS after an AF")
-    for b in range(spec.global_buffers):
-        latch_afs, latch_uses = apply & (buffer == b), np.isin(command, (_READRES, _WRBIAS)) & (buffer == b)
-        yield min_gap(
-            comp & (buffer == b), latch_afs, n("nTREE"), f"the adder tree before an AF of latch {b}"
-        )
-        yield min_gap(latch_afs, latch_uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
-
-
-def _writes(issued: np.ndarray, spec: PimSpec, min_gap: Callable[..., Finding]) -> Iterator[Finding]:
-    """Rules of WRITEs: for their row, their banks, and the bus."""
-    command, gang, bursts = issued["command"], issued["gang"], issued["bursts"]
-    write, comp = command == _WRITE, command == _COMP
-
-    def n(name: str) -> int:
-        return _latency(spec, name)
-
-    later_bursts = n("nBL") * (bursts - 1)
-    for g in range(spec.gangs):
-        gang_writes = write & (gang == g)
-        yield min_gap((command == _G_ACT) & (gang == g), gang_writes, n("nRCDW"), f"nRCDW of gang {g}")
-        yield min_gap(
-            gang_writes, (command == _PRE) & (gang == g), later_bursts + n("nWRP"), f"nWRP of gang {g}"
-        )
-    yield min_gap(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
-    yield min_gap(comp, write, n("nCCDS"), "nCCDS after a COMP")
-    others = (command == _GWRITE) | (command == _WRBIAS)
-    yield min_gap(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
-    yield min_gap(others, write, later_bursts + n("nBL"), "another write on the bus")
-    yield min_gap(write, command == _READRES, later_bursts + n("nTURN"), "the turnaround after a WRITE")
-    yield min_gap(command == _READRES, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
-    if "nMODCH" in spec.timing:
-        waited = np.where(command == _READRES, max(0, spec.timing.get("nHOST", 0) - 1), 0)
-        on_bus = others | (command == _READRES)
-        yield min_gap(
-            on_bus, write, n("nMODCH") + later_bursts + waited, "the change from registers to banks"
-        )
-        yield min_gap(write, on_bus, n("nMODCH"), "the change from banks to registers")
+    def _writes(self) -> Iterator[Finding]:
+        """Rules of WRITEs: for their row, their banks, and the bus."""
+        n, min_gap, is_command, others = self.cycles, self.min_gap, self.is_command, self.bus_writes
+        write, comp, read = is_command[_WRITE], is_command[_COMP], is_command[_READRES]
+        later_bursts = n("nBL") * (self.bursts - 1)
+        for g in range(self.spec.gangs):
+            activate, gang_writes, precharge = (
+                is_command[c] & (self.gang == g) for c in (_G_ACT, _WRITE, _PRE)
+            )
+            yield min_gap(activate, gang_writes, n("nRCDW"), f"nRCDW of gang {g}")
+            yield min_gap(gang_writes, precharge, later_bursts + n("nWRP"), f"nWRP of gang {g}")
+        yield min_gap(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
+        yield min_gap(comp, write, n("nCCDS"), "nCCDS after a COMP")
+        yield min_gap(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
+        yield min_gap(others, write, later_bursts + n("nBL"), "another write on the bus")
+        yield min_gap(write, read, later_bursts + n("nTURN"), "the turnaround after a WRITE")
+        yield min_gap(read, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
+        if "nMODCH" in self.spec.timing:
+            on_bus, change_end = others | read, n("nMODCH") + later_bursts + self._host_wait()
+            yield min_gap(on_bus, write, change_end, "the change from registers to banks")
+            yield min_gap(write, on_bus, n("nMODCH"), "the change from banks to registers")
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:

@@ -162,31 +162,22 @@ def _channel_products(
     comps = np.flatnonzero(table[:, _KIND] == _COMP)
     right_row = _has_open_row(table, comps, program.computing_gangs)
     work, writes = _vectors(table, comps, program)
-    # For each piece of work: its sum, the pixel and elements in its buffer, and how many of them count.
-    owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]
-    is_written = writes >= 0
-    write = table[np.where(is_written, writes, 0)]
-    offset = work[:, 1] % program.buffer_columns
-    columns = np.maximum(write[:, _COLUMNS], 1)
-    pixel = np.where(is_written, write[:, _A] + offset // columns, -1)
-    first = write[:, _B] + offset % columns * program.elements_per_column
-    length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * is_written
-    is_read = owner < len(heads)
-    products = _ProductCounter(program)
+    owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]  # the sum of each piece of work
+    pixel, first, length = _operands(table, work, writes, program)
+    products, is_read = _ProductCounter(program), owner < len(heads)
     unread = int((products.count_any(first, length) * ~is_read).sum())
 
     sum_index = np.minimum(owner, max(len(heads) - 1, 0))
     is_right = is_read & (length > 0)
-    if len(reads):
+    foreign = 0
+    if len(heads):
         is_right &= (pixel == pixels[sum_index]) & right_row[work[:, 3]]
         # Pixels of different matrices have different weights for the same output.
-        weights = outputs[sum_index] * program.matrices + program.matrix_of(pixels[sum_index])
+        weights = outputs[sum_index] * program.matrices + program.matrix_indices(pixels[sum_index])
         is_right &= _have_same_weights(table, work, weights, first, is_right, program)
         foreign = int(
             products.count(outputs[sum_index], lanes[sum_index], first, length)[is_read & ~is_right].sum()
         )
-    else:
-        foreign = 0
     distinct, repeats = _interval_coverage(
         sum_index[is_right],
         first[is_right],
@@ -206,6 +197,20 @@ def _channel_products(
         ),
         (pixels, outputs),
     )
+
+
+def _operands(
+    table: np.ndarray, work: np.ndarray, writes: np.ndarray, program: PimProgram
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each piece of work, the pixel and the first element in its buffer, and how many elements count."""
+    is_written = writes >= 0
+    write = table[np.where(is_written, writes, 0)]
+    offset = work[:, 1] % program.buffer_columns
+    columns = np.maximum(write[:, _COLUMNS], 1)
+    pixel = np.where(is_written, write[:, _A] + offset // columns, -1)
+    first = write[:, _B] + offset % columns * program.elements_per_column
+    remaining = program.vector_geometry.reduction - first
+    return pixel, first, np.clip(remaining, 0, work[:, 2] * program.elements_per_column) * is_written
 
 
 def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:

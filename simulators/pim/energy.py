@@ -9,6 +9,7 @@ kinds of commands, with its own constants (`FORK`), and no activation, refresh, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
@@ -30,31 +31,37 @@ FORK = {
 }
 
 
-def pim_energy_pj(
-    commands: Mapping[str, int],
-    gwrite_bursts: int,
-    readres_bursts: int,
-    pim: PimSpec,
-    dtype: str,
-    mode: str = "full",
-    banks: int | None = None,
-    write_bursts: int = 0,
-) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class CommandCounts:
+    """The issued commands of a layer or a channel, as far as they cost energy.
+
+    Attributes
+    ----------
+    commands : mapping of str to int
+        As in `TimingResult.commands`.
+    gwrite_bursts, write_bursts : int
+        Column-sized bursts of all GWRITEs, and of all WRITEs; each of a WRITE writes a column of a bank.
+    readres_bursts : int
+        Column-sized bursts of one READRES, or WRBIAS.
+    banks : int, optional
+        Banks that compute in a COMP; all by default.
+    """
+
+    commands: Mapping[str, int]
+    gwrite_bursts: int = 0
+    write_bursts: int = 0
+    readres_bursts: int = 1
+    banks: int | None = None
+
+
+def pim_energy_pj(counts: CommandCounts, pim: PimSpec, dtype: str, mode: str = "full") -> dict[str, float]:
     """Dynamic energy of issued commands, by part.
 
     Parameters
     ----------
-    commands : mapping of str to int
-        Issued commands of a layer or a channel, as in `TimingResult.commands`.
-    gwrite_bursts, readres_bursts : int
-        Column-sized bursts of all GWRITEs, and of one READRES, or WRBIAS.
     mode : str
-        One of `MODES`. ``ramulator-pimflow`` uses only `commands`, which must be counted under that timing,
-        where a PRE closes all banks of a channel.
-    banks : int, optional
-        Banks that compute in a COMP; all by default.
-    write_bursts : int
-        Column-sized bursts of all WRITEs; each writes a column of a bank.
+        One of `MODES`. ``ramulator-pimflow`` uses only `CommandCounts.commands`, which must be counted under
+        that timing, where a PRE closes all banks of a channel.
 
     Raises
     ------
@@ -63,24 +70,25 @@ def pim_energy_pj(
     """
     if mode not in MODES:
         raise UnknownNameError("energy mode", mode, MODES)
+    commands = counts.commands
     if mode == "ramulator-pimflow":
         return _fork_energy_pj(commands)
     e = pim.energy
     elements = pim.elements_per_column(dtype)
-    comp = (banks or pim.banks) * (
+    comp = (counts.banks or pim.banks) * (
         elements * (e["multiply_pj"] + e["add_pj"]) + e["buffer_read_pj"] + e["column_read_pj"]
     )
-    started = commands.get("WRBIAS", 0)
-    latches = (commands["READRES"] + started) * readres_bursts
-    io_bytes = (gwrite_bursts + write_bursts + latches) * pim.column_bytes
-    written = {"write": write_bursts * e["column_write_pj"]} if write_bursts else {}
-    if started and "latch_write_pj" in e:
-        written |= {"wrbias": started * e["latch_write_pj"]}
+    latch_writes = commands.get("WRBIAS", 0)
+    latch_bursts = (commands["READRES"] + latch_writes) * counts.readres_bursts
+    io_bytes = (counts.gwrite_bursts + counts.write_bursts + latch_bursts) * pim.column_bytes
+    energy = {"write": counts.write_bursts * e["column_write_pj"]} if counts.write_bursts else {}
+    if latch_writes and "latch_write_pj" in e:
+        energy["wrbias"] = latch_writes * e["latch_write_pj"]
     if commands.get("AF") and "activation_pj" in e:
-        written |= {"af": commands["AF"] * e["activation_pj"]}
-    return written | {
+        energy["af"] = commands["AF"] * e["activation_pj"]
+    return energy | {
         "comp": commands["COMP"] * comp,
-        "gwrite": gwrite_bursts * e["buffer_write_pj"],
+        "gwrite": counts.gwrite_bursts * e["buffer_write_pj"],
         "readres": commands["READRES"] * e["latch_read_pj"],
         "activate": commands["G_ACT"] * pim.banks_per_gang * e["activate_pj"],
         "precharge": commands["PRE"] * pim.banks_per_gang * e["precharge_pj"],
@@ -111,37 +119,18 @@ def background_pj(pim: PimSpec, channels: int, time_ns: float) -> float:
 
 
 def channel_energies_pj(
-    channels: Sequence[Mapping[str, int]],
-    gwrite_bursts: Sequence[int],
-    readres_bursts: int,
-    pim: PimSpec,
-    dtype: str,
-    *,
-    time_ns: float = 0.0,
-    mode: str = "full",
-    banks: int | None = None,
-    write_bursts: Sequence[int] = (),
+    channels: Sequence[CommandCounts], pim: PimSpec, dtype: str, *, time_ns: float = 0.0, mode: str = "full"
 ) -> tuple[dict[str, float], ...]:
     """Energy of each channel by part, with its ``background`` over `time_ns`.
 
     Parameters
     ----------
-    channels : sequence of mapping of str to int
-        Issued commands of each channel.
-    gwrite_bursts : sequence of int
-        Column-sized bursts of the GWRITEs of each channel.
     time_ns : float
         Time of the layer; every channel is powered until the last one is done. The fork charges no
         background.
-    write_bursts : sequence of int
-        Column-sized bursts of the WRITEs of each channel; none by default.
     """
-    written = write_bursts or [0] * len(channels)
     background = {"background": background_pj(pim, 1, time_ns)} if mode == "full" else {}
-    return tuple(
-        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode, banks, stored) | background
-        for commands, bursts, stored in zip(channels, gwrite_bursts, written, strict=True)
-    )
+    return tuple(pim_energy_pj(counts, pim, dtype, mode) | background for counts in channels)
 
 
 def total_energy_pj(channels: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -145,18 +145,23 @@ def _shift(
     `coefficients_after` gives the remaining coefficients.
     """
 
-    def affine(value: Affine) -> Affine:
+    def shift_affine(value: Affine) -> Affine:
+        """An operand with its outermost counter fixed."""
         first = value.coefficients[0] if value.coefficients else 0
         return Affine(value.base + start * first, coefficients_after(value.coefficients))
 
-    def node(old: Node) -> Node:
-        if isinstance(old, Loop):
-            return Loop(extent=old.extent, body=_shift(old.body, start, coefficients_after))
-        fields = {name: getattr(old, name) for name in old.__slots__}
-        moved: dict[str, Any] = {n: affine(v) if isinstance(v, Affine) else v for n, v in fields.items()}
-        return type(old)(**moved)
+    def shift_node(node: Node) -> Node:
+        """A node with the counter fixed in all its operands."""
+        if isinstance(node, Loop):
+            return Loop(extent=node.extent, body=_shift(node.body, start, coefficients_after))
+        values = {name: getattr(node, name) for name in node.__slots__}
+        moved: dict[str, Any] = {
+            name: shift_affine(value) if isinstance(value, Affine) else value
+            for name, value in values.items()
+        }
+        return type(node)(**moved)
 
-    return tuple(node(old) for old in nodes)
+    return tuple(map(shift_node, nodes))
 
 
 def _command_count(node: Node) -> int:

@@ -38,7 +38,7 @@ class PimDevice:
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` does not fit `program`, or `program` writes rows that `image` lacks or shares.
+        If `image` does not fit the program, or `program` writes rows that `image` lacks or shares.
     """
 
     def __init__(self, program: PimProgram, image: MemoryImage):
@@ -70,7 +70,37 @@ class PimDevice:
         initial: np.ndarray | None = None,
         added: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The results of the program; see `execute`."""
+        """The results of the program.
+
+        Parameters
+        ----------
+        x : ndarray, [n, h, w, c], float32
+            Input of the convolution; rounded to the program's storage type. int8 for an int8 program.
+        threads : int, optional
+            Channels simulated in parallel; one for each processor by default. Results do not depend on it.
+        variant : str, optional
+            One of `simd_variants`. Results do not depend on it.
+        initial : ndarray, optional
+            Initial values of the latches, if the program needs them (`PimProgram.initial`): [oc] or
+            [n, oh, ow, oc], rounded to the storage type; int32 for an int8 program.
+        added : ndarray, [n, oh, ow, oc], optional
+            Tensor that the product adds, if the program has one (`PimProgram.added_channels`); of the type of
+            `x`.
+
+        Returns
+        -------
+        ndarray, [pixel_end - pixel_begin, oc], float32
+            Values of the storage type; NaN where no READRES delivered a result. For an int8 program the
+            int32 sums modulo 2^32, and -2^31 where none was delivered.
+
+        Raises
+        ------
+        UsageError
+            If `x`, `initial` or `added` does not fit the program, or the environment variable names an
+            unknown variant.
+        UnknownNameError
+            If this processor does not have `variant`.
+        """
         g, program = self.program.geometry, self.program
         input_shape = (g.n, g.h, g.w, g.c - program.added_channels)
         if x.shape != input_shape:
@@ -109,50 +139,3 @@ class PimDevice:
 
 def _has_writes(program: PimProgram) -> bool:
     return any(isinstance(node, Write) for nodes in program.channels for node, _ in command_leaves(nodes, ()))
-
-
-def execute(
-    program: PimProgram,
-    image: MemoryImage,
-    x: np.ndarray,
-    threads: int | None = None,
-    variant: str = "",
-    initial: np.ndarray | None = None,
-    added: np.ndarray | None = None,
-) -> np.ndarray:
-    """The results of a program on the PIM device.
-
-    Parameters
-    ----------
-    program : PimProgram
-    image : MemoryImage
-    x : ndarray, [n, h, w, c], float32
-        Input of the convolution; rounded to the program's storage type. int8 for an int8 program.
-    threads : int, optional
-        Channels simulated in parallel; one for each processor by default. Results do not depend on it.
-    variant : str, optional
-        One of `simd_variants`. Results do not depend on it.
-    initial : ndarray, optional
-        Initial values of the latches, if the program needs them (`PimProgram.initial`): [oc] or
-        [n, oh, ow, oc], rounded to the storage type; int32 for an int8 program.
-    added : ndarray, [n, oh, ow, oc], optional
-        Tensor that the product adds, if the program has one (`PimProgram.added_channels`); of the type of
-        `x`.
-
-    Returns
-    -------
-    ndarray, [pixel_end - pixel_begin, oc], float32
-        Values of the storage type; NaN where no READRES delivered a result. For an int8 program the
-        int32 sums modulo 2^32, and -2^31 where none was delivered.
-
-    Raises
-    ------
-    TraceError
-        If `program` cannot be executed, see `PimProgram.validate`.
-    UsageError
-        If `image`, `x`, `initial` or `added` does not fit `program`, or the environment variable names an
-        unknown variant.
-    UnknownNameError
-        If this processor does not have `variant`.
-    """
-    return PimDevice(program, image).run(x, threads, variant, initial, added)

@@ -166,7 +166,7 @@ def time_program(
     for channel, words in enumerate(timing_streams(program, spec)):
         key = words.tobytes()
         if key not in tallies:
-            place = _place_in(program, channel)
+            place = _place_text(program, channel)
             engine = _engine(spec, timing, gwrite_hiding, program.bursts, _NO_BOUND, program.computing_gangs)
             tallies[key] = _feed(engine, words, place)
             if timing == "strict":
@@ -281,7 +281,7 @@ def issue_program(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarra
         command has none) and bursts of each, including PRE, REF and G_ACTs that reopen rows.
     """
     _check_organisation(program, spec)
-    words, place = program.channel_words(channel), _place_in(program, channel)
+    words, place = program.channel_words(channel), _place_text(program, channel)
     if is_lockstep(program, spec):
         words = timing_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
@@ -302,7 +302,7 @@ def issue_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
     """
     stream: list[int] = []
     for word in words.tolist():
-        encode(_node_of_trace(word, spec), stream)
+        encode(_trace_node(word, spec), stream)
     encoded = np.asarray(stream, dtype=np.int64)
     tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
@@ -310,7 +310,7 @@ def issue_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
     return rows.view(ISSUED)[:, 0]
 
 
-def _node_of_trace(word: int, spec: PimSpec) -> Node:
+def _trace_node(word: int, spec: PimSpec) -> Node:
     """A word of a trace as a command of a program; ``simulators/src/timing.h`` has its layout."""
     kind, row, column = word >> 29, Affine(word >> 11 & 0x3FFF), Affine(word >> 6 & 0x1F)
     if kind == _TRACE_GWRITE:
@@ -353,7 +353,7 @@ def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Ta
     return dict(zip(_TALLY, tally.tolist()))
 
 
-def _place_in(program: PimProgram, channel: int) -> Callable[[int], str]:
+def _place_text(program: PimProgram, channel: int) -> Callable[[int], str]:
     return lambda index: f"region '{program.region}', channel {channel}: command {index}"
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.installed import run_simulator
+from pimflow.simulators.installed import InstalledSimulator
 from pimflow.simulators.pim.expansion import command_counts, pim_text
 from pimflow.simulators.pim.timing import TimingResult
 from pimflow.simulators.pim.trace import blocks
@@ -125,7 +125,7 @@ class Ramulator:
         return self._result(printed, pim, bursts)
 
     def time_trace(
-        self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
+        self, path: str | os.PathLike[str], pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
         """Time the ``.pim`` trace of one channel; a GWRITE counts as a whole buffer."""
         _check_device(pim)
@@ -158,13 +158,10 @@ class Ramulator:
             config, output = Path(folder, "config.cfg"), Path(folder, "output.txt")
             config.write_text(CONFIG, encoding="ascii")
             command = [self.executable, str(config), "--mode=dram", "--stats", f"{folder}/stats", str(trace)]
-            run_simulator(
-                command,
-                output,
-                who=self._who,
-                timeout_seconds=self.timeout_seconds,
-                environment=environment,
+            simulator = InstalledSimulator(
+                name=self._who, timeout_seconds=self.timeout_seconds, environment=environment
             )
+            simulator.run(command, output)
             with output.open(encoding="utf-8", errors="replace") as lines:
                 return parse_output(lines, self._who)
 
@@ -235,7 +232,7 @@ def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes
     return path, digest.digest()
 
 
-def _count_lines(path: str | os.PathLike) -> Counter[str]:
+def _count_lines(path: str | os.PathLike[str]) -> Counter[str]:
     """Counts of commands of a well-formed trace."""
     counts: Counter[str] = Counter()
     with open(path, encoding="ascii") as file:

@@ -96,7 +96,7 @@ def _input_pixels(geometry: ConvGeometry, pixels: np.ndarray) -> np.ndarray:
     return under_windows
 
 
-def counts(path: str | os.PathLike) -> Counter[str]:
+def counts(path: str | os.PathLike[str]) -> Counter[str]:
     """Loads (LD) and stores (ST) of a file; `TraceError` with file and line for anything else."""
     totals: Counter[str] = Counter(LD=0, ST=0)
     try:

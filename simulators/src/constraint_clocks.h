@@ -137,9 +137,9 @@ class ConstraintClocks {
         return;
       }
     }
-    for (Delay& other : delays_[before]) {
-      if (other.slot == delay.slot && other.per_burst_cycles == delay.per_burst_cycles) {
-        other.cycles = std::max(other.cycles, delay.cycles);
+    for (Delay& known_delay : delays_[before]) {
+      if (known_delay.slot == delay.slot && known_delay.per_burst_cycles == delay.per_burst_cycles) {
+        known_delay.cycles = std::max(known_delay.cycles, delay.cycles);
         return;
       }
     }

@@ -25,7 +25,7 @@ inline bool IsTrace(const tvm::ffi::TensorView& stream) { return stream.dtype().
  * \param gwrite_columns Columns that a GWRITE of a trace writes.
  */
 template <typename Engine>
-tvm::ffi::Function Feeder(Engine engine, const Organisation& organisation, int64_t gwrite_columns) {
+tvm::ffi::Function MakeFeeder(Engine engine, const Organisation& organisation, int64_t gwrite_columns) {
   using tvm::ffi::TensorView;
   struct Channel {
     Engine engine;

@@ -57,7 +57,7 @@ struct Header {
 };
 
 /*! \brief The word of a result that no READRES delivers: NaN, or the smallest integer. */
-inline int32_t Unread(Storage storage) {
+inline int32_t UnreadWord(Storage storage) {
   return storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
 }
 
@@ -175,15 +175,16 @@ class OpenRows {
   }
 
   void Open(int64_t gang, int64_t row) {
-    const int64_t local = row - h_.row_begin;
-    const int32_t page = local >= 0 && local < h_.rows ? std::max(table_[local], kEmpty) : kEmpty;
+    const int64_t table_row_index = row - h_.row_begin;
+    const int32_t page =
+        table_row_index >= 0 && table_row_index < h_.rows ? std::max(table_[table_row_index], kEmpty) : kEmpty;
     if (page == pages_of_gangs_[gang]) return;
     pages_of_gangs_[gang] = page;
     changed_ = true;
   }
 
   /*! \brief Store the operands of a WRITE (banks x columns x elements) in the open row of its gang. */
-  void Store(const Stored& w, const char* operands) {
+  void Store(const WriteOperands& w, const char* operands) {
     const int32_t page = pages_of_gangs_[w.gang];
     if (page < 0) return;  // cannot happen: Python rejects images that lack a row
     const int64_t bytes = StorageBytes(storage_), first_bank = h_.banks / h_.gangs * w.gang + w.bank;
@@ -199,18 +200,16 @@ class OpenRows {
     std::fill_n(ready_.begin() + w.column, w.count, 0);
   }
 
-  bool AnyClosed() const {
-    return std::count(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed) > 0;
-  }
-  bool Closed(int64_t gang) const { return pages_of_gangs_[gang] == kClosed; }
+  bool HasClosedGang() const { return std::count(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed) > 0; }
+  bool IsClosed(int64_t gang) const { return pages_of_gangs_[gang] == kClosed; }
 
   /*! \brief Weights [column][element][lane] from `column` on; zero in banks without weights. */
   const char* Columns(int64_t column, int64_t count) {
     if (changed_) {
       std::fill(ready_.begin(), ready_.end(), 0);
       changed_ = false;
-      together_ = std::all_of(pages_of_gangs_.begin(), pages_of_gangs_.end(),
-                              [&](int32_t page) { return page == pages_of_gangs_[0]; });
+      shares_page_ = std::all_of(pages_of_gangs_.begin(), pages_of_gangs_.end(),
+                                 [&](int32_t page) { return page == pages_of_gangs_[0]; });
     }
     const int64_t end = column + count;
     for (int64_t c = column; c < end; ++c) {
@@ -227,8 +226,8 @@ class OpenRows {
 
   void Widen(int64_t first, int64_t count) {
     const int64_t bytes = StorageBytes(storage_), lanes = h_.lanes();
-    const bool whole = together_ && h_.banks == lanes;
-    const int64_t parts = together_ ? 1 : h_.gangs, banks = h_.banks / parts;
+    const bool whole = shares_page_ && h_.banks == lanes;
+    const int64_t parts = shares_page_ ? 1 : h_.gangs, banks = h_.banks / parts;
     for (int64_t part = 0; part < parts; ++part) {
       const int32_t page = pages_of_gangs_[part];
       for (int64_t e = first; e < first + count; e += whole ? count : 1) {
@@ -252,7 +251,7 @@ class OpenRows {
   std::vector<int32_t> pages_of_gangs_;
   std::vector<uint8_t> ready_;  // columns that `operands_` holds
   Operands operands_;
-  bool changed_ = true, together_ = false;
+  bool changed_ = true, shares_page_ = false;
 };
 
 /*! \brief `value`, clamped to [0, high]; NaN stays NaN. */
@@ -281,14 +280,14 @@ void Rectify(Storage storage, bool bounded, char* words, int64_t count) {
 /*! \brief A channel: banks, global buffers and result latches. One object executes channels one after the other. */
 class Channel {
  public:
-  /*! \param initial Values that WRBIAS writes: [pixels, oc] if `of_pixels`, else [oc] for all pixels. */
+  /*! \param initial Values that WRBIAS writes: [pixels, oc] if `initial_per_pixel`, else [oc] for all pixels. */
   Channel(const Header& header, const LaneKernels& kernels, char* pages, const char* input, const char* initial,
-          bool of_pixels, char* output)
+          bool initial_per_pixel, char* output)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
         initial_(initial),
-        of_pixels_(of_pixels),
+        initial_per_pixel_(initial_per_pixel),
         output_(output),
         buffer_elements_(header.buffer_columns * header.elements_per_column),
         lanes_(header.lanes()),
@@ -296,7 +295,7 @@ class Channel {
         rows_(header, kernels, pages),
         buffers_(header.buffers * buffer_elements_),
         latches_(header.latches * lanes_),
-        kept_(lanes_),
+        saved_latch_(lanes_),
         rounded_(lanes_),
         row_of_gangs_(header.gangs, -1),
         tree_(header.elements_per_column * kLanes) {}
@@ -307,37 +306,37 @@ class Channel {
     buffers_.Clear();
     latches_.Clear();
     std::fill(row_of_gangs_.begin(), row_of_gangs_.end(), -1);
-    some_closed_ = true;
+    has_closed_gang_ = true;
   }
 
   void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
     im2col_.Gather(pixel, pixels, k, columns * h_.elements_per_column, buffers_.at(buffer * buffer_elements_));
   }
 
-  void Write(const Stored& stored) {
-    const int64_t count = stored.banks * stored.count * stored.elements;
+  void Write(const WriteOperands& write) {
+    const int64_t count = write.banks * write.count * write.elements;
     if (static_cast<int64_t>(written_.size()) < count * 4) written_.resize(count * 4);
-    im2col_.Gather(stored.pixel, 1, stored.k, count, written_.data());
-    rows_.Store(stored, written_.data());
+    im2col_.Gather(write.pixel, 1, write.k, count, written_.data());
+    rows_.Store(write, written_.data());
   }
 
   void GAct(int64_t gang, int64_t row) {
     rows_.Open(gang, row);
     row_of_gangs_[gang] = row;
-    if (some_closed_) some_closed_ = rows_.AnyClosed();
+    if (has_closed_gang_) has_closed_gang_ = rows_.HasClosedGang();
   }
 
   void Comp(int64_t index, int64_t /*row: whatever is open*/, int64_t column, int64_t count) {
     const int64_t elements = h_.elements_per_column;
     char* latch = latches_.at(index * lanes_);
     const char* vector = buffers_.at(index % h_.buffers * buffer_elements_ + column % h_.buffer_columns * elements);
-    if (some_closed_) std::memcpy(kept_.at(0), latch, lanes_ * 4);
+    if (has_closed_gang_) std::memcpy(saved_latch_.at(0), latch, lanes_ * 4);
     kernels_.comp(storage_ == Storage::kInt8, rows_.Columns(column, count), vector, count, elements, lanes_,
                   latch, tree_.at(0));
-    if (!some_closed_) return;
+    if (!has_closed_gang_) return;
     const int64_t banks = h_.banks / h_.gangs;
     for (int64_t gang = 0; gang < h_.gangs; ++gang) {
-      if (rows_.Closed(gang)) std::memcpy(latch + gang * banks * 4, kept_.at(gang * banks), banks * 4);
+      if (rows_.IsClosed(gang)) std::memcpy(latch + gang * banks * 4, saved_latch_.at(gang * banks), banks * 4);
     }
   }
 
@@ -358,8 +357,8 @@ class Channel {
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     char* latch = latches_.at(index * lanes_);
     std::memset(latch, 0, lanes_ * 4);
-    const int64_t of_part = pixel / h_.pixels() * h_.oc + channel;
-    const int64_t start = of_pixels_ ? h_.output(pixel, channel) : of_part;
+    const int64_t part_start = pixel / h_.pixels() * h_.oc + channel;
+    const int64_t start = initial_per_pixel_ ? h_.output(pixel, channel) : part_start;
     std::memcpy(latch, resumed ? Result(pixel, channel) : initial_ + start * 4, valid * 4);
   }
 
@@ -368,11 +367,11 @@ class Channel {
     char* latch = latches_.at(index * lanes_);
     kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
     Rectify(storage_, h_.table_row > 0, rounded_.at(0), lanes_);
-    const int32_t none = Unread(storage_);
+    const int32_t unread_word = UnreadWord(storage_);
     const int64_t banks = h_.banks / h_.gangs;
     for (int64_t bank = 0; bank < h_.banks; ++bank) {
       const bool open = row_of_gangs_[bank / banks] == h_.table_row;
-      std::memcpy(latch + bank * 4, open ? rounded_.at(bank) : reinterpret_cast<const char*>(&none), 4);
+      std::memcpy(latch + bank * 4, open ? rounded_.at(bank) : reinterpret_cast<const char*>(&unread_word), 4);
     }
   }
 
@@ -386,30 +385,30 @@ class Channel {
   const Storage storage_;
   const LaneKernels& kernels_;
   const char* initial_;
-  const bool of_pixels_;
+  const bool initial_per_pixel_;
   char* output_;
   const int64_t buffer_elements_, lanes_;
   const Im2col im2col_;
   OpenRows rows_;
-  Operands buffers_, latches_, kept_, rounded_;
+  Operands buffers_, latches_, saved_latch_, rounded_;
   std::vector<int64_t> row_of_gangs_;
   Operands tree_;
   std::vector<char> written_;  // operands of one WRITE
-  bool some_closed_ = true;
+  bool has_closed_gang_ = true;
 };
 
 /*! \brief Sets rounding to nearest with subnormals, which the calling thread may have changed, and restores it. */
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
-    std::fegetenv(&callers_);
+    std::fegetenv(&saved_);
     std::fesetenv(FE_DFL_ENV);
   }
-  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+  ~DefaultArithmetic() { std::fesetenv(&saved_); }
   DefaultArithmetic(const DefaultArithmetic&) = delete;
 
  private:
-  std::fenv_t callers_;
+  std::fenv_t saved_;
 };
 
 template <typename T>
@@ -418,7 +417,7 @@ T* Data(const ffi::TensorView& tensor) {
 }
 
 /*! \brief Whether encoded streams have a WRBIAS that sets latches to initial values. */
-bool StartsFromValues(const int64_t* words, int64_t size) {
+bool SetsLatches(const int64_t* words, int64_t size) {
   for (int64_t at = 0; at < size; at += words[at] == kLoop ? 3 : words[at + 1]) {
     if (words[at] == kWrbias && !words[at + kResumedWord]) return true;
   }
@@ -438,7 +437,7 @@ bool StartsFromValues(const int64_t* words, int64_t size) {
  * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; NaN or the smallest integer where no
  *   READRES delivers a result.
  * \param threads Channels executed at a time; values do not depend on it.
- * \param variant Instruction set, see LaneVariant; values do not depend on it.
+ * \param variant Instruction set, see FindLaneVariant; values do not depend on it.
  */
 void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offsets,
              ffi::TensorView pages, ffi::TensorView table, ffi::TensorView input,
@@ -450,41 +449,41 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
   TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
   const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
-  for (const ffi::TensorView& each : {input, initial, output}) {
-    TVM_FFI_ICHECK(each.dtype().code == code && each.dtype().bits == 32)
+  for (const ffi::TensorView& tensor : {input, initial, output}) {
+    TVM_FFI_ICHECK(tensor.dtype().code == code && tensor.dtype().bits == 32)
         << "input and output are fp32, or int32 where the program is of int8";
   }
   TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.all_c()) << "input tensor does not fit the program";
-  const bool of_pixels = initial.numel() == h.pixels() * h.all_oc();
-  TVM_FFI_ICHECK(of_pixels || initial.numel() == h.all_oc() || initial.numel() == 0)
+  const bool initial_per_pixel = initial.numel() == h.pixels() * h.all_oc();
+  TVM_FFI_ICHECK(initial_per_pixel || initial.numel() == h.all_oc() || initial.numel() == 0)
       << "what the latches start from does not fit the program";
-  TVM_FFI_ICHECK(initial.numel() > 0 || !StartsFromValues(Data<const int64_t>(words), words.numel()))
+  TVM_FFI_ICHECK(initial.numel() > 0 || !SetsLatches(Data<const int64_t>(words), words.numel()))
       << "the program sets latches, and nothing says to what";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.all_oc())
       << "output tensor does not fit the program";
-  const LaneKernels& kernels = LaneVariant(variant);
+  const LaneKernels& kernels = FindLaneVariant(variant);
   const int64_t channels = offsets.numel() - 1;
   threads = std::clamp<int64_t>(threads, 1, channels);
 
-  const char* in = Data<const char>(input);
+  const char* input_data = Data<const char>(input);
   auto* out = Data<int32_t>(output);
   const bool rounds = storage == Storage::kFloat16 || storage == Storage::kBFloat16;
-  const int64_t to_round = rounds ? input.numel() : 0, starts = rounds ? initial.numel() : 0;
-  const Operands rounded(to_round), rounded_initial(starts);
+  const int64_t rounded_count = rounds ? input.numel() : 0, initial_count = rounds ? initial.numel() : 0;
+  const Operands rounded(rounded_count), rounded_initial(initial_count);
   {
     const DefaultArithmetic arithmetic;
-    kernels.narrow(storage, Data<const char>(initial), starts, rounded_initial.at(0));
+    kernels.narrow(storage, Data<const char>(initial), initial_count, rounded_initial.at(0));
   }
-  const int32_t unread = Unread(storage);
+  const int32_t unread_word = UnreadWord(storage);
   // All threads prepare slabs of both tensors; they begin with the channels when all slabs are ready.
   constexpr int64_t kSlab = 1 << 14;
-  const int64_t slabs = (std::max(to_round, output.numel()) + kSlab - 1) / kSlab;
+  const int64_t slabs = (std::max(rounded_count, output.numel()) + kSlab - 1) / kSlab;
   auto prepare = [&](int64_t slab) {
     const int64_t begin = slab * kSlab, end = begin + kSlab;
-    if (begin < to_round) {
-      kernels.narrow(storage, in + begin * 4, std::min(kSlab, to_round - begin), rounded.at(begin));
+    if (begin < rounded_count) {
+      kernels.narrow(storage, input_data + begin * 4, std::min(kSlab, rounded_count - begin), rounded.at(begin));
     }
-    if (begin < output.numel()) std::fill(out + begin, out + std::min(end, output.numel()), unread);
+    if (begin < output.numel()) std::fill(out + begin, out + std::min(end, output.numel()), unread_word);
   };
 
   const auto* stream = static_cast<const int64_t*>(words.data_ptr());
@@ -493,16 +492,16 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   std::vector<std::unique_ptr<Channel>> devices;
   for (int64_t t = 0; t < threads; ++t) {
     devices.push_back(std::make_unique<Channel>(h, kernels, Data<char>(pages),
-                                                to_round ? rounded.at(0) : in,
-                                                starts ? rounded_initial.at(0) : Data<const char>(initial),
-                                                of_pixels, reinterpret_cast<char*>(out)));
+                                                rounded_count ? rounded.at(0) : input_data,
+                                                initial_count ? rounded_initial.at(0) : Data<const char>(initial),
+                                                initial_per_pixel, reinterpret_cast<char*>(out)));
   }
-  std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
+  std::atomic<int64_t> next_slab{0}, prepared_slabs{0}, next_channel{0};
   auto work = [&](int64_t thread) {
     const DefaultArithmetic arithmetic;
     Channel* device = devices[thread].get();
-    for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared) prepare(i);
-    WaitUntil([&] { return prepared == slabs; });
+    for (int64_t i = next_slab++; i < slabs; i = next_slab++, ++prepared_slabs) prepare(i);
+    WaitUntil([&] { return prepared_slabs == slabs; });
     for (int64_t i = next_channel++; i < channels; i = next_channel++) {
       device->Reset(rows + i * h.rows);
       Walk(stream + begin[i], begin[i + 1] - begin[i], device);

@@ -74,8 +74,8 @@ void CompAny(const char* weights, const char* vector, int64_t columns, int64_t e
 }
 
 template <typename Vector, typename Scalar>
-inline void CompOf(const char* weights, const char* vector, int64_t columns, int64_t elements, int64_t lanes,
-                   char* latch, char* tree) {
+inline void DispatchComp(const char* weights, const char* vector, int64_t columns, int64_t elements, int64_t lanes,
+                         char* latch, char* tree) {
   if (lanes == kLanes && elements == 16) {
     CompRun<Vector, Scalar, 16>(weights, vector, columns, kLanes, latch);
   } else if (lanes == kLanes && elements == 8) {
@@ -92,9 +92,9 @@ void Comp(bool integer, const void* weights, const void* vector, int64_t columns
   const auto *w = static_cast<const char*>(weights), *x = static_cast<const char*>(vector);
   auto *sum = static_cast<char*>(latch), *scratch = static_cast<char*>(tree);
   if (integer) {
-    CompOf<Integers, uint32_t>(w, x, columns, elements, lanes, sum, scratch);
+    DispatchComp<Integers, uint32_t>(w, x, columns, elements, lanes, sum, scratch);
   } else {
-    CompOf<Floats, float>(w, x, columns, elements, lanes, sum, scratch);
+    DispatchComp<Floats, float>(w, x, columns, elements, lanes, sum, scratch);
   }
 }
 

@@ -55,31 +55,31 @@ namespace avx512 {
 
 const std::vector<LaneKernels>& LaneVariants() {
   static const std::vector<LaneKernels> variants = [] {
-    std::vector<LaneKernels> found;
+    std::vector<LaneKernels> variants_here;
 #ifdef PIMFLOW_X86_VARIANTS
     if (__builtin_cpu_supports("avx512f")) {
-      found.push_back({"avx512", avx512::Widen, avx512::Narrow, avx512::Comp});
+      variants_here.push_back({"avx512", avx512::Widen, avx512::Narrow, avx512::Comp});
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-      found.push_back({"avx2", avx2::Widen, avx2::Narrow, avx2::Comp});
+      variants_here.push_back({"avx2", avx2::Widen, avx2::Narrow, avx2::Comp});
     }
 #endif
-    found.push_back({"portable", portable::Widen, portable::Narrow, portable::Comp});
-    return found;
+    variants_here.push_back({"portable", portable::Widen, portable::Narrow, portable::Comp});
+    return variants_here;
   }();
   return variants;
 }
 
-const LaneKernels& LaneVariant(const std::string& name) {
-  const char* chosen = std::getenv("PIMFLOW_SIMD");
-  const std::string wanted = !name.empty() ? name : chosen ? chosen : "";
-  std::string known;
+const LaneKernels& FindLaneVariant(const std::string& name) {
+  const char* environment_name = std::getenv("PIMFLOW_SIMD");
+  const std::string requested = !name.empty() ? name : environment_name ? environment_name : "";
+  std::string variant_names;
   for (const LaneKernels& variant : LaneVariants()) {
-    if (wanted.empty() || wanted == variant.name) return variant;
-    known += (known.empty() ? "" : ", ") + std::string(variant.name);
+    if (requested.empty() || requested == variant.name) return variant;
+    variant_names += (variant_names.empty() ? "" : ", ") + std::string(variant.name);
   }
-  TVM_FFI_THROW(UsageError) << "PIMFLOW_SIMD names no instruction set of this processor: '" << wanted
-                            << "'; it runs " << known;
+  TVM_FFI_THROW(UsageError) << "PIMFLOW_SIMD names no instruction set of this processor: '" << requested
+                            << "'; it runs " << variant_names;
 }
 
 }  // namespace pimflow

@@ -46,7 +46,7 @@ struct LaneKernels {
 const std::vector<LaneKernels>& LaneVariants();
 
 /*! \brief The variant called `name`; if it is empty, that of the variable PIMFLOW_SIMD, or the fastest. */
-const LaneKernels& LaneVariant(const std::string& name);
+const LaneKernels& FindLaneVariant(const std::string& name);
 
 }  // namespace pimflow
 

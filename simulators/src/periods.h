@@ -30,11 +30,11 @@ class PeriodWalk {
  public:
   explicit PeriodWalk(Engine* engine) : engine_(engine), words_(engine->StateWords()), scratch_(words_ + 1) {}
 
-  void Run(const int64_t* words, int64_t size) { Nodes(words, words + size); }
+  void Run(const int64_t* words, int64_t size) { RunNodes(words, words + size); }
 
  private:
   /*! \brief Comparisons with the state at an earlier iteration, between two refreshes. */
-  static constexpr int kTries = 16;
+  static constexpr int kMaxTries = 16;
   /*! \brief Limit of the records of one loop; beyond it, they are dropped. */
   static constexpr size_t kMaxRecords = 1 << 14;
 
@@ -48,19 +48,19 @@ class PeriodWalk {
   struct Record {
     int64_t next = -1;
     int64_t iterations = 0, cycles = 0;
-    Totals gained;
+    Totals increase;
     int64_t run = -1;  // last run of the loop that reached it
     Mark mark;         // where that run reached it
   };
 
-  struct Track {
+  struct LoopHistory {
     std::vector<Record> records;
     std::vector<int64_t> states;  // of the records, state and slack each
-    std::unordered_map<uint64_t, int64_t> by_hash;
+    std::unordered_map<uint64_t, int64_t> record_by_hash;
     int64_t run = 0;
     int64_t refreshes = -1;  // number of refreshes when the records were last used
     int64_t current = -1;    // last record that this run reached
-    Mark at_current;
+    Mark current_mark;
     // An earlier iteration since the last refresh, and its state.
     Mark anchor;
     std::vector<int64_t> anchor_state;
@@ -68,143 +68,143 @@ class PeriodWalk {
     int tries = 0;
   };
 
-  void Nodes(const int64_t* node, const int64_t* end) {
+  void RunNodes(const int64_t* node, const int64_t* end) {
     constexpr int64_t kNoCounters[kMaxDepth] = {};
     for (; node < end; node += node[1]) {
       if (node[0] == kLoop) {
-        Loop(node);
+        RunLoop(node);
       } else {
         Visit(node, kNoCounters, engine_);
       }
     }
   }
 
-  void Loop(const int64_t* node) {
+  void RunLoop(const int64_t* node) {
     const int64_t extent = node[2];
-    Track& track = tracks_[node];
-    ++track.run;
-    track.current = -1;
-    track.tries = 0;
+    LoopHistory& history = histories_[node];
+    ++history.run;
+    history.current = -1;
+    history.tries = 0;
     for (int64_t i = 0; i < extent;) {
-      if (engine_->refreshes() != track.refreshes) {
+      if (engine_->refreshes() != history.refreshes) {
         CheckInterrupt();
-        i = FollowRecords(&track, i, extent);
-        track.refreshes = engine_->refreshes();
-        track.tries = 0;
+        i = FollowRecords(&history, i, extent);
+        history.refreshes = engine_->refreshes();
+        history.tries = 0;
         if (i == extent) break;
       }
-      Nodes(node + 3, node + node[1]);
+      RunNodes(node + 3, node + node[1]);
       ++i;
-      const bool refreshed = engine_->refreshes() != track.refreshes;
-      if (!refreshed && extent - i > 2 && track.tries < kTries) i = SkipToRefresh(&track, i, extent);
+      const bool refreshed = engine_->refreshes() != history.refreshes;
+      if (!refreshed && extent - i > 2 && history.tries < kMaxTries) i = SkipToRefresh(&history, i, extent);
     }
   }
 
-  Mark Here(int64_t iteration) const { return {iteration, engine_->clock(), engine_->totals()}; }
+  Mark CurrentMark(int64_t iteration) const { return {iteration, engine_->clock(), engine_->totals()}; }
 
   /*! \brief Add the totals between `earlier` and `clock` so many times; returns the cycles that they take. */
   int64_t Repeat(const Mark& earlier, int64_t clock, int64_t times) {
-    const Totals gained = engine_->totals().Since(earlier.totals);
+    const Totals increase = engine_->totals().Since(earlier.totals);
     int64_t cycles;
     const bool fits = !__builtin_mul_overflow(clock - earlier.clock, times, &cycles) &&
                       cycles < (int64_t{1} << 62) - clock;
-    if (!fits || !engine_->totals().Add(gained, times)) {
+    if (!fits || !engine_->totals().Add(increase, times)) {
       PIMFLOW_THROW_AT(engine_->totals().streamed) << "the loops around it run beyond 2^62 cycles";
     }
     return cycles;
   }
 
-  int64_t SkipToRefresh(Track* track, int64_t i, int64_t extent) {
-    if (track->tries++ == 0) {
-      track->reach = 1;
+  int64_t SkipToRefresh(LoopHistory* history, int64_t i, int64_t extent) {
+    if (history->tries++ == 0) {
+      history->reach = 1;
     } else {
       engine_->State(scratch_.data());
-      if (std::equal(track->anchor_state.begin(), track->anchor_state.end(), scratch_.begin())) {
-        track->tries = kTries;
-        const int64_t period = i - track->anchor.iteration;
-        const int64_t cycles = engine_->clock() - track->anchor.clock;
+      if (std::equal(history->anchor_state.begin(), history->anchor_state.end(), scratch_.begin())) {
+        history->tries = kMaxTries;
+        const int64_t period = i - history->anchor.iteration;
+        const int64_t cycles = engine_->clock() - history->anchor.clock;
         int64_t times = (extent - i) / period;
         // Every clock that a period compares with the deadline is at most that of its last command.
         if (cycles > 0) times = std::min(times, (engine_->deadline() - 1 - engine_->clock()) / cycles);
         if (times <= 0) return i;
-        engine_->Shift(Repeat(track->anchor, engine_->clock(), times));
+        engine_->Shift(Repeat(history->anchor, engine_->clock(), times));
         return i + times * period;
       }
-      if (i - track->anchor.iteration < track->reach) return i;
-      track->reach *= 2;
+      if (i - history->anchor.iteration < history->reach) return i;
+      history->reach *= 2;
     }
-    track->anchor = Here(i);
-    track->anchor_state.resize(words_);
-    engine_->State(track->anchor_state.data());
+    history->anchor = CurrentMark(i);
+    history->anchor_state.resize(words_);
+    engine_->State(history->anchor_state.data());
     return i;
   }
 
   /*! \brief Advance from record to record, starting at that of this state; returns the iteration reached. */
-  int64_t FollowRecords(Track* track, int64_t i, int64_t extent) {
-    const int64_t found = FindRecord(track);
-    if (track->current >= 0) {
-      Record& last = track->records[track->current];
+  int64_t FollowRecords(LoopHistory* history, int64_t i, int64_t extent) {
+    const int64_t record_index = FindRecord(history);
+    if (history->current >= 0) {
+      Record& last = history->records[history->current];
       if (last.next < 0) {
-        last.next = found;
-        last.iterations = i - track->at_current.iteration;
-        last.cycles = engine_->clock() - track->at_current.clock;
-        last.gained = engine_->totals().Since(track->at_current.totals);
+        last.next = record_index;
+        last.iterations = i - history->current_mark.iteration;
+        last.cycles = engine_->clock() - history->current_mark.clock;
+        last.increase = engine_->totals().Since(history->current_mark.totals);
       }
     }
-    int64_t at = found;
+    int64_t index = record_index;
     int64_t clock = engine_->clock();
-    while (at >= 0) {
-      Record& record = track->records[at];
-      if (record.run == track->run) {
+    while (index >= 0) {
+      Record& record = history->records[index];
+      if (record.run == history->run) {
         const int64_t period = i - record.mark.iteration;
         const int64_t times = (extent - i) / period;
         clock += Repeat(record.mark, clock, times);
         i += times * period;
-        ++track->run;  // less than a period remains
+        ++history->run;  // less than a period remains
       }
-      record.run = track->run;
+      record.run = history->run;
       record.mark = {i, clock, engine_->totals()};
       if (record.next < 0 || record.iterations > extent - i) break;
       i += record.iterations;
       clock += record.cycles;
-      engine_->totals().Add(record.gained, 1);
-      at = record.next;
+      engine_->totals().Add(record.increase, 1);
+      index = record.next;
     }
-    if (at >= 0) {
-      const int64_t* state = &track->states[at * (words_ + 1)];
+    if (index >= 0) {
+      const int64_t* state = &history->states[index * (words_ + 1)];
       engine_->Restore(state, clock, clock + state[words_]);
     }
-    track->current = at;
-    track->at_current = Here(i);
+    history->current = index;
+    history->current_mark = CurrentMark(i);
     return i;
   }
 
   /*! \brief The record of the current state and slack, added if it is new; -1 if its hash belongs to another. */
-  int64_t FindRecord(Track* track) {
+  int64_t FindRecord(LoopHistory* history) {
     engine_->State(scratch_.data());
     scratch_[words_] = engine_->deadline() - engine_->clock();
     uint64_t hash = 0;
     for (int64_t word : scratch_) hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u + (hash >> 29);
-    if (track->records.size() >= kMaxRecords) {
-      track->records.clear();
-      track->states.clear();
-      track->by_hash.clear();
-      track->current = -1;
+    if (history->records.size() >= kMaxRecords) {
+      history->records.clear();
+      history->states.clear();
+      history->record_by_hash.clear();
+      history->current = -1;
     }
-    const auto [entry, is_new] = track->by_hash.try_emplace(hash, track->records.size());
+    const auto [entry, is_new] = history->record_by_hash.try_emplace(hash, history->records.size());
     if (is_new) {
-      track->records.emplace_back();
-      track->states.insert(track->states.end(), scratch_.begin(), scratch_.end());
+      history->records.emplace_back();
+      history->states.insert(history->states.end(), scratch_.begin(), scratch_.end());
       return entry->second;
     }
-    const int64_t* state = &track->states[entry->second * (words_ + 1)];
+    const int64_t* state = &history->states[entry->second * (words_ + 1)];
     return std::equal(scratch_.begin(), scratch_.end(), state) ? entry->second : -1;
   }
 
   Engine* engine_;
   size_t words_;
   std::vector<int64_t> scratch_;
-  std::unordered_map<const int64_t*, Track> tracks_;
+  std::unordered_map<const int64_t*, LoopHistory> histories_;
 };
 
 }  // namespace pimflow

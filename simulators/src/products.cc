@@ -32,7 +32,7 @@ struct Product {
   int64_t first;
 };
 
-Product ProductAt(const int32_t* w) {
+Product DecodeProduct(const int32_t* w) {
   return Product{{w[0], w[1], w[2], w[3]}, w[4], w[5], w[6], {w[7], w[8]}, w[9]};
 }
 
@@ -52,18 +52,18 @@ class Stream {
   Stream(const Device& device, Numbers* words)
       : device_(device),
         words_(words),
-        held_(device.buffers, -1),
-        free_(device.buffers),
+        buffer_vectors_(device.buffers, -1),
+        free_latches_(device.buffers),
         unfinished_(device.buffers, 0) {
     for (int64_t latch = 0; latch < device.buffers * device.accumulators; ++latch) {
-      free_[latch % device.buffers].push_back(latch);
+      free_latches_[latch % device.buffers].push_back(latch);
     }
   }
 
   /*! \brief Append the commands for `products`, in order; call it once for each stream. */
-  void Commands(const std::vector<Product>& products) {
+  void AppendCommands(const std::vector<Product>& products) {
     const auto size = static_cast<int64_t>(products.size());
-    Numbers vector(size), result(size), following(size, -1), last_part;
+    Numbers vector(size), result(size), next_vector(size, -1), last_part;
     std::map<std::array<int64_t, 4>, int64_t> vectors;
     std::map<std::pair<int64_t, int64_t>, int64_t> results;
     for (int64_t index = 0; index < size; ++index) {
@@ -74,20 +74,20 @@ class Stream {
       last_use_[vector[index]] = last_part[result[index]] = index;
     }
     for (int64_t index = size - 2; index >= 0; --index) {
-      following[index] = vector[index + 1] != vector[index] ? index + 1 : following[index + 1];
+      next_vector[index] = vector[index + 1] != vector[index] ? index + 1 : next_vector[index + 1];
     }
     latch_.assign(results.size(), -1);
     for (int64_t index = 0; index < size; ++index) {
       const Product& product = products[index];
       Compute(product, vector[index], result[index], index);
       if (last_part[result[index]] == index) {
-        done_.emplace_back(result[index], product.result);
+        complete_results_.emplace_back(result[index], product.result);
         --unfinished_[latch_[result[index]] % device_.buffers];
       }
-      const int64_t next = following[index];
-      if (next >= 0) Ahead(vector[next], products[next].vector, index);
+      const int64_t next = next_vector[index];
+      if (next >= 0) WriteAhead(vector[next], products[next].vector, index);
     }
-    Read();
+    ReadResults();
   }
 
  private:
@@ -97,13 +97,13 @@ class Stream {
     int64_t latch = latch_[result];
     const int64_t buffer = Buffer(vector, latch, index);
     if (latch < 0) {
-      if (free_[buffer].empty()) Read();
-      TVM_FFI_ICHECK(!free_[buffer].empty()) << "an order of products that needs more latches";
-      latch = latch_[result] = free_[buffer].front();
-      free_[buffer].erase(free_[buffer].begin());
+      if (free_latches_[buffer].empty()) ReadResults();
+      TVM_FFI_ICHECK(!free_latches_[buffer].empty()) << "an order of products that needs more latches";
+      latch = latch_[result] = free_latches_[buffer].front();
+      free_latches_[buffer].erase(free_latches_[buffer].begin());
       ++unfinished_[buffer];
     }
-    if (held_[buffer] != vector) Write(buffer, vector, product.vector);
+    if (buffer_vectors_[buffer] != vector) Write(buffer, vector, product.vector);
     if (opens && device_.comp_starts_at_row) Open(product.row);
     row_ = product.row;
     PutNode(words_, kComp, {latch}, {product.row, product.column}, {product.count});
@@ -112,34 +112,34 @@ class Stream {
   /*! \brief The buffer for a vector: that of its sum, that which holds it, or one that is no longer needed. */
   int64_t Buffer(int64_t vector, int64_t latch, int64_t index) const {
     if (latch >= 0) return latch % device_.buffers;
-    const auto found = std::find(held_.begin(), held_.end(), vector);
-    if (found != held_.end()) return found - held_.begin();
+    const auto entry = std::find(buffer_vectors_.begin(), buffer_vectors_.end(), vector);
+    if (entry != buffer_vectors_.end()) return entry - buffer_vectors_.begin();
     int64_t best = 0;
     for (int64_t buffer = 1; buffer < device_.buffers; ++buffer) {
-      if (NeededUntil(buffer, index) < NeededUntil(best, index)) best = buffer;
+      if (LastUse(buffer, index) < LastUse(best, index)) best = buffer;
     }
     return best;
   }
 
-  int64_t NeededUntil(int64_t buffer, int64_t index) const {
-    const int64_t vector = held_[buffer];
+  int64_t LastUse(int64_t buffer, int64_t index) const {
+    const int64_t vector = buffer_vectors_[buffer];
     return vector < 0 || last_use_[vector] < index ? -1 : last_use_[vector];
   }
 
   /*! \brief Write the next vector into a buffer that is no longer needed, while other products are computed. */
-  void Ahead(int64_t vector, const std::array<int64_t, 4>& words, int64_t index) {
-    if (std::find(held_.begin(), held_.end(), vector) != held_.end()) return;
+  void WriteAhead(int64_t vector, const std::array<int64_t, 4>& words, int64_t index) {
+    if (std::find(buffer_vectors_.begin(), buffer_vectors_.end(), vector) != buffer_vectors_.end()) return;
     for (int64_t buffer = 0; buffer < device_.buffers; ++buffer) {
-      if (NeededUntil(buffer, index + 1) < 0 && unfinished_[buffer] == 0) {
+      if (LastUse(buffer, index + 1) < 0 && unfinished_[buffer] == 0) {
         Write(buffer, vector, words);
         return;
       }
     }
   }
 
-  void Write(int64_t buffer, int64_t vector, const std::array<int64_t, 4>& v) {
-    held_[buffer] = vector;
-    PutNode(words_, kGwrite, {buffer}, {v[0]}, {v[1]}, {v[2]}, {v[3]});
+  void Write(int64_t buffer, int64_t vector, const std::array<int64_t, 4>& fields) {
+    buffer_vectors_[buffer] = vector;
+    PutNode(words_, kGwrite, {buffer}, {fields[0]}, {fields[1]}, {fields[2]}, {fields[3]});
   }
 
   void Open(int64_t row) {
@@ -147,25 +147,25 @@ class Stream {
   }
 
   /*! \brief Read all complete results. */
-  void Read() {
-    for (const auto& [result, where] : done_) {
+  void ReadResults() {
+    for (const auto& [result, output] : complete_results_) {
       const int64_t latch = latch_[result];
       latch_[result] = -1;
-      free_[latch % device_.buffers].push_back(latch);
-      PutNode(words_, kReadres, {latch}, {where.first, where.second});
+      free_latches_[latch % device_.buffers].push_back(latch);
+      PutNode(words_, kReadres, {latch}, {output.first, output.second});
     }
-    for (Numbers& latches : free_) std::sort(latches.begin(), latches.end());
-    done_.clear();
+    for (Numbers& latches : free_latches_) std::sort(latches.begin(), latches.end());
+    complete_results_.clear();
   }
 
   const Device& device_;
   Numbers* words_;
   Numbers last_use_;            // last product that uses each vector
   Numbers latch_;               // latch of each result; -1 while it has none
-  Numbers held_;                // vector in each buffer; -1 for none
-  std::vector<Numbers> free_;   // latches of each buffer
+  Numbers buffer_vectors_;      // vector in each buffer; -1 for none
+  std::vector<Numbers> free_latches_;  // latches of each buffer
   Numbers unfinished_;          // number of latches of each buffer whose sums are not complete
-  std::vector<std::pair<int64_t, std::pair<int64_t, int64_t>>> done_;  // results, pixel and channel
+  std::vector<std::pair<int64_t, std::pair<int64_t, int64_t>>> complete_results_;  // results, pixel and channel
   int64_t row_ = -1;
 };
 
@@ -182,30 +182,30 @@ const T* Data(const ffi::TensorView& tensor) {
 ffi::Tensor ProductCommands(ffi::TensorView products, ffi::TensorView sizes) {
   const auto* words = Data<int32_t>(products);
   std::vector<Product> all;
-  for (int64_t at = 0; at < products.numel(); at += kProductWords) all.push_back(ProductAt(words + at));
+  for (int64_t word = 0; word < products.numel(); word += kProductWords) all.push_back(DecodeProduct(words + word));
   const Device device(Data<int64_t>(sizes));
-  Numbers made;
-  Stream(device, &made).Commands(all);
-  return WordTensor(made);
+  Numbers stream_words;
+  Stream(device, &stream_words).AppendCommands(all);
+  return WordTensor(stream_words);
 }
 
-/*! \brief Products of a cache whose operands begin in a range; with `cut`, they are shortened to its end. */
-std::vector<Product> Of(const int32_t* words, const int32_t* end, const int64_t* channel, int64_t from,
-                        int64_t limit, bool cut) {
-  std::vector<Product> found;
+/*! \brief Products of a cache whose operands begin in a range; with `shortens`, they are shortened to its end. */
+std::vector<Product> SelectProducts(const int32_t* words, const int32_t* end, const int64_t* channel, int64_t from,
+                                    int64_t limit, bool shortens) {
+  std::vector<Product> selected;
   for (; words < end; words += kProductWords) {
-    Product product = ProductAt(words);
+    Product product = DecodeProduct(words);
     product.vector[0] += channel[1], product.result.first += channel[1];
     product.result.second += channel[2], product.first += channel[2];
     if (product.first < from || product.first >= limit) continue;
-    if (cut && product.first + product.count > limit) {
+    if (shortens && product.first + product.count > limit) {
       product.count = limit - product.first;
       // Vectors that share a buffer keep their width, so only a single vector is shortened.
       if (product.vector[1] == 1) product.vector[3] = product.count;
     }
-    found.push_back(product);
+    selected.push_back(product);
   }
-  return found;
+  return selected;
 }
 
 /*!
@@ -217,34 +217,34 @@ std::vector<Product> Of(const int32_t* words, const int32_t* end, const int64_t*
  * \param limits Where the operands end, for each possible number of tokens. An incomplete chunk comes last, with
  *   separate commands.
  */
-ffi::Array<ffi::Tensor> ProductsOfTokens(ffi::TensorView products, ffi::TensorView begins,
-                                         ffi::TensorView channels, ffi::TensorView sizes,
-                                         ffi::TensorView limits, int64_t tokens) {
+ffi::Array<ffi::Tensor> TokenProductCommands(ffi::TensorView products, ffi::TensorView begins, ffi::TensorView channels,
+                                             ffi::TensorView sizes, ffi::TensorView limits, int64_t tokens) {
   const auto* size = Data<int64_t>(sizes);
   const Device device(size);
   const int64_t period = size[Device::kWords], chunk = size[Device::kWords + 1];
-  const bool cut = size[Device::kWords + 2] != 0;
+  const bool shortens = size[Device::kWords + 2] != 0;
   TVM_FFI_ICHECK(tokens > 0 && (tokens - 1) / period < limits.numel()) << "more tokens than a cache holds";
   const int64_t limit = Data<int64_t>(limits)[(tokens - 1) / period];
-  const int64_t whole = chunk > 0 ? limit / chunk * chunk : limit;
+  const int64_t whole_limit = chunk > 0 ? limit / chunk * chunk : limit;
   const auto* words = Data<int32_t>(products);
   const auto* begin = Data<int64_t>(begins);
-  Numbers made, starts{0};
+  Numbers stream_words, stream_offsets{0};
   for (int64_t index = 0; index < channels.size(0); ++index) {
     const int64_t* channel = Data<int64_t>(channels) + index * 3;
     const int32_t *first = words + begin[channel[0]] * kProductWords,
                   *end = words + begin[channel[0] + 1] * kProductWords;
-    Stream(device, &made).Commands(Of(first, end, channel, 0, whole, cut));
-    if (whole < limit) Stream(device, &made).Commands(Of(first, end, channel, whole, limit, cut));
-    starts.push_back(static_cast<int64_t>(made.size()));
+    Stream(device, &stream_words).AppendCommands(SelectProducts(first, end, channel, 0, whole_limit, shortens));
+    if (whole_limit < limit)
+      Stream(device, &stream_words).AppendCommands(SelectProducts(first, end, channel, whole_limit, limit, shortens));
+    stream_offsets.push_back(static_cast<int64_t>(stream_words.size()));
   }
-  return {WordTensor(made), WordTensor(starts)};
+  return {WordTensor(stream_words), WordTensor(stream_offsets)};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def("pimflow.simulators.product_commands", ProductCommands)
-      .def("pimflow.simulators.products_of_tokens", ProductsOfTokens);
+      .def("pimflow.simulators.token_products", TokenProductCommands);
 }
 
 }  // namespace

@@ -36,12 +36,12 @@ enum Opcode : int64_t {
   kGAct = 2,
   kComp = 3,
   kReadres = 4,
-  kStore = 5,
+  kWriteNode = 5,
   kWrbias = 6,
-  kActivate = 7
+  kAfNode = 7
 };
 
-inline int64_t At(const int64_t* affine, const int64_t* counters) {
+inline int64_t Evaluate(const int64_t* affine, const int64_t* counters) {
   int64_t value = affine[0];
   for (int d = 0; d < kMaxDepth; ++d) value += affine[1 + d] * counters[d];
   return value;
@@ -66,39 +66,39 @@ constexpr NodeLayout kLayouts[] = {
 
 /*! \brief Throw unless all values of an affine fit in 62 bits; `extents` are of the `depth` loops around it. */
 inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth) {
-  __int128 most = affine[0] < 0 ? -static_cast<__int128>(affine[0]) : affine[0];
+  __int128 max_magnitude = affine[0] < 0 ? -static_cast<__int128>(affine[0]) : affine[0];
   for (int d = 0; d < depth; ++d) {
-    const __int128 moved = static_cast<__int128>(affine[1 + d]) * extents[d];
-    most += moved < 0 ? -moved : moved;
+    const __int128 term = static_cast<__int128>(affine[1 + d]) * extents[d];
+    max_magnitude += term < 0 ? -term : term;
   }
-  if (most >> 62 != 0) TVM_FFI_THROW(ValueError) << "0:a number is beyond 2^62";
+  if (max_magnitude >> 62 != 0) TVM_FFI_THROW(ValueError) << "0:a number is beyond 2^62";
 }
 
 /*! \brief Throw unless all operands of a node fit in 31 bits, and all values of its affines in 62. */
 inline void CheckOperands(const int64_t* node, const NodeLayout& layout, const int64_t* extents, int depth) {
-  constexpr int64_t kMost = int64_t{1} << 31;
-  bool of_affine[8 + 4 * kAffineWords] = {};
-  for (int64_t at : layout.affines) {
-    if (at == 0) continue;
-    CheckAffine(node + at, extents, depth);
-    for (int64_t word = at; word < at + kAffineWords; ++word) of_affine[word] = true;
+  constexpr int64_t kMaxOperand = int64_t{1} << 31;
+  bool is_affine_word[8 + 4 * kAffineWords] = {};
+  for (int64_t first : layout.affines) {
+    if (first == 0) continue;
+    CheckAffine(node + first, extents, depth);
+    for (int64_t word = first; word < first + kAffineWords; ++word) is_affine_word[word] = true;
   }
-  for (int64_t at = 2; at < layout.words; ++at) {
-    if (!of_affine[at] && (node[at] < -kMost || node[at] >= kMost)) {
-      TVM_FFI_THROW(ValueError) << "0:" << node[at] << " is no operand of a command";
+  for (int64_t word = 2; word < layout.words; ++word) {
+    if (!is_affine_word[word] && (node[word] < -kMaxOperand || node[word] >= kMaxOperand)) {
+      TVM_FFI_THROW(ValueError) << "0:" << node[word] << " is no operand of a command";
     }
   }
 }
 
 inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents, int depth) {
   for (; node < end; node += node[1]) {
-    const bool known = end - node > 1 && node[0] >= kLoop && node[0] <= kActivate;
-    const NodeLayout& layout = kLayouts[known ? node[0] : kLoop];
-    if (!known || node[1] < layout.words || node[1] > end - node || (node[0] != kLoop && node[1] != layout.words)) {
+    const bool is_known = end - node > 1 && node[0] >= kLoop && node[0] <= kAfNode;
+    const NodeLayout& layout = kLayouts[is_known ? node[0] : kLoop];
+    if (!is_known || node[1] < layout.words || node[1] > end - node || (node[0] != kLoop && node[1] != layout.words)) {
       TVM_FFI_THROW(ValueError) << "0:not a stream of commands";
     }
     int64_t bits = 0;
-    for (int64_t at = 2; at < layout.words; ++at) bits |= node[at] ^ (node[at] >> 63);
+    for (int64_t word = 2; word < layout.words; ++word) bits |= node[word] ^ (node[word] >> 63);
     // If all numbers have at most 24 bits, and loops 31, no value is too large.
     if (bits >> 24 != 0) CheckOperands(node, layout, extents, depth);
     if (node[0] == kComp && node[layout.words - 1] < 0) {
@@ -119,15 +119,16 @@ inline void CheckStream(const int64_t* words, int64_t size) {
 }
 
 /*! \brief Operands of a WRITE; see `Write` in Python. */
-struct Stored {
+struct WriteOperands {
   int64_t gang, bank, banks, row, column, count, element, elements, pixel, k;
 };
 
-inline Stored StoredAt(const int64_t* node, const int64_t* counters) {
+inline WriteOperands DecodeWrite(const int64_t* node, const int64_t* counters) {
   const int64_t* arg = node + 2;
-  const int64_t* more = arg + 3 + 2 * kAffineWords;
-  return Stored{arg[0],  arg[1],  arg[2],  At(arg + 3, counters),  At(arg + 3 + kAffineWords, counters),
-                more[0], more[1], more[2], At(more + 3, counters), At(more + 3 + kAffineWords, counters)};
+  const int64_t* tail = arg + 3 + 2 * kAffineWords;
+  return WriteOperands{
+      arg[0],  arg[1],  arg[2],  Evaluate(arg + 3, counters),  Evaluate(arg + 3 + kAffineWords, counters),
+      tail[0], tail[1], tail[2], Evaluate(tail + 3, counters), Evaluate(tail + 3 + kAffineWords, counters)};
 }
 
 /*!
@@ -142,28 +143,28 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
   const int64_t* arg = node + 2;
   switch (node[0]) {
     case kGwrite:
-      visit->Gwrite(arg[0], At(arg + 1, counters), arg[1 + kAffineWords],
-                    At(arg + 2 + kAffineWords, counters), arg[2 + 2 * kAffineWords]);
+      visit->Gwrite(arg[0], Evaluate(arg + 1, counters), arg[1 + kAffineWords],
+                    Evaluate(arg + 2 + kAffineWords, counters), arg[2 + 2 * kAffineWords]);
       break;
     case kGAct:
-      visit->GAct(arg[0], At(arg + 1, counters));
+      visit->GAct(arg[0], Evaluate(arg + 1, counters));
       break;
     case kComp:
-      visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
+      visit->Comp(arg[0], Evaluate(arg + 1, counters), Evaluate(arg + 1 + kAffineWords, counters),
                   arg[1 + 2 * kAffineWords]);
       break;
-    case kStore:
-      visit->Write(StoredAt(node, counters));
+    case kWriteNode:
+      visit->Write(DecodeWrite(node, counters));
       break;
     case kWrbias:
-      visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
+      visit->Wrbias(arg[0], Evaluate(arg + 1, counters), Evaluate(arg + 1 + kAffineWords, counters),
                     arg[kResumedWord - 2] != 0);
       break;
-    case kActivate:
-      visit->Af(arg[0], At(arg + 1, counters));
+    case kAfNode:
+      visit->Af(arg[0], Evaluate(arg + 1, counters));
       break;
     default:
-      visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+      visit->Readres(arg[0], Evaluate(arg + 1, counters), Evaluate(arg + 1 + kAffineWords, counters));
   }
 }
 

@@ -33,12 +33,12 @@ class Signature {
       } else if (opcode == kReadres || opcode == kWrbias) {
         std::fill_n(arg + 1, 2 * kAffineWords, 0);
       } else {
-        if (opcode == kStore) {
+        if (opcode == kWriteNode) {
           arg[1] = 0;
           arg[4 + 2 * kAffineWords] = 0;
           std::fill_n(arg + 6 + 2 * kAffineWords, 2 * kAffineWords, 0);
         }
-        AddRow(arg + (opcode == kStore ? 3 : 1), extents, depth);
+        AddRow(arg + (opcode == kWriteNode ? 3 : 1), extents, depth);
       }
       node += size;
     }
@@ -46,19 +46,19 @@ class Signature {
 
   /*! \brief Shift rows so that the smallest one that a command names is 0. */
   void MoveRows() const {
-    for (int64_t* row : rows_) *row -= least_;
+    for (int64_t* row : rows_) *row -= min_row_;
   }
 
  private:
   void AddRow(int64_t* row, const int64_t* extents, int depth) {
-    int64_t least = row[0];
-    for (int d = 0; d < depth; ++d) least += std::min<int64_t>(row[1 + d], 0) * (extents[d] - 1);
-    least_ = std::min(least_, least);
+    int64_t min_row = row[0];
+    for (int d = 0; d < depth; ++d) min_row += std::min<int64_t>(row[1 + d], 0) * (extents[d] - 1);
+    min_row_ = std::min(min_row_, min_row);
     rows_.push_back(row);
   }
 
   std::vector<int64_t*> rows_;
-  int64_t least_ = std::numeric_limits<int64_t>::max();
+  int64_t min_row_ = std::numeric_limits<int64_t>::max();
 };
 
 /*!

@@ -76,15 +76,15 @@ struct Totals {
   }
 
   Totals Since(const Totals& earlier) const {
-    Totals gained = *this;
-    ForEach(&gained, earlier, [](int64_t* a, int64_t b) { *a -= b; });
-    return gained;
+    Totals increase = *this;
+    ForEach(&increase, earlier, [](int64_t* a, int64_t b) { *a -= b; });
+    return increase;
   }
 
-  /*! \brief Add `gained` so many times; returns false on overflow of 63 bits. */
-  bool Add(const Totals& gained, int64_t times) {
+  /*! \brief Add `increase` so many times; returns false on overflow of 63 bits. */
+  bool Add(const Totals& increase, int64_t times) {
     bool fits = true;
-    ForEach(this, gained, [&](int64_t* a, int64_t b) {
+    ForEach(this, increase, [&](int64_t* a, int64_t b) {
       int64_t product;
       fits = fits && !__builtin_mul_overflow(b, times, &product) && !__builtin_add_overflow(*a, product, a);
     });

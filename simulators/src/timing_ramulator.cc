@@ -78,7 +78,7 @@ class RamulatorEngine {
     after_readres_ = true;
   }
 
-  void Write(const Stored&) {
+  void Write(const WriteOperands&) {
     PIMFLOW_THROW_AT(totals_.streamed) << "the PIMFlow authors' Ramulator fork has no WRITE; use --timing strict";
   }
 
@@ -88,9 +88,9 @@ class RamulatorEngine {
     if (parsed == 0) return 1;
     const int64_t done = std::max({last_, parsed + 1, departed_});
     int64_t t = last_;
-    while (t < done || Pending(t) > 0) {
+    while (t < done || PendingRefreshes(t) > 0) {
       ++t;
-      if (Pending(t) <= 0) {
+      if (PendingRefreshes(t) <= 0) {
         t = std::max(t, std::min(done, deadline()) - 1);
         continue;
       }
@@ -120,7 +120,7 @@ class RamulatorEngine {
 
   /*! \brief See PeriodWalk. The deadline follows from the number of refreshes. */
   void Restore(const int64_t* words, int64_t clock, int64_t) {
-    for (int64_t* each : Clocks(*this)) *each = clock + *words++;
+    for (int64_t* clock_value : Clocks(*this)) *clock_value = clock + *words++;
     row_open_ = *words++ != 0;
     after_readres_ = *words != 0;
     last_ = clock;
@@ -132,10 +132,10 @@ class RamulatorEngine {
   }
 
  private:
-  int64_t Pending(int64_t t) const { return t / n_.nREFI - refreshes(); }
+  int64_t PendingRefreshes(int64_t t) const { return t / n_.nREFI - refreshes(); }
 
   void CheckPending(int64_t t, int64_t command) const {
-    if (Pending(t) > kMaxPendingRefreshes) {
+    if (PendingRefreshes(t) > kMaxPendingRefreshes) {
       PIMFLOW_THROW_AT(command) << "more than " << kMaxPendingRefreshes
                                 << " refreshes are pending; no READRES lets them through";
     }
@@ -149,7 +149,7 @@ class RamulatorEngine {
     after_readres_ = false;
     t = std::max(t, earliest);
     last_ = t + step * (count - 1);
-    if (last_ >= deadline() && Pending(last_) > kMaxPendingRefreshes) {
+    if (last_ >= deadline() && PendingRefreshes(last_) > kMaxPendingRefreshes) {
       const int64_t overflow = (refreshes() + kMaxPendingRefreshes + 1) * n_.nREFI;
       CheckPending(last_, totals_.streamed + std::max<int64_t>(0, (overflow - t + step - 1) / step));
     }
@@ -160,7 +160,7 @@ class RamulatorEngine {
 
   /*! \brief Serve refreshes; returns the first tick from `t` on at which none is pending. */
   int64_t ServePending(int64_t t) {
-    while (Pending(t) > 0) {
+    while (PendingRefreshes(t) > 0) {
       CheckPending(t, totals_.streamed);
       if (row_open_) Precharge(t++);
       t = std::max(t, ref_);
@@ -203,7 +203,7 @@ class RamulatorEngine {
 ffi::Function TimeRamulator(ffi::TensorView organisation, ffi::TensorView latencies) {
   const int64_t *o = Data<const int64_t>(organisation, 6), *n = Data<const int64_t>(latencies, 11);
   const RamulatorEngine engine({n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]}, n[9] != 0, n[10]);
-  return Feeder(engine, {o[0], o[1], o[2], o[3], o[4]}, o[5]);
+  return MakeFeeder(engine, {o[0], o[1], o[2], o[3], o[4]}, o[5]);
 }
 
 }  // namespace

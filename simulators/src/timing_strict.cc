@@ -36,7 +36,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 /*! \brief Consecutive refreshes after which the stream is considered starved. */
-constexpr int kMaxRefreshesInARow = 1024;
+constexpr int kMaxConsecutiveRefreshes = 1024;
 constexpr int kIssuedColumns = 7;
 /*! \brief Largest number of clocks by which the host may be ahead of the channels in the state. */
 constexpr int64_t kHostMemory = 1024;
@@ -54,10 +54,10 @@ struct Device {
  *
  * It continues `after_result` cycles after a READRES, and `next` cycles after another instruction. But a channel's
  * queue takes only `queue` bursts or columns at once, and the host continues when the rest fits in. An instruction
- * takes a channel `resumed` cycles more if it has to change between its banks and the bus.
+ * takes a channel `turnaround` cycles more if it has to change between its banks and the bus.
  */
 struct Host {
-  int64_t after_result, next, per_burst, queue, resumed;
+  int64_t after_result, next, per_burst, queue, turnaround;
 };
 
 class StrictEngine {
@@ -66,11 +66,11 @@ class StrictEngine {
       : device_(device),
         host_(host),
         table_(device.gangs, device.buffers, rules, num_rules),
-        wanted_row_(device.gangs, -1),
+        stream_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
         due_((1 + device.refreshes_ahead) * device.nREFI) {}
 
-  void RecordInto(int64_t* issued, int64_t capacity) {
+  void SetRecord(int64_t* issued, int64_t capacity) {
     issued_ = issued;
     issued_end_ = issued + capacity * kIssuedColumns;
   }
@@ -79,7 +79,7 @@ class StrictEngine {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
     gwrite.bursts = Bursts(pixels * columns);
-    WriteServed(gwrite, groups_before);
+    IssueGroupWrite(gwrite, groups_before);
     totals_.gwrite_bursts += gwrite.bursts;
   }
 
@@ -88,14 +88,14 @@ class StrictEngine {
     wrbias.buffer = latch % device_.buffers;
     wrbias.latch = latch;
     wrbias.bursts = device_.readres_bursts;
-    WriteServed(wrbias, groups_before);
+    IssueGroupWrite(wrbias, groups_before);
   }
 
   void GAct(int64_t gang, int64_t row) {
     Issue activate{kG_ACT};
     activate.gang = gang;
     activate.row = row;
-    wanted_row_[gang] = row;
+    stream_row_[gang] = row;
     while (is_open_[gang]) {
       Issue precharge{kPRE};
       precharge.gang = gang;
@@ -107,7 +107,7 @@ class StrictEngine {
         is_open_[gang] = 0;
       }
     }
-    IssueOne(activate);
+    IssueCommand(activate);
     is_open_[gang] = 1;
   }
 
@@ -143,7 +143,7 @@ class StrictEngine {
     if (host_.next > 0) host_free_ = std::max(host_free_, t + host_.next);
     Put(af, t);
     ++totals_.streamed;
-    refreshes_in_a_row_ = 0;
+    consecutive_refreshes_ = 0;
   }
 
   void Readres(int64_t buffer, int64_t, int64_t) {
@@ -151,7 +151,7 @@ class StrictEngine {
     readres.buffer = buffer % device_.buffers;
     readres.latch = buffer;
     readres.bursts = device_.readres_bursts;
-    const int64_t t = IssueOne(readres);
+    const int64_t t = IssueCommand(readres);
     if (host_.next > 0) {
       host_free_ = t + host_.after_result;
       lead_ = 0;
@@ -159,16 +159,16 @@ class StrictEngine {
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
-  void Write(const Stored& stored) {
+  void Write(const WriteOperands& operands) {
     Issue write{kWRITE};
-    write.gang = stored.gang;
-    write.row = stored.row;
-    write.column = stored.column;
-    write.bursts = Bursts(stored.banks) * stored.count;
+    write.gang = operands.gang;
+    write.row = operands.row;
+    write.column = operands.column;
+    write.bursts = Bursts(operands.banks) * operands.count;
     const int64_t t = Reopen(write);
     Put(write, t);
     ++totals_.streamed;
-    refreshes_in_a_row_ = 0;
+    consecutive_refreshes_ = 0;
     totals_.write_bursts += write.bursts;
     busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
   }
@@ -189,23 +189,23 @@ class StrictEngine {
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
     *words++ = host_.next > 0 ? HostFree() - last_ : 0;
     *words++ = lead_;
-    *words++ = refreshed_;
-    *words++ = computing_;
+    *words++ = has_refreshed_;
+    *words++ = is_computing_;
     for (int64_t g = 0; g < device_.gangs; ++g) {
-      *words++ = wanted_row_[g] >= 0;
+      *words++ = stream_row_[g] >= 0;
       *words++ = is_open_[g];
     }
   }
 
   void Restore(const int64_t* words, int64_t clock, int64_t deadline) {
-    for (int64_t& each : table_.clocks()) each = clock + *words++;
+    for (int64_t& clock_value : table_.clocks()) clock_value = clock + *words++;
     busy_until_ = clock + *words++;
     host_free_ = clock + *words++;
     lead_ = *words++;
-    refreshed_ = *words++ != 0;
-    computing_ = *words++ != 0;
+    has_refreshed_ = *words++ != 0;
+    is_computing_ = *words++ != 0;
     for (int64_t g = 0; g < device_.gangs; ++g) {
-      wanted_row_[g] = *words++ - 1;
+      stream_row_[g] = *words++ - 1;
       is_open_[g] = *words++;
     }
     last_ = clock;
@@ -223,14 +223,14 @@ class StrictEngine {
   int64_t Bursts(int64_t columns) const { return (columns + device_.lanes - 1) / device_.lanes; }
 
   /*! \brief Whether the host issues a command separately for each group of channels. */
-  static bool ServedApart(int command) { return command == kGWRITE || command == kWRBIAS; }
+  static bool IsIssuedPerGroup(int command) { return command == kGWRITE || command == kWRBIAS; }
 
   /*! \brief Issue a write over the bus, after those of `groups_before` groups of channels. */
-  void WriteServed(const Issue& write, int64_t groups_before) {
-    const int64_t t = IssueOne(write, host_.next > 0 ? groups_before : 0);
+  void IssueGroupWrite(const Issue& write, int64_t groups_before) {
+    const int64_t t = IssueCommand(write, host_.next > 0 ? groups_before : 0);
     if (host_.next > 0) {
-      host_free_ = served_.host_free;
-      lead_ = served_.lead;
+      host_free_ = group_write_.host_free;
+      lead_ = group_write_.lead;
     }
     busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
   }
@@ -241,47 +241,47 @@ class StrictEngine {
   int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
 
   /*! \brief Clock of a write in the group served last, next clock of the host, and lead of the first group. */
-  struct ServedLast {
+  struct GroupWriteClocks {
     int64_t clock, host_free, lead;
   };
 
   /*! \brief Clocks of a write that the host issues to each group in turn. */
-  ServedLast Serve(const Issue& next, int64_t groups_before) const {
-    const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
-    const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
+  GroupWriteClocks ComputeGroupWrite(const Issue& next, int64_t groups_before) const {
+    const int64_t ready = Clock(next), turnaround = is_computing_ ? host_.turnaround : 0;
+    const int64_t blocked = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
     const int64_t arrives = HostFree(), arrives_last = arrives + groups_before * host_.next;
-    const int64_t first = std::max(ready - (groups_before > 0 ? lead_ : 0), arrives + resumed);
-    const int64_t last = std::max(ready, arrives_last + resumed);
-    return {last, std::max(arrives_last + host_.next, held > 0 ? last + held : 0), last - first};
+    const int64_t first = std::max(ready - (groups_before > 0 ? lead_ : 0), arrives + turnaround);
+    const int64_t last = std::max(ready, arrives_last + turnaround);
+    return {last, std::max(arrives_last + host_.next, blocked > 0 ? last + blocked : 0), last - first};
   }
 
-  int64_t Served(const Issue& next, int64_t groups_before) {
-    if (host_.next == 0 || !ServedApart(next.command)) return Clock(next);
-    served_ = Serve(next, groups_before);
-    return served_.clock;
+  int64_t IssueClock(const Issue& next, int64_t groups_before) {
+    if (host_.next == 0 || !IsIssuedPerGroup(next.command)) return Clock(next);
+    group_write_ = ComputeGroupWrite(next, groups_before);
+    return group_write_.clock;
   }
 
   /*! \brief Issue a command of the stream, after the refreshes that are due before it. */
-  int64_t IssueOne(const Issue& next, int64_t groups_before = 0) {
-    int64_t t = Served(next, groups_before);
-    for (; t >= due_; t = Served(next, groups_before)) Refresh();
+  int64_t IssueCommand(const Issue& next, int64_t groups_before = 0) {
+    int64_t t = IssueClock(next, groups_before);
+    for (; t >= due_; t = IssueClock(next, groups_before)) Refresh();
     Put(next, t);
     ++totals_.streamed;
-    refreshes_in_a_row_ = 0;
+    consecutive_refreshes_ = 0;
     return t;
   }
 
   /*! \brief Reopen rows of `access` that refreshes closed; returns its clock, which is before the next refresh. */
   int64_t Reopen(const Issue& access) {
-    const bool everywhere = access.command == kCOMP || access.command == kAF;
-    const int64_t begin = everywhere ? 0 : access.gang, end = everywhere ? device_.gangs : access.gang + 1;
+    const bool uses_all_gangs = access.command == kCOMP || access.command == kAF;
+    const int64_t begin = uses_all_gangs ? 0 : access.gang, end = uses_all_gangs ? device_.gangs : access.gang + 1;
     while (true) {
       Issue next = access;
-      for (int64_t g = begin; refreshed_ && g < end; ++g) {
-        if (!is_open_[g] && wanted_row_[g] >= 0) {
+      for (int64_t g = begin; has_refreshed_ && g < end; ++g) {
+        if (!is_open_[g] && stream_row_[g] >= 0) {
           next = {kG_ACT};
           next.gang = g;
-          next.row = wanted_row_[g];
+          next.row = stream_row_[g];
           break;
         }
       }
@@ -289,7 +289,7 @@ class StrictEngine {
       if (t >= due_) {
         Refresh();
       } else if (next.command == access.command) {
-        if (everywhere) refreshed_ = false;
+        if (uses_all_gangs) has_refreshed_ = false;
         return t;
       } else {
         Put(next, t);
@@ -299,7 +299,7 @@ class StrictEngine {
   }
 
   void Refresh() {
-    if (++refreshes_in_a_row_ > kMaxRefreshesInARow) {
+    if (++consecutive_refreshes_ > kMaxConsecutiveRefreshes) {
       PIMFLOW_THROW_AT(totals_.streamed) << "refreshes leave no time for it; nREFI is too short for nRFC";
     }
     for (int64_t g = 0; g < device_.gangs; ++g) {
@@ -312,14 +312,14 @@ class StrictEngine {
     const Issue refresh{kREF};
     Put(refresh, std::max(Clock(refresh), due_));
     due_ += device_.nREFI;
-    refreshed_ = true;
+    has_refreshed_ = true;
   }
 
   void Put(const Issue& issue, int64_t t) {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
-    Compute(!ServedApart(issue.command) && issue.command != kREADRES, t);
+    NoteBankCommand(!IsIssuedPerGroup(issue.command) && issue.command != kREADRES, t);
     last_ = t;
   }
 
@@ -328,17 +328,17 @@ class StrictEngine {
     if (issued_ != issued_end_) {
       for (int64_t i = 0; i < run; ++i, ++comp.column) Record(comp, t + i * step);
     }
-    Compute(true, t);
+    NoteBankCommand(true, t);
     last_ = t + (run - 1) * step;
     table_.Constrain(comp, last_);
     totals_.streamed += run;
-    refreshes_in_a_row_ = 0;
+    consecutive_refreshes_ = 0;
   }
 
   /*! \brief Note whether the command at `t` is one of the banks; the first after the bus also waits for the host. */
-  void Compute(bool computing, int64_t t) {
-    if (computing && !computing_) lead_ = std::clamp<int64_t>(t - HostFree() - host_.resumed, 0, lead_);
-    computing_ = computing;
+  void NoteBankCommand(bool is_computing, int64_t t) {
+    if (is_computing && !is_computing_) lead_ = std::clamp<int64_t>(t - HostFree() - host_.turnaround, 0, lead_);
+    is_computing_ = is_computing;
   }
 
   void Record(const Issue& issue, int64_t t) {
@@ -351,18 +351,18 @@ class StrictEngine {
   Device device_;
   Host host_;
   ConstraintClocks table_;
-  std::vector<int64_t> wanted_row_;  // opened last by the stream
+  std::vector<int64_t> stream_row_;  // opened last by the stream
   std::vector<int64_t> is_open_;
-  bool refreshed_ = false;  // a refresh may have closed rows of the stream
+  bool has_refreshed_ = false;  // a refresh may have closed rows of the stream
 
   int64_t last_ = 0;
   int64_t due_;
   int64_t busy_until_ = 0;
   int64_t host_free_ = 1;  // when the host can issue the next instruction
-  ServedLast served_{};
+  GroupWriteClocks group_write_{};
   int64_t lead_ = 0;       // clocks of the group served first ahead of that served last
-  bool computing_ = true;  // the previous command was not one of the bus
-  int refreshes_in_a_row_ = 0;  // 0 between commands of the stream
+  bool is_computing_ = true;       // the previous command was not one of the bus
+  int consecutive_refreshes_ = 0;  // 0 between commands of the stream
   int64_t* issued_ = nullptr;
   int64_t* issued_end_ = nullptr;
   Totals totals_;
@@ -383,8 +383,11 @@ StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& ru
  * \param rules int64 [rules, 6]: the fields of Constraint.
  */
 ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {
-  const int64_t* o = Data<const int64_t>(organisation, 6);
-  return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3], o[4]}, o[5]);
+  const int64_t* organisation_words = Data<const int64_t>(organisation, 6);
+  return MakeFeeder(MakeEngine(device, rules),
+                    {organisation_words[0], organisation_words[1], organisation_words[2], organisation_words[3],
+                     organisation_words[4]},
+                    organisation_words[5]);
 }
 
 /*!
@@ -394,7 +397,7 @@ ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, f
  */
 void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules, ffi::TensorView issued) {
   StrictEngine engine = MakeEngine(device, rules);
-  engine.RecordInto(Data<int64_t>(issued), issued.size(0));
+  engine.SetRecord(Data<int64_t>(issued), issued.size(0));
   Walk(Stream(stream), stream.numel(), &engine);
 }
 

@@ -76,14 +76,14 @@ const char* ParseLine(std::string_view line, uint32_t* word) {
  * \return Empty, or "<line>:<problem>" for the first malformed line.
  */
 ffi::String ParseTrace(ffi::Bytes text, ffi::TensorView words) {
-  std::string_view rest(text.data(), text.size());
-  uint32_t* word = Data<uint32_t>(words, std::count(rest.begin(), rest.end(), '\n'));
-  for (int64_t line = 1; !rest.empty(); ++line) {
-    const size_t end = rest.find('\n');
+  std::string_view remaining(text.data(), text.size());
+  uint32_t* word = Data<uint32_t>(words, std::count(remaining.begin(), remaining.end(), '\n'));
+  for (int64_t line = 1; !remaining.empty(); ++line) {
+    const size_t end = remaining.find('\n');
     const char* problem = end == std::string_view::npos ? "the last line does not end in a newline"
-                                                        : ParseLine(rest.substr(0, end), word++);
+                                                        : ParseLine(remaining.substr(0, end), word++);
     if (problem != nullptr) return ffi::String(std::to_string(line) + ":" + problem);
-    rest.remove_prefix(end + 1);
+    remaining.remove_prefix(end + 1);
   }
   return ffi::String("");
 }
@@ -111,14 +111,14 @@ class TraceWriter {
 
   void Af(int64_t, int64_t) { TVM_FFI_THROW(ValueError) << "a .pim trace has no AF"; }
 
-  void Write(const Stored&) { TVM_FFI_THROW(ValueError) << "WRITE has no place in a .pim trace"; }
+  void Write(const WriteOperands&) { TVM_FFI_THROW(ValueError) << "WRITE has no place in a .pim trace"; }
 
   ffi::Bytes Finish() { return ffi::Bytes(std::move(text_)); }
 
  private:
-  static void Check(const char* what, int64_t index, int64_t size) {
+  static void Check(const char* operand, int64_t index, int64_t size) {
     if (index < 0 || index >= size) {
-      TVM_FFI_THROW(ValueError) << what << " " << index << " has no place in a .pim address (" << size << ")";
+      TVM_FFI_THROW(ValueError) << operand << " " << index << " has no place in a .pim address (" << size << ")";
     }
   }
 
@@ -128,7 +128,7 @@ class TraceWriter {
   }
 
   void Append(std::string_view text) {
-    if (text_.size() >= kMostText) TVM_FFI_THROW(ValueError) << "its .pim trace has more than 256 MiB";
+    if (text_.size() >= kMaxTextBytes) TVM_FFI_THROW(ValueError) << "its .pim trace has more than 256 MiB";
     if ((++lines_ & 0xffff) == 0) CheckInterrupt();
     text_.append(text);
   }
@@ -141,7 +141,7 @@ class TraceWriter {
     text_.append(command).push_back('\n');
   }
 
-  static constexpr size_t kMostText = size_t{1} << 28;
+  static constexpr size_t kMaxTextBytes = size_t{1} << 28;
   std::string text_;
   uint64_t lines_ = 0;
 };

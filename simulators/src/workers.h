@@ -42,7 +42,7 @@ class Workers {
    * If the workers are busy, only work(0) runs. So it must be able to do all of the work.
    */
   static void Run(int64_t threads, const Work& work) {
-    Workers& workers = OfThisProcess();
+    Workers& workers = Instance();
     const std::unique_lock<std::mutex> turn(workers.turn_, std::try_to_lock);
     if (threads <= 1 || !turn.owns_lock()) return work(0);
     workers.RunAll(threads, work);
@@ -50,7 +50,7 @@ class Workers {
 
  private:
   /*! \brief Never destroyed, since the threads outlive main. A child of fork() gets its own, without threads. */
-  static Workers& OfThisProcess() {
+  static Workers& Instance() {
     static std::mutex mutex;
     static Workers* workers = nullptr;
     static pid_t owner = 0;

@@ -13,18 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from calibration.accel_sim_accuracy import HeldOutKernel, leave_one_out, replace_table, summary
+from calibration.gpu_fit import fit
+from calibration.samples import STREAM, read_samples
 
 from pimflow.commands.main import main
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import HeldOutKernel, leave_one_out, replace_table, summary
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
-from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu.samples import STREAM, read_samples
 from pimflow.simulators.profiler import GpuProfiler
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_its_clock_is_the_time(installed):
     for request, cost in zip(REQUESTS, costs):
         count = len(launches(request.kernel, GPU, "fp16", request.channels))
         cycles = cycles_of(request.kernel, request.channels)
-        assert cost.known is Provenance.SIMULATED
+        assert cost.provenance is Provenance.SIMULATED
         assert cost.launch_ns == GPU.launch_ns
         assert cost.total_ns == pytest.approx(cycles / 1365 * 1e3)
         assert cost.dram_bytes == 32 * 150 * count
@@ -160,7 +160,7 @@ def test_a_tested_configuration_of_a_checkout(tmp_path):
     tested.mkdir(parents=True)
     (folder / "config" / "gpgpusim.config").rename(tested / "gpgpusim.config")
     (folder / "config" / "network.icnt").rename(tested / "network.icnt")
-    assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].known is Provenance.SIMULATED
+    assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].provenance is Provenance.SIMULATED
 
 
 def test_it_leaves_nothing_behind(installed, tmp_path, monkeypatch):
@@ -313,7 +313,7 @@ def real_log(directory: Path, name: str = "", channels: int = 32, file: str | No
 def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     real_log(tmp_path)
     costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
-    assert [cost.known for cost in costs] == [
+    assert [cost.provenance for cost in costs] == [
         Provenance.SCALED, Provenance.SIMULATED, Provenance.SCALED, Provenance.SCALED
     ]  # fmt: skip
     modelled = [
@@ -337,7 +337,7 @@ def test_logs_by_their_content(tmp_path):
     packed = real_log(tmp_path, file="whatever.log")
     (tmp_path / "other.log.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
-    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].known is Provenance.SIMULATED
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].provenance is Provenance.SIMULATED
 
 
 def test_what_it_ran_is_what_it_reads(installed, tmp_path):
@@ -452,7 +452,7 @@ def test_logs_that_cannot_be_believed(tmp_path):
     with pytest.raises(ProfilerError, match="ran with 32 memory channels, not with 16"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     (tmp_path / "renamed.16.log").write_text(log_text.replace("-gpgpu_n_mem ", "-n_mem "))
-    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].known is Provenance.SIMULATED
+    assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[:1], GPU, "fp16")[0].provenance is Provenance.SIMULATED
     (tmp_path / "renamed.16.log").rename(tmp_path / "renamed.log")
     with pytest.raises(ProfilerError, match=r"says no -gpgpu_n_mem; call it"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
@@ -474,7 +474,7 @@ def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
     assert runs(installed) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
-    assert [cost.known is Provenance.SIMULATED for cost in costs] == [True, True, False, False]
+    assert [cost.provenance is Provenance.SIMULATED for cost in costs] == [True, True, False, False]
     assert costs[:2] == AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
     named = kernel_name(POINTWISE, "fp16")
     assert f"`{named}`" in page

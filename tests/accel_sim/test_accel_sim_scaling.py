@@ -71,7 +71,7 @@ def test_which_kernels_were_simulated_does_not_matter(logged, times, tmp_path_fa
         log(folder, REQUESTS[index], times)
     for index, (request, cost) in enumerate(zip(REQUESTS, costs(folder))):
         expected = model_cost(request)
-        assert cost.known is (Provenance.SIMULATED if index in logged else Provenance.SCALED)
+        assert cost.provenance is (Provenance.SIMULATED if index in logged else Provenance.SCALED)
         assert cost.launch_ns == expected.launch_ns
         # Cycles and bursts of logs are whole numbers.
         for field in ("execution_ns", "dram_bytes", "l2_bytes"):

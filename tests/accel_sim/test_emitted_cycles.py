@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pimflow.core.region import Kernel
-from pimflow.hardware import GpuSpec
-from pimflow.hardware.reader import SPECS
-from pimflow.simulators.accel_sim.accuracy import half_split_table, ratio_errors
-from pimflow.simulators.accel_sim.kernels import launches, parse_kernel_name
-from pimflow.simulators.gpu.emitted import has_map_scaling
-from pimflow.simulators.gpu.fit import (
+from calibration.accel_sim_accuracy import half_split_table, ratio_errors
+from calibration.gpu_fit import (
     EMITTED_CONSTANTS,
     efficiency_sources,
     fit,
     sample_groups,
     write_efficiency,
 )
+from calibration.samples import SIZES, analytic_ns, read_samples
+
+from pimflow.core.region import Kernel
+from pimflow.hardware import GpuSpec
+from pimflow.hardware.reader import SPECS
+from pimflow.simulators.accel_sim.kernels import launches, parse_kernel_name
+from pimflow.simulators.gpu.emitted import has_map_scaling
 from pimflow.simulators.gpu.machine import GemmTilings, KernelBatch, RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import demands
-from pimflow.simulators.gpu.samples import SIZES, analytic_ns, read_samples
 
 ROOT = Path(__file__).parents[2]
 CYCLES = ROOT / "tests/gpu_model/data/accelsim_emitted.csv"
@@ -75,7 +75,9 @@ def test_groups_predict_what_the_model_does():
     tiled = [sample for sample in SAMPLES if sample.kind != "row"]
     for group in sample_groups(tiled):
         measured = np.array([sample.measured_ns for sample in group.samples])
-        assert np.exp(group.error(GPU)) * measured == pytest.approx(np.array(analytic_ns(group.samples, GPU)))
+        assert np.exp(group.log_errors(GPU)) * measured == pytest.approx(
+            np.array(analytic_ns(group.samples, GPU))
+        )
 
 
 def test_half_of_the_kernels_is_not_fitted_to():

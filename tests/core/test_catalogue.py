@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibration.gpu_fit import EMITTED_CONSTANTS
+from command_line import run
 
 from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.gpu.fit import EMITTED_CONSTANTS
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issue_program, time_program
 
@@ -25,20 +26,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="u
 EVERY = [(kind, name) for kind in ("pim", "gpu", "system") for name in spec_names(kind)]
 
 
-def run(capsys, *argv: str) -> tuple[int, str, str]:
-    try:
-        code = main(["devices", *argv])
-    except SystemExit as exit_:
-        code = exit_.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
+def run_devices(capsys, *argv: str) -> tuple[int, str, str]:
+    return run(capsys, "devices", *argv)
 
 
 def test_the_list(capsys):
-    code, out, err = run(capsys)
+    code, out, err = run_devices(capsys)
     assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()[1:]] == [list(pair) for pair in EVERY]
-    code, out, err = run(capsys, "--json", "--quiet")
+    code, out, err = run_devices(capsys, "--json", "--quiet")
     rows = json.loads(out)
     assert [(row["kind"], row["name"]) for row in rows] == EVERY
     assert all(row["description"] for row in rows)
@@ -47,7 +43,7 @@ def test_the_list(capsys):
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_every_value_of_a_file_is_shown(capsys, kind, name):
     """Against the file itself, not the class that read it."""
-    code, out, err = run(capsys, name, "--json")
+    code, out, err = run_devices(capsys, name, "--json")
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert (report["kind"], report["name"]) == (kind, name)
@@ -64,7 +60,7 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
             continue
         assert shown[field]["value"] == entry["value"]
         assert shown[field]["source"] == entry.get("source", "")
-    code, text, _ = run(capsys, name)
+    code, text, _ = run_devices(capsys, name)
     assert code == 0
     for row in report["values"]:
         assert row["field"] in text and row["source"] in text
@@ -72,7 +68,7 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
 
 def test_each_constant_of_the_gpu_model_is_judged_by_its_own_source(capsys):
     """Fitted to Accel-Sim runs, or assumed: what is not fitted does not stand for the rest."""
-    code, out, _ = run(capsys, "rtx-2060-pim32", "--json")
+    code, out, _ = run_devices(capsys, "rtx-2060-pim32", "--json")
     report = json.loads(out)
     rows = {row["field"]: row for row in report["values"] if row["field"].startswith("efficiency.")}
     assumed = {f"efficiency.{key}" for key in ("dram", "l2", "l2_resident", "split_limit", "stream")}
@@ -89,7 +85,7 @@ def test_each_constant_of_the_gpu_model_is_judged_by_its_own_source(capsys):
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     pim = PimSpec.load(name)
-    _, text, _ = run(capsys, name)
+    _, text, _ = run_devices(capsys, name)
     report = description.describe(pim)
     assert len(report["constraints"]) == len(pim.constraints)
     for rule in report["constraints"]:
@@ -109,7 +105,7 @@ def test_a_pim_device_says_what_plans_do_with_it(capsys, name):
     """Everything that it has, and nothing that it lacks."""
     pim = PimSpec.load(name)
     used = {row["what"]: row["how"] for row in description.describe(pim)["used"]}
-    _, text, _ = run(capsys, name)
+    _, text, _ = run_devices(capsys, name)
     assert all(use in text for use in used.values())
     for field in ("latch_initial_value", "activation_unit", "elementwise_multiply", "comp_starts_at_row"):
         assert (field in used) == getattr(pim, field), field
@@ -147,7 +143,7 @@ def test_files_of_every_kind(capsys, tmp_path):
     for kind, name in EVERY[::2]:
         path = tmp_path / f"my-{name}.toml"
         path.write_text((SPECS / kind / f"{name}.toml").read_text(encoding="utf-8"), encoding="utf-8")
-        code, out, _ = run(capsys, str(path), "--json")
+        code, out, _ = run_devices(capsys, str(path), "--json")
         assert code == 0
         assert (json.loads(out)["kind"], json.loads(out)["name"]) == (kind, f"my-{name}")
 
@@ -181,7 +177,7 @@ def test_what_cannot_be_shown(capsys, tmp_path, monkeypatch, name, code, message
     newton = (SPECS / "pim" / "newton-gddr6.toml").read_text(encoding="utf-8")
     Path("wrong.toml").write_text(re.sub("^gangs = .*$", "gangs = -4", newton, flags=re.M), encoding="utf-8")
     for options in ((), ("--json",)):
-        got, out, err = run(capsys, name, *options)
+        got, out, err = run_devices(capsys, name, *options)
         assert (got, out) == (code, "")
         assert err.startswith("pimflow: error: ") and message in err
         assert len(err.splitlines()) == 1
@@ -227,14 +223,14 @@ def example(tmp_path) -> Path:
 
 
 def test_the_example_of_the_page(capsys, example):
-    code, out, err = run(capsys, str(example))
+    code, out, err = run_devices(capsys, str(example))
     assert (code, err) == (0, "")
     assert "nFAW, 2 back" in out
     assert "assumed: tCK_ps" in out
     pim = PimSpec.load(example)
     geometry = ConvGeometry(n=1, h=6, w=6, c=40, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1))
     for schedule in schedules(geometry, pim, "fp16"):
-        program = lower(geometry, pim, region="layer", dtype="fp16", channels=2, schedule=schedule)
+        program = lower(ProgramRequest("layer", geometry, schedule), pim, dtype="fp16", channels=2)
         assert violations(issue_program(program, pim, 0), pim, program, 0) == []
 
 
@@ -245,7 +241,7 @@ def test_a_rule_left_out_of_the_example_shows(example):
     schedule = schedules(geometry, pim, "fp16")[0]
     for index in (0, 2, 5, 7):
         lax = replace(pim, constraints=pim.constraints[:index] + pim.constraints[index + 1 :])
-        program = lower(geometry, lax, region="layer", dtype="fp16", channels=1, schedule=schedule)
+        program = lower(ProgramRequest("layer", geometry, schedule), lax, dtype="fp16", channels=1)
         assert violations(issue_program(program, lax, 0), lax, program, 0), pim.constraints[index]
 
 
@@ -253,7 +249,7 @@ def test_the_block_of_aim_that_the_page_counts():
     pim = PimSpec.load("aim-gddr6")
     geometry = ConvGeometry(n=1, h=1, w=1, c=512, oc=16)
     (schedule, *_) = schedules(geometry, pim, "bf16")
-    program = lower(geometry, pim, region="block", dtype="bf16", channels=1, schedule=schedule)
+    program = lower(ProgramRequest("block", geometry, schedule), pim, dtype="bf16", channels=1)
     result = time_program(program, pim)
     assert [result.commands[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")] == [1, 1, 32, 1]
     assert f"{result.cycles} here" in PAGE

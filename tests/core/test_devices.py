@@ -27,7 +27,7 @@ from pimflow.hardware.pim import (
     WRITE_ENERGY,
 )
 from pimflow.hardware.reader import SPECS, read_toml
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issue_program
@@ -164,7 +164,7 @@ def test_what_is_lowered_is_legal(name, geometry):
     pim = DEVICES[name]
     for dtype in pim.dtypes:
         for schedule in schedules(geometry, pim, dtype):
-            lowered = lower(geometry, pim, region="layer", dtype=dtype, channels=2, schedule=schedule)
+            lowered = lower(ProgramRequest("layer", geometry, schedule), pim, dtype=dtype, channels=2)
             for channel in range(2):
                 assert violations(issue_program(lowered, pim, channel), pim, lowered, channel) == [], str(
                     schedule

@@ -132,9 +132,9 @@ def test_a_view_takes_no_bytes(view):
     regions = (
         _region("a", "%x", 10, sizes),
         _region("b", "%x", 100, sizes),
-        _region("whole", "a b", 110, sizes, operator="concat", view=view),
+        _region("whole", "a b", 110, sizes, operator="concat", is_view=view),
         _region("c", "whole", 1000, sizes),
-        _region("part", "whole", 50, sizes, operator="strided_slice", view=view),
+        _region("part", "whole", 50, sizes, operator="strided_slice", is_view=view),
         _region("y", "c part", 10000, sizes),
     )
     live = RegionGraph(name="net", regions=regions, outputs=("y",)).liveness("fp16")

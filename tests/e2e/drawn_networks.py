@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
 Shape = tuple[int, ...]
 MOST_ELEMENTS = 20000  # of a tensor
@@ -100,18 +101,9 @@ class Graph:
         """The network, with all results that nothing reads as outputs, and `also`."""
         read = {name for node in self.nodes for name in node.input}
         results = [name for name in self.shapes if name not in read and name not in self.inputs]
-        values = {
-            name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in self.shapes.items()
-        }
-        graph = helper.make_graph(
-            self.nodes,
-            "drawn",
-            [values[name] for name in self.inputs if name in read],
-            [values[name] for name in dict.fromkeys([*results, *also])],
-            self.constants,
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+        inputs = {name: self.shapes[name] for name in self.inputs if name in read}
+        outputs = {name: self.shapes[name] for name in [*results, *also]}
+        model = onnx_model(self.nodes, inputs, outputs, self.constants, name="drawn", opset=18)
         onnx.checker.check_model(model)
         return model
 

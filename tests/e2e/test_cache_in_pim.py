@@ -26,7 +26,7 @@ from pimflow.frontend import onnx_runtime
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
-from pimflow.pim_backend.programs.growing import DynamicProduct
+from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import SearchResult, plan_application, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions

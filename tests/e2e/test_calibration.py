@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from command_line import error_line
 from onnx import TensorProto, helper, numpy_helper
 from skip_networks import hourglass
 
@@ -108,7 +109,7 @@ def test_the_report_has_it(tmp_path):
     np.savez(tmp_path / "data.npz", **random_inputs(network, 3))
     path = tmp_path / "data.npz"
     compiled = pimflow.compile("toy", decompose="tucker:1", calibration=path, modes="gpu", conventions="none")
-    part = compiled.report.decomposition.calibration
+    part = compiled.report.extras.decomposition.calibration
     assert 0 < part.max_relative_difference < 1e-5  # all ranks are kept
     shares = {name: value for name, value in vars(part).items() if name != "max_relative_difference"}
     assert shares == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(
@@ -143,9 +144,8 @@ def test_what_does_not_fit_is_refused(change, said, tmp_path, capsys):
     path = tmp_path / "data.npz"
     np.savez(path, **arrays)
     options = ["--decompose", "tucker:0.5", "--calibration", str(path), "--quiet"]
-    assert main(["compile", "toy", *options]) == 3
-    out, err = capsys.readouterr()
-    assert out == "" and f"{path}: " in err and said in err and err.count("\n") == 1
+    err = error_line(capsys, 3, "compile toy", *options)
+    assert f"{path}: " in err and said in err
 
 
 @pytest.mark.parametrize(
@@ -182,5 +182,4 @@ def test_an_array_without_a_name_and_a_damaged_file_are_refused(tmp_path):
 
 
 def test_without_decomposition_there_is_nothing_to_compare(capsys):
-    assert main(["compile", "toy", "--calibration", "data.npz", "--quiet"]) == 2
-    assert "give --decompose too" in capsys.readouterr().err
+    assert "give --decompose too" in error_line(capsys, 2, "compile toy --calibration data.npz --quiet")

@@ -8,19 +8,12 @@ import sys
 import numpy as np
 import onnx
 import pytest
+from command_line import ALONE, run
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.commands.main import main
-
-
-def run(capsys, *argv: str) -> tuple[int, str, str]:
-    try:
-        code = main(list(argv))
-    except SystemExit as exit_:
-        code = exit_.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +32,7 @@ def test_compile_json_is_the_report(compiled):
 
 
 def test_table_names_every_region_and_the_check(capsys):
-    code, out, err = run(capsys, "compile", "toy")
+    code, out, err = run(capsys, "compile toy")
     assert code == 0 and "verifying" in err
     assert "system    rtx-2060-pim32 (analytic) + newton-gddr6 (strict)" in out
     assert "block.depthwise.conv" in out and "0 timing violations" in out and "→" in out
@@ -61,7 +54,7 @@ def test_what_a_compiled_directory_says_itself_is_refused(compiled, capsys):
 def test_a_plan_keeps_to_the_bounds_or_is_refused(compiled, capsys):
     plan = str(compiled[0] / "plan.json")
     for option, bound in (("--max-latency", "1ns"), ("--max-energy", "1nJ")):
-        code, out, err = run(capsys, "compile", "toy", "--plan", plan, option, bound, "--quiet")
+        code, out, err = run(capsys, "compile toy --plan", plan, option, bound, "--quiet")
         assert (code, out) == (4, "") and "of the plan for 'toy'" in err and err.count("\n") == 1
 
 
@@ -104,7 +97,7 @@ def test_simulate_tells_energy(compiled, capsys):
 
 def test_a_network_compiles_for_another_device(capsys):
     """One gang, one buffer of 64 columns; the comparison stays in the timing that knows it."""
-    code, out, err = run(capsys, "compile", "toy", "--pim", "aim-gddr6", "--quiet")
+    code, out, err = run(capsys, "compile toy --pim aim-gddr6 --quiet")
     assert (code, err) == (0, "")
     assert "aim-gddr6 (strict)" in out and "outputs match" in out and "0 timing violations" in out
     assert "accounting paper, timing strict" in out
@@ -134,8 +127,8 @@ def test_a_timing_that_does_not_know_the_device_is_refused_at_once(command, caps
 
 
 def test_a_network_on_the_gpu_alone_needs_no_timing(capsys):
-    options = ["--pim", "aim-gddr6", "--accounting", "paper", "--modes", "gpu", "--quiet"]
-    code, _, err = run(capsys, "compile", "toy", *options)
+    options = ["--pim", "aim-gddr6", "--accounting", "paper", "--modes", "gpu", "--quiet", *ALONE]
+    code, _, err = run(capsys, "compile toy", *options)
     assert (code, err) == (0, "")
 
 
@@ -143,16 +136,16 @@ APART = ("--channel-sharing", "partitioned")  # a candidate each, at the channel
 
 
 def test_explain_prints_candidates_and_why(capsys):
-    code, out, _ = run(capsys, "compile", "toy", "--explain", "block.depthwise.conv", "--quiet")
+    code, out, _ = run(capsys, "compile toy --explain block.depthwise.conv --quiet")
     assert code == 0 and "depthwise" in out and "* GPU" in out
     for splits, name in (("grid", "SPLIT 4/8"), ("exact", "SPLIT 16/32 channels")):
         options = ["--splits", splits, *APART, "--quiet", "--json"]
-        code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *options)
+        code, out, _ = run(capsys, "compile toy --explain down.conv", *options)
         names = [c["name"] for c in json.loads(out)["candidates"]]
         assert code == 0 and "PIM" in names and name in names
         (pim,) = (c for c in json.loads(out)["candidates"] if c["name"] == "PIM")
         assert pim["cost"]["known"] == {"pim": "simulated", "crossbar": "analytic"}
-    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *APART, "--quiet")
+    code, out, _ = run(capsys, "compile toy --explain down.conv", *APART, "--quiet")
     assert code == 0 and re.search(r"^\* PIM .* uJ  pim simulated, crossbar analytic  ", out, re.M)
 
 
@@ -167,16 +160,16 @@ def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
 
 def test_modes_restrict_the_candidates(capsys):
     options = ["--explain", "down.conv", "--modes", "gpu,pim", *APART, "--quiet", "--json"]
-    code, out, _ = run(capsys, "compile", "toy", *options)
+    code, out, _ = run(capsys, "compile toy", *options)
     assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
-    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--layers", "--quiet")
+    code, out, _ = run(capsys, "compile toy --modes gpu --layers --quiet")
     assert code == 0 and "label with gpu alone" in out and "all 32 channels on the GPU" in out
 
 
 def test_models_lists_parameters(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and "3,504,872" in out
-    code, out, _ = run(capsys, "models", "--json")
+    code, out, _ = run(capsys, "models --json")
     assert {row["name"] for row in json.loads(out)} >= {"mobilenet-v2", "toy"}
 
 
@@ -261,15 +254,17 @@ def test_names_of_a_stranger_take_no_line_of_their_own(tmp_path, capsys):
     """Of outputs, layers, inputs and the file itself: a line of theirs could say anything."""
     forged = "y\nlatency   0.0001 ms\x1b[2J\r\x85"
     path = tmp_path / f"net{forged}.onnx".replace("\x85", "")
-    graph = helper.make_graph(
-        [helper.make_node("Relu", [f"x{forged}"], [forged], f"layer{forged}")],
-        f"graph{forged}",
-        [helper.make_tensor_value_info(f"x{forged}", 1, [1, 64])],
-        [helper.make_tensor_value_info(forged, 1, [1, 64])],
+    onnx.save(
+        onnx_model(
+            [helper.make_node("Relu", [f"x{forged}"], [forged], f"layer{forged}")],
+            {f"x{forged}": [1, 64]},
+            {forged: [1, 64]},
+            name=f"graph{forged}",
+        ),
+        path,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     out = tmp_path / "out"
-    for argv in (["compile", path, "-o", out], ["run", out], ["memory", path], ["profile", path]):
+    for argv in (["compile", path, "-o", out, *ALONE], ["run", out], ["memory", path], ["profile", path]):
         assert main(list(map(str, argv))) == 0
         printed = capsys.readouterr().out
         assert "\nlatency   0.0001" not in printed and "\x1b" not in printed

@@ -6,6 +6,7 @@ The oracle adds up what the logs and the stand-in say, by hand.
 import json
 
 import pytest
+from command_line import run_json
 
 import pimflow
 from pimflow.commands.main import main
@@ -113,8 +114,9 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     on_pim = next(name for name, mode in modes.items() if mode == "PIM")
 
     for name in ("down.conv", "pool", on_pim):
-        assert main(["compile", "toy", "--explain", name, *options, "--json"]) == 0
-        candidates = {c["name"]: c for c in json.loads(capsys.readouterr().out)["candidates"]}
+        candidates = {
+            c["name"]: c for c in run_json(capsys, "compile toy --explain", name, *options)["candidates"]
+        }
         (task,) = candidates["GPU"]["tasks"]
         if name == "down.conv":
             assert task["known"] == "scaled"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import error_line
 
 from pimflow import commands
 from pimflow.commands import parser
@@ -116,9 +117,7 @@ def test_the_version_is_that_of_the_package(capsys):
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(argv, says, capsys):
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("pimflow: error: ") and err.count("\n") == 1 and says in err
+    assert says in error_line(capsys, 2, *argv)
 
 
 @pytest.mark.parametrize(

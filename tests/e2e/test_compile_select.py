@@ -19,7 +19,7 @@ def compiled(tmp_path_factory):
 
 def test_the_report_says_what_was_chosen(compiled):
     compilation, _ = compiled
-    selection = compilation.report.primitives
+    selection = compilation.report.extras.primitives
     assert compilation.verification.is_verified and selection.status == "optimal"
     layers = {choice.layer: choice.primitive for choice in selection.choices}
     regions = {r.name for r in compilation.search_result.graph.regions if r.geometry is not None}
@@ -28,7 +28,7 @@ def test_the_report_says_what_was_chosen(compiled):
 
 def test_inferences_are_timed_beside_their_kernels(compiled):
     compilation, _ = compiled
-    row = compilation.report.primitives.network_time
+    row = compilation.report.extras.primitives.network_time
     assert row.measured_ns > 0 and row.kernels
     assert row.difference == pytest.approx(row.time_ns / row.measured_ns - 1)
     assert "kernels alone" in report_text.table(compilation.report, None)
@@ -37,7 +37,7 @@ def test_inferences_are_timed_beside_their_kernels(compiled):
 def test_the_same_as_without(compiled):
     compilation, folder = compiled
     plain = pimflow.compile("toy", modes="gpu", conventions="none")
-    assert plain.report.primitives is None
+    assert plain.report.extras.primitives is None
     assert compilation.verification.max_relative_error <= 1e-4
     assert [y.shape for y in pimflow.run(folder)] == [(1, 10)]
     assert np.isfinite(pimflow.run(folder)[0]).all()
@@ -54,5 +54,5 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
 def test_layers_on_pim_stay_there(tmp_path):
     compilation = pimflow.compile("toy", select={"measure": 1}, conventions="none")
     assert compilation.verification.is_verified and compilation.verification.regions
-    assert compilation.report.primitives.network_time is None
+    assert compilation.report.extras.primitives.network_time is None
     assert "network_time" not in compilation.report.to_json()["primitives"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import error_line, run_json
 
 import pimflow
 from pimflow import frontend
@@ -26,7 +27,7 @@ def compiled():
 
 
 def test_the_report_says_that_numbers_changed_and_how_far(compiled):
-    part = compiled.report.decomposition
+    part = compiled.report.extras.decomposition
     assert part.request == "tucker:0.5,first=keep"
     assert [layer.name for layer in part.layers] == LAYERS[1:]
     assert all(0 < layer.reconstruction_error < 1 for layer in part.layers)
@@ -49,7 +50,7 @@ def test_the_difference_is_that_of_the_two_references(compiled):
     inputs = network.example_inputs()
     (x,), (y,) = network.reference(inputs), change.network.reference(inputs)
     expected = np.abs(x - y).max() / np.abs(x).max()
-    assert compiled.report.decomposition.max_relative_difference == pytest.approx(expected, rel=1e-4)
+    assert compiled.report.extras.decomposition.max_relative_difference == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.long
@@ -72,7 +73,7 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     compiled = pimflow.compile(
         "toy", target_system=target_system, decompose=request, modes=modes, conventions="none"
     )
-    part = compiled.report.decomposition
+    part = compiled.report.extras.decomposition
     decomposed_names = [layer.name for layer in part.layers]
     assert decomposed_names and part.kept and sorted([*decomposed_names, *part.kept]) == sorted(LAYERS)
     assert part.max_relative_difference > 0 and set(part.alone_ns) == set(LAYERS)
@@ -99,26 +100,26 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""
     short_launches = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
-    report = pimflow.compile(
-        "toy", target_system=short_launches, decompose=request, modes=modes, fuse=fuse
-    ).report
-    assert report.decomposition.layers
+    conventions = ["no-launches", "copies=made"] if where == "all" else ["no-launches"]
+    options = {"decompose": request, "modes": modes, "fuse": fuse, "conventions": conventions}
+    compiled = pimflow.compile("toy", target_system=short_launches, **options)
+    report, changed = compiled.report, compiled.search_result
+    assert report.extras.decomposition.layers
 
     def gpu_baseline(target_system):
         return pimflow.search("toy", target_system, modes=modes, fuse=fuse).gpu_only
 
     baseline = gpu_baseline(short_launches)
-    assert report.baseline == "the network as it was given, on the GPU with all memory channels"
-    assert report.latency_gpu_only_ns == baseline.latency_ns
-    assert report.energy_gpu_only_pj == pytest.approx(baseline.energy_pj)
-    assert report.energies_gpu_only_pj == pytest.approx(baseline.energies_pj)
-    assert report.savings_pj["total"] == pytest.approx(baseline.energy_pj - report.energy_pj)
-    assert report.speedup == pytest.approx(baseline.latency_ns / report.latency_ns)
+    assert report.plan.baseline == "the network as it was given, on the GPU with all memory channels"
+    assert report.plan.latency_gpu_only_ns == baseline.latency_ns
+    assert report.energy.energy_gpu_only_pj == pytest.approx(baseline.energy_pj)
+    assert report.energy.energies_gpu_only_pj == pytest.approx(baseline.energies_pj)
+    assert report.energy.savings_pj["total"] == pytest.approx(baseline.energy_pj - report.energy.energy_pj)
+    assert report.plan.speedup == pytest.approx(baseline.latency_ns / report.plan.latency_ns)
     assert sum(region.latency_gpu_only_ns for region in report.regions) == pytest.approx(baseline.latency_ns)
-    changed = pimflow.search("toy", short_launches, decompose=request, modes=modes, fuse=fuse)
     assert changed.baseline == baseline != changed.gpu_only
-    assert report.mixture_gpu_only.latency_ns == changed.mixture.latency_ns
-    assert report.mixture_gpu_only.energy_pj == changed.mixture.energy_pj
+    assert report.plan.mixture_gpu_only.latency_ns == changed.mixture.latency_ns
+    assert report.plan.mixture_gpu_only.energy_pj == changed.mixture.energy_pj
     if where == "all":
         assert changed.mixture == changed.gpu_only
     else:
@@ -130,7 +131,7 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     none = short_launches.with_launches(gpu_ns=0.0, pim_ns=0.0)
     plan = search_graph(changed.graph, none, goal=Goal(modes=modes))
     ratio = gpu_baseline(none).latency_ns / plan.evaluation.latency_ns
-    ratios = {convention.name: convention.speedup for convention in report.conventions}
+    ratios = {convention.name: convention.speedup for convention in report.conventions.searched}
     assert ratios["no-launches"] == pytest.approx(ratio)
     if where == "all":
         copying_system = replace(short_launches, copies="made")
@@ -153,17 +154,19 @@ def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
     compiled = pimflow.compile("toy", decompose="tucker:0.9,where=pays", conventions="none", **options)
-    part = compiled.report.decomposition
+    part = compiled.report.extras.decomposition
     assert part.layers == () and list(part.kept) == LAYERS
     assert part.max_relative_difference == 0 and part.weight_bytes == part.weight_bytes_original
     report = compiled.report
-    assert report.skips is None and report.mixture_gpu_only.latency_ns == report.latency_gpu_only_ns
+    assert (
+        report.extras.skips is None
+        and report.plan.mixture_gpu_only.latency_ns == report.plan.latency_gpu_only_ns
+    )
     assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report_text.table(compiled.report, None)
 
 
 def test_without_the_option_nothing_is_said_or_changed(capsys):
-    assert main(["memory", "toy", "--json", "--quiet", "--policy", "best"]) == 0
-    assert json.loads(capsys.readouterr().out)["decomposition"] is None
+    assert run_json(capsys, "memory toy --policy best")["decomposition"] is None
 
 
 def test_a_layer_of_a_chain_can_be_explained(capsys):
@@ -205,9 +208,7 @@ def test_memory_of_a_decomposed_network(capsys, tmp_path):
     ],
 )
 def test_bad_input(arguments, code, message, capsys):
-    assert main([*arguments, "--quiet"]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
+    assert message in error_line(capsys, code, *arguments, "--quiet")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +222,7 @@ def test_bad_input(arguments, code, message, capsys):
 )
 def test_a_file_that_does_not_fit_the_network(text, message, capsys, tmp_path):
     (tmp_path / "ranks.toml").write_text(text)
-    assert main(["memory", "toy", "--quiet", "--decompose", f"tucker:{tmp_path}/ranks.toml"]) == 3
-    assert message in capsys.readouterr().err
+    assert message in error_line(capsys, 3, "memory toy --quiet --decompose", f"tucker:{tmp_path}/ranks.toml")
 
 
 def test_nothing_to_decompose():

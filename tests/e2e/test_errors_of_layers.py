@@ -110,16 +110,16 @@ def test_the_report_has_ranks_and_both_errors(data, tmp_path):
         out=tmp_path / "build",
         conventions="none",
     )
-    decomposition = compiled.report.decomposition
+    decomposition = compiled.report.extras.decomposition
     assert decomposition.errors_measured and 0 < decomposition.error_sum <= BOUND
     assert decomposition.error_sum == pytest.approx(sum(layer.error for layer in decomposition.layers))
     assert decomposition.calibration.max_relative_difference <= FARTHEST * decomposition.error_sum
     plan = json.loads((tmp_path / "build" / "plan.json").read_text())
-    rules = {layer.name: layer.rule for layer in compiled.report.decomposition.layers}
+    rules = {layer.name: layer.rule for layer in compiled.report.extras.decomposition.layers}
     assert plan["ranks"] == rules and set(rules.values()) <= {"0.25", "0.5", "0.75"}
     replanned = pimflow.search("glyphs", SMALL, decompose=RANKS, plan=tmp_path / "build" / "plan.json")
     assert replanned.plan.ranks == rules
-    assert replanned.evaluation.latency_ns == pytest.approx(compiled.report.latency_ns)
+    assert replanned.evaluation.latency_ns == pytest.approx(compiled.report.plan.latency_ns)
     with pytest.raises(InfeasibleError, match="error of 'glyphs': needs"):
         pimflow.search("glyphs", SMALL, decompose=RANKS, plan=replanned.plan, max_error=1e-3)
     with pytest.raises(PlanError, match="give the request that it was made for"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
+from command_line import ALONE, error_line, run_json
 from tvm import relay
 
 import pimflow
@@ -30,9 +31,7 @@ def searched():
 
 
 def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys):
-    command = ["compile", "toy", "--fuse", "--json", "--quiet", "-o", str(tmp_path / "toy")]
-    assert main(command) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(capsys, "compile toy --fuse -o", tmp_path / "toy", *ALONE)
     (covers,) = searched.group_tilings()
     rows = [row for row in report["regions"] if row["name"] in covers]
     assert report["verified"] and [row["covers"] for row in rows] == [list(covers)] * len(covers)
@@ -41,14 +40,9 @@ def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys)
     (event,) = (e for e in searched.evaluation.timeline.events if set(covers) <= set(e.regions))
     assert event.label == " + ".join(covers) and event.resource == "gpu" and event.launched
     plan = str(tmp_path / "toy" / "plan.json")
-    assert (
-        main(["compile", "toy", "--fuse", "--json", "--quiet", "--plan", plan, "--conventions", "none"]) == 0
-    )
-    assert json.loads(capsys.readouterr().out)["latency_ns"] == report["latency_ns"]
-    assert main(["compile", "toy", "--json", "--quiet", "--plan", plan]) == 3
-    assert "may be part of such a kernel" in capsys.readouterr().err
-    assert main(["timeline", "toy", "--fuse", "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["latency_ns"] == pytest.approx(report["latency_ns"], abs=1)
+    assert run_json(capsys, "compile toy --fuse --plan", plan, *ALONE)["latency_ns"] == report["latency_ns"]
+    assert "may be part of such a kernel" in error_line(capsys, 3, "compile toy --json --quiet --plan", plan)
+    assert run_json(capsys, "timeline toy --fuse")["latency_ns"] == pytest.approx(report["latency_ns"], abs=1)
     assert main(["compile", "toy", "--fuse", "--quiet", "--explain", covers[0]]) == 0
     assert f"* FUSED {len(covers)} tiles" in capsys.readouterr().out
 
@@ -82,9 +76,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
             del remaining[: len(choices[-1].regions)]
         plan_result = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
         tiled += len(plan_result.group_tilings())
-        applied = phases.apply_plan(
-            network.module, plan_result.splits(), plan_result.programs(), tilings=plan_result.group_tilings()
-        )
+        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(g.fusible for g in kernel_groups(applied)) + len(plan_result.group_tilings()) == launches
@@ -109,9 +101,8 @@ def test_the_memory_of_groups(capsys):
     gpu_only = system(pim_channels=0)
     plans = []
     search_result = pimflow.search("toy", gpu_only, fuse=True)
-    applied = phases.apply_plan(
-        frontend.load("toy").module, {}, {}, (), gpu_only, search_result.group_tilings()
-    )
+    rewrites = phases.PlanRewrites(tilings=search_result.group_tilings())
+    applied = phases.apply_plan(frontend.load("toy").module, rewrites, gpu_only)
     phases.build(applied, "llvm+pim", gpu_only, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0
@@ -122,8 +113,9 @@ def test_the_memory_of_groups(capsys):
         fused["fused"] == [list(covers) for covers in search_result.group_tilings()] != unfused["fused"] == []
     )
     assert fused["pool_bytes"] == plans[0].pool_bytes < unfused["pool_bytes"]
-    assert main(["memory", "buffers.csv", "--fuse", "--quiet"]) == 2
-    assert "--fuse: buffers.csv is a table of buffers, not a network" in capsys.readouterr().err
+    assert "--fuse: buffers.csv is a table of buffers, not a network" in error_line(
+        capsys, 2, "memory buffers.csv --fuse --quiet"
+    )
 
 
 @pytest.mark.long

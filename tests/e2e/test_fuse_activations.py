@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from command_line import error_line
 from tvm import relax
 
 import pimflow
@@ -111,13 +112,11 @@ def test_same_values_and_less_memory(capsys):
     ],
 )
 def test_what_cannot_be_fused_is_said(argv, said, capsys):
-    assert main([*argv, "--quiet"]) == 2
-    assert said in capsys.readouterr().err
+    assert said in error_line(capsys, 2, *argv, "--quiet")
 
 
 def test_no_chain_to_fuse(tmp_path, capsys):
     ranks = tmp_path / "ranks.toml"
     ranks.write_text('"down.conv" = [1, 1]\n')
     options = ["--decompose", f"tucker:{ranks}", "--fuse-activations", "--quiet"]
-    assert main(["memory", "toy", *options]) == 2
-    assert "no activation to fuse" in capsys.readouterr().err
+    assert "no activation to fuse" in error_line(capsys, 2, "memory toy", *options)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import error_line
 
 import pimflow
 from pimflow.commands.compile.conventions import ConventionSearch, convention_systems
@@ -77,7 +78,7 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
 
     complete = compiled.with_conventions()
     assert len(states) == len(NAMES)  # what it had was not searched again
-    assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions_missing == ()
+    assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions.missing == ()
     assert "Not searched" not in (out / "report.html").read_text()
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 
@@ -132,8 +133,7 @@ def test_the_command_prints_what_was_asked_for(capsys, form):
 
 
 def test_unknown_names_are_refused_before_the_work(capsys):
-    assert main(["compile", "no-such-network", "--conventions", "launch"]) == 2
-    assert capsys.readouterr().err.endswith(
+    assert error_line(capsys, 2, "compile no-such-network --conventions launch").endswith(
         f"unknown convention 'launch'; known: none, all, {', '.join(NAMES)}\n"
     )
     with pytest.raises(UsageError, match="unknown convention 'launch'"):

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_line import run
 from trace_reader import read_kernels_list, read_trace
 
 import pimflow
-from pimflow.commands.main import main
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
@@ -24,10 +24,8 @@ SYSTEM = system()
 LAYER = "conv:1x32x14x14,40,1x1"
 
 
-def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main(["trace", *(str(a) for a in argv), "--format", "accel-sim"])
-    out = capsys.readouterr()
-    return code, out.out, out.err
+def run_trace(capsys, *argv) -> tuple[int, str, str]:
+    return run(capsys, "trace", *argv, "--format", "accel-sim")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def trace_folders(out) -> set[str]:
 
 def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_path):
     out = tmp_path / "out"
-    code, said, _ = run(capsys, LAYER, "-o", out, "--pim-channels", 8, "--json")
+    code, said, _ = run_trace(capsys, LAYER, "-o", out, "--pim-channels", 8, "--json")
     name = kernel_name(convolution_kernel(parse_layer(LAYER), "fp16"), "fp16")
     assert code == 0 and trace_folders(out) == {f"{name}.24", f"{name}.32"}
     summary = json.loads(said)
@@ -79,12 +77,12 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
         assert [header.name for header, _ in traces] == row["launches"]
         lanes = [sum(i.lanes for b in blocks for w in b.warps for i in w) for _, blocks in traces]
         assert lanes == row["instructions"]
-    assert run(capsys, LAYER, "-o", out, "--gpu", "t4", "--pim-channels", 0)[0] == 0
+    assert run_trace(capsys, LAYER, "-o", out, "--gpu", "t4", "--pim-channels", 0)[0] == 0
     assert json.loads((out / "trace.json").read_text())["gpu"] == "t4" and len(trace_folders(out)) == 1
 
 
 def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
-    assert run(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run_trace(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
     names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in searched.graph.regions}
     assert trace_folders(tmp_path / "out") == {
         f"{name}.{channels}" for name in names for channels in (16, 32)
@@ -93,7 +91,7 @@ def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
 
 def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
     """All channels for the network on the GPU alone; those of the plan for what it leaves to the GPU."""
-    code, said, _ = run(capsys, directory, "-o", tmp_path / "out", "--json")
+    code, said, _ = run_trace(capsys, directory, "-o", tmp_path / "out", "--json")
     assert code == 0
     expected = set()
     for region in searched.graph.regions:
@@ -112,7 +110,7 @@ def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched,
     """Two rows of a 3x3 with padding: the GPU's part has a row of zeros before its input, and none after."""
     placed = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
     write_directory(directory, Plan.load(directory / "plan.json"), placed)
-    assert run(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run_trace(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
     part = searched.graph.region("down.conv").geometry.first_rows(2)
     pad_top, pad_left, pad_bottom, pad_right = part.padding
     assert (pad_top, pad_bottom) == (1, 0)
@@ -157,39 +155,39 @@ def test_regions_come_back_from_a_file(searched, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):
-    exit_code, out, err = run(capsys, *argv, "-o", tmp_path / "out", "--quiet")
+    exit_code, out, err = run_trace(capsys, *argv, "-o", tmp_path / "out", "--quiet")
     assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_directories_that_cannot_be_traced(capsys, tmp_path, directory):
     target = tmp_path / "out"
-    code, _, err = run(capsys, directory, "-o", target, "--gpu", "v100")
+    code, _, err = run_trace(capsys, directory, "-o", target, "--gpu", "v100")
     assert code == 2 and "was compiled for gpu 'rtx-2060-pim32'" in err and err.count("\n") == 1
-    code, _, err = run(capsys, directory, "-o", target, "--dtype", "fp16")
+    code, _, err = run_trace(capsys, directory, "-o", target, "--dtype", "fp16")
     assert code == 2 and "--dtype: " in err and "of its own; leave that out" in err
     for name, old, new in (("regions.json", "fp16", "fp32"), ("plan.json", "SPLIT", "GPU")):
         text = (directory / name).read_text()
         (directory / name).write_text(text.replace(old, new))
-        code, _, err = run(capsys, directory, "-o", target)
+        code, _, err = run_trace(capsys, directory, "-o", target)
         assert code == 3 and f"{name} is missing or was changed; compile again" in err
         (directory / name).write_text(text)
     (directory / "interface.json").unlink()
-    code, _, err = run(capsys, directory, "-o", target)
+    code, _, err = run_trace(capsys, directory, "-o", target)
     assert code == 3 and "is no compiled network" in err
     assert not target.exists()
 
 
 def test_a_full_disk_leaves_the_old_traces(capsys, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert run(capsys, LAYER, "-o", out)[0] == 0
+    assert run_trace(capsys, LAYER, "-o", out)[0] == 0
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
     def full(self):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Launch, "blocks", full)
-    code, _, err = run(capsys, "fc:64,10", "-o", out)
+    code, _, err = run_trace(capsys, "fc:64,10", "-o", out)
     assert (code, err) == (3, f"pimflow: error: {out}: cannot be written: No space left on device\n")
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -1,12 +1,12 @@
 """Does --reorder give the same network in less memory, and say what it costs?"""
 
-import json
 import re
 from dataclasses import replace
 
 import onnx
 import pytest
 from branching import randomly_wired, wide_branches
+from command_line import error_line, run_json
 
 import pimflow
 from pimflow import frontend
@@ -41,22 +41,22 @@ def wide(tmp_path_factory):
 def test_one_branch_at_a_time(wide):
     """Given: four wide maps and the stem's; then one of them, the stem's and three narrow ones."""
     _, compiled, plain = wide
-    order = compiled.report.order
+    order = compiled.report.extras.order
     assert compiled.verification.is_verified and order.reordered and order.optimal
     assert order.live_given_bytes == (4 * 128 + 16) * MAP_BYTES
     assert order.live_bytes == order.lower_bound_bytes == (128 + 16 + 3 * 16) * MAP_BYTES
     # The CPU stores fp32.
-    assert order.pool_given_bytes == plain.report.memory.pool_bytes == 2 * order.live_given_bytes
-    assert order.pool_bytes == compiled.report.memory.pool_bytes == 2 * order.live_bytes
+    assert order.pool_given_bytes == plain.report.memory.pool.pool_bytes == 2 * order.live_given_bytes
+    assert order.pool_bytes == compiled.report.memory.pool.pool_bytes == 2 * order.live_bytes
     assert "0.270 → 0.098 MB" in table(compiled.report, None)
 
 
 def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
     _, compiled, plain = wide
-    order = compiled.report.order
-    assert order.latency_given_ns == plain.report.latency_ns
-    assert order.latency_ns == compiled.report.latency_ns
-    assert plain.report.order is None
+    order = compiled.report.extras.order
+    assert order.latency_given_ns == plain.report.plan.latency_ns
+    assert order.latency_ns == compiled.report.plan.latency_ns
+    assert plain.report.extras.order is None
     named = {region.name: region for region in plain.search_result.graph.regions}
     assert named == {region.name: region for region in compiled.search_result.graph.regions}
     assert compiled.search_result.graph.digest != plain.search_result.graph.digest
@@ -74,8 +74,8 @@ def test_a_plan_says_its_order(wide):
     )
     assert recompiled.plan.choices == compiled.plan.choices and recompiled.verification.is_verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
-    assert [getattr(recompiled.report.order, key) for key in keys] == [
-        getattr(compiled.report.order, key) for key in keys
+    assert [getattr(recompiled.report.extras.order, key) for key in keys] == [
+        getattr(compiled.report.extras.order, key) for key in keys
     ]
     with pytest.raises(PlanError, match="--reorder"):
         pimflow.search(directory / "wide.onnx", plan=compiled.plan, target_system=SYSTEM)
@@ -94,7 +94,7 @@ def test_randomly_wired(seed):
     compiled = pimflow.compile(
         randomly_wired(20, seed), reorder=True, target_system=SYSTEM, conventions="none"
     )
-    order = compiled.report.order
+    order = compiled.report.extras.order
     assert compiled.verification.is_verified
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
     assert order.reordered == (order.pool_bytes < order.pool_given_bytes)
@@ -113,7 +113,7 @@ def test_the_relax_pipeline_reorders_too(wide):
         sizes = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
         return [int(size) for size in sizes]
 
-    order = compiled.report.order
+    order = compiled.report.extras.order
     assert pool_bytes() == [order.pool_given_bytes] and pool_bytes(reorder=True) == [order.pool_bytes]
     assert pool_bytes(plan=compiled.plan, reorder=True) == [order.pool_bytes]
     with pytest.raises(PlanError, match="--reorder"):
@@ -132,13 +132,12 @@ def test_memory_command(wide, capsys):
     (directory / "own.toml").write_text(f'channel_sharing = "{SYSTEM.channel_sharing}"\n{system_text}')
     system_options = ("--system", str(directory / "own.toml"))
     command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder", *system_options]
-    assert main([*command, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    compiled_order = compiled.report.order
+    report = run_json(capsys, *command)
+    compiled_order = compiled.report.extras.order
     assert {k: v for k, v in report["order"].items() if k != "seconds"} == {
         k: getattr(compiled_order, k) for k in report["order"] if k != "seconds"
     }
-    assert report["pool_bytes"] == report["order"]["pool_bytes"] < plain.report.memory.pool_bytes
+    assert report["pool_bytes"] == report["order"]["pool_bytes"] < plain.report.memory.pool.pool_bytes
     assert main(command) == 0
     assert "proved the fewest" in capsys.readouterr().out
     assert main(["memory", "toy", "--quiet", "--reorder"]) == 0
@@ -147,8 +146,7 @@ def test_memory_command(wide, capsys):
 
 def test_a_table_has_no_order(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("id,lower,upper,size\na,0,1,4\n")
-    assert main(["memory", str(tmp_path / "t.csv"), "--reorder"]) == 2
-    assert "--reorder" in capsys.readouterr().err
+    assert "--reorder" in error_line(capsys, 2, "memory", tmp_path / "t.csv", "--reorder")
 
 
 def test_what_a_fused_run_never_makes_is_not_live():

@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 from branching import convolution, model
+from command_line import error_line
 
 import pimflow
-from pimflow.commands.main import main
 from pimflow.commands.memory.memory import plan_memory
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
@@ -134,7 +134,7 @@ def compiled(tmp_path_factory):
 
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
     _, compilation = compiled
-    memory = compilation.report.memory
+    memory = compilation.report.memory.pool
     assert compilation.verification.is_verified
     assert memory.pool_bytes == memory.choice.pool_bytes == compilation.builds[0].memory.pool_bytes
     assert memory.pool_bytes <= min(memory.choice.searched_bytes, memory.choice.frugal_bytes)
@@ -151,15 +151,16 @@ def test_its_plan_is_applied_without_the_objective(compiled):
     assert json.loads(plan.read_text())["options"] == list(compilation.plan.options)
     recompiled = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST, conventions="none")
     assert recompiled.plan.choices == compilation.plan.choices
-    assert recompiled.report.memory.pool_bytes == compilation.report.memory.pool_bytes
+    assert recompiled.report.memory.pool.pool_bytes == compilation.report.memory.pool.pool_bytes
 
 
 def test_a_plan_with_other_options_is_refused(compiled, tmp_path, capsys):
     directory, compilation = compiled
     text = json.loads(compilation.plan.to_json())
     (tmp_path / "plan.json").write_text(json.dumps({**text, "options": ["faster"]}))
-    assert main(["compile", str(directory / "net.onnx"), "--plan", str(tmp_path / "plan.json")]) == 3
-    assert "options" in capsys.readouterr().err
+    assert "options" in error_line(
+        capsys, 3, "compile", directory / "net.onnx", "--plan", tmp_path / "plan.json"
+    )
 
 
 def test_options_of_networks_are_fields():

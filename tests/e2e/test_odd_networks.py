@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_line import ALONE, run
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
-from pimflow.commands.main import main
 from pimflow.compiler.artifact import file_stems
-
-ALONE = ("--conventions", "none")
 
 
 def weight(name, *dims, value=None):
@@ -22,18 +21,9 @@ def weight(name, *dims, value=None):
 
 def save_network(folder, nodes, weights, dims=(1, 4, 8, 8), kind=TensorProto.FLOAT) -> Path:
     """A network from ``x`` to ``y``."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)
-    y = helper.make_tensor_value_info("y", kind, None)
-    graph = helper.make_graph(nodes, "net", [x], [y], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": dims}, {"y": (kind, None)}, weights)
     onnx.save(model, folder / "net.onnx")
     return folder / "net.onnx"
-
-
-def run(capsys, *argv) -> tuple[int, str, str]:
-    code = main([str(a) for a in argv])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 CONV = helper.make_node("Conv", ["x", "w"], ["a"], "conv")

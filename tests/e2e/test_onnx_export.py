@@ -1,11 +1,11 @@
 """Is what ``pimflow decompose`` writes the network that pimflow compiles, and does it come back as such?"""
 
-import json
-
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from command_line import error_line, run_json
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from skip_networks import hourglass
 
 import pimflow
@@ -50,14 +50,7 @@ class OnnxModelBuilder:
         return y
 
     def model(self, y: str, batch: int | str = 1) -> onnx.ModelProto:
-        graph = helper.make_graph(
-            self.nodes,
-            "drawn",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 8, 12, 12))],
-            [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)],
-            self.weights,
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        return onnx_model(self.nodes, {"x": (batch, 8, 12, 12)}, {y: None}, self.weights, name="drawn")
 
 
 def all_kinds_model(batch: int | str = 1, odd: bool = False) -> onnx.ModelProto:
@@ -203,15 +196,14 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     (name, (dims, dtype)), *_ = frontend.load("toy").inputs.items()
     np.savez(data, **{name: np.random.default_rng(0).standard_normal((4, *dims[1:])).astype(dtype)})
     options = ["--decompose", "tucker:0.4", "-o", str(path), "--calibration", str(data)]
-    assert main(["decompose", "toy", *options, "--json", "--quiet"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(capsys, "decompose toy", *options)
     assert report["bytes"] == path.stat().st_size and report["calibration"]["samples"] == 4
     assert report["weight_bytes"] < report["weight_bytes_original"]
     arguments = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
-    assert main(["decompose", "vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]]) == 2
-    assert "give where once" in capsys.readouterr().err
-    assert main(["decompose", "toy", *arguments]) == 2, "on ordinary launches nothing pays"
-    assert "leaves all layers of 'toy' as they are" in capsys.readouterr().err
+    assert "give where once" in error_line(
+        capsys, 2, "decompose vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]
+    )
+    assert "leaves all layers of 'toy' as they are" in error_line(capsys, 2, "decompose toy", *arguments)
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import pytest
 from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from onnx_kinds import KINDS
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend, hardware, zoo
@@ -139,11 +140,8 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
         helper.make_node("GlobalAveragePool", ["y"], ["z"], "pool"),
         helper.make_node("ArgMax", ["y"], ["i"], "place", axis=1),
     ]
-    values = [helper.make_tensor_value_info("x", kind, (1, 32, 8, 8))]
-    results = [helper.make_tensor_value_info(name, kind, None) for name in "yz"]
-    results.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
-    graph = helper.make_graph(nodes, "net", values, results, [numpy_helper.from_array(filters, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    results = {"y": (kind, None), "z": (kind, None), "i": (TensorProto.INT64, None)}
+    model = onnx_model(nodes, {"x": (kind, (1, 32, 8, 8))}, results, {"w": filters}, opset=22)
     network = frontend.load(model)
     inputs = network.example_inputs()
     compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
@@ -158,27 +156,12 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
 
 def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
     nodes = [helper.make_node("Softplus", ["x"], ["y"], "softplus")]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, (3, 50)) for name in "xy")
-    graph = helper.make_graph(nodes, "net", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    typed = (TensorProto.BFLOAT16, (3, 50))
+    model = onnx_model(nodes, {"x": typed}, {"y": typed}, opset=22)
     onnx.save(model, tmp_path / "net.onnx")
     out, file = tmp_path / "out", tmp_path / "y.npy"
-    assert (
-        main(
-            [
-                "compile",
-                str(tmp_path / "net.onnx"),
-                "-o",
-                str(out),
-                "--target",
-                "c",
-                "--quiet",
-                "--conventions",
-                "none",
-            ]
-        )
-        == 0
-    )
+    options = ["-o", str(out), "--target", "c", "--quiet", "--conventions", "none"]
+    assert main(["compile", str(tmp_path / "net.onnx"), *options]) == 0
     inputs = zoo.example_arrays({"x": ((3, 50), np.float32)})
     plain = np.log1p(np.exp(inputs["x"].astype(np.float64)))
     for target in ("c", "llvm+pim"):
@@ -217,11 +200,9 @@ def test_casts_that_round(kind, cast, dtype):
     nodes.append(helper.make_node("Mul", [add_rounding("q", "Transpose"), add_rounding("c")], ["y"], "scale"))
     nodes.append(helper.make_node("Mul", ["x", "large"], ["angle"], "angles"))
     nodes.append(helper.make_node("Cos", [add_rounding("angle")], ["z"], "cosines"))
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (32, 32)) for n in "xyz"]
     weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     weights += [helper.make_tensor("like", kind, [1], np.ones(1))] * (cast == "CastLike")
-    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": (32, 32)}, {"y": (32, 32), "z": (32, 32)}, weights)
     inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}
     expected_outputs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
     compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
@@ -266,16 +247,11 @@ def test_what_is_not_a_number_stays_so():
         helper.make_node(kind, ["x", *extra_inputs], [kind], name=kind)
         for kind, extra_inputs in OF_NAN.items()
     ]
-    float_, shape = TensorProto.FLOAT, NOT_FINITE.shape
+    shape = NOT_FINITE.shape
     constants = {"zero": np.float32(0), "six": np.float32(6), "halves": np.full(shape, 0.5, np.float32)}
-    graph = helper.make_graph(
-        nodes,
-        "not_finite",
-        [helper.make_tensor_value_info("x", float_, shape)],
-        [helper.make_tensor_value_info(kind, float_, shape) for kind in OF_NAN],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    model = onnx_model(
+        nodes, {"x": shape}, dict.fromkeys(OF_NAN, shape), constants, name="not_finite", opset=20
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
     network = frontend.load(model)
     _, search_result = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
     built = build.build(network, search_result, targets.target_by_name("llvm+pim"))

@@ -143,6 +143,7 @@ OTHERS = {
     "--quiet",
     "--json",
     "--layers",
+    "--dump-ir",
     "--help",
 }
 PAIRS = list(itertools.combinations(OPTIONS, 2))
@@ -329,8 +330,8 @@ def told(monkeypatch):
         check = OutputCheck(relative_error=0.0, bound=job.tolerance or 1e-3)
         return Verification(regions=(), outputs=(check,), violations_by_rule={})
 
-    def record_write(out, *, traced_regions, other_plans, **_):
-        records["written"] = [out, sorted(traced_regions), sorted(other_plans)]
+    def record_write(out, files, **_):
+        records["written"] = [out, sorted(files.traced_regions), sorted(files.front)]
 
     def skip_selection(_, options, cache=None):
         return SimpleNamespace(choices=repr(options), layouts={})

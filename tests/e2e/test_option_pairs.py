@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import error_line
 
 import pimflow
 from pimflow.commands.main import main
@@ -36,9 +37,7 @@ def plan(tmp_path_factory):
 
 def usage_error_line(capsys, arguments):
     """What the command says when it is told so."""
-    assert main([*arguments, "--quiet"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
+    err = error_line(capsys, 2, *arguments, "--quiet")
     return err
 
 
@@ -85,8 +84,7 @@ def test_a_plan_that_keeps_to_no_bound_is_infeasible(bound, what, plan):
 def test_a_memory_budget_bounds_a_plan_at_the_command(plan, capsys):
     command = ["compile", "toy", "--target", "cuda+pim", "--dtype", "fp32", "--select", "--device", "cuda"]
     command += ["--plan", str(plan), "--explain", "fc", "--json", "--quiet", "--cache", "none"]
-    assert main([*command, "--memory-budget", "1KiB"]) == 4
-    assert "memory of the plan for 'toy'" in capsys.readouterr().err
+    assert "memory of the plan for 'toy'" in error_line(capsys, 4, *command, "--memory-budget", "1KiB")
     assert main([*command, "--memory-budget", "1GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["region"] == "fc"
 

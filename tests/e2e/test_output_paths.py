@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from command_line import error_line
 from length import long_but
 
 from pimflow.commands.main import main
@@ -45,13 +46,6 @@ def no_work(monkeypatch):
         monkeypatch.setattr(owner, name, fail)
 
 
-def error_line(capsys, *argv) -> str:
-    code = main([str(a) for a in argv])
-    out, err = capsys.readouterr()
-    assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1, err
-    return err
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     argv, directory = COMMANDS[command]
@@ -63,7 +57,7 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     places += [tmp_path / name for name in ("folder.png", "loop.png", "file.png")]
     places += [] if directory else [tmp_path / "no/where/x.png"]
     for place in places:
-        said = error_line(capsys, *argv, place)
+        said = error_line(capsys, 3, *argv, place)
         assert str(place) in said and "File exists" not in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file.png", "folder.png", "loop.png"]
     assert (tmp_path / "file.png").read_text() == "mine"
@@ -123,7 +117,7 @@ def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, com
     user_file.write_text("mine")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert str(user_file.name) in error_line(capsys, *argv, place)
+    assert str(user_file.name) in error_line(capsys, 3, *argv, place)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
     assert main([*argv, str(place), "--quiet", "--force"]) == 0
     assert not place.is_dir() or user_file.read_text() == "mine"
@@ -147,7 +141,7 @@ def test_an_input_is_no_output(capsys, tmp_path, no_work):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
     (tmp_path / "link.npy").symlink_to("x.npy")
     argv = ["run", "toy", "--input", f"input={tmp_path / 'x.npy'}", "-o", tmp_path / "link.npy"]
-    assert "is an input too" in error_line(capsys, *argv)
+    assert "is an input too" in error_line(capsys, 3, *argv)
 
 
 @pytest.mark.parametrize("content", ["{}", "[" * 200_000, '{"version": "pimflow-artifact/1", "sha256": 1}'])
@@ -155,13 +149,13 @@ def test_a_file_of_the_name_of_a_mark_says_nothing(capsys, tmp_path, no_work, co
     (tmp_path / "interface.json").write_text(content)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text("")
-    assert "holds .git and 1 more" in error_line(capsys, "compile", "toy", "-o", tmp_path)
-    assert "interface.json is none" in error_line(capsys, "compile", "toy", "-o", tmp_path, "--force")
+    assert "holds .git and 1 more" in error_line(capsys, 3, "compile toy -o", tmp_path)
+    assert "interface.json is none" in error_line(capsys, 3, "compile toy -o", tmp_path, "--force")
     assert (tmp_path / ".git" / "HEAD").exists()
 
 
 def test_the_folder_that_holds_everything(capsys, no_work):
-    assert "/ holds " in error_line(capsys, "compile", "toy", "-o", "/")
+    assert "/ holds " in error_line(capsys, 3, "compile toy -o /")
 
 
 def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
@@ -175,7 +169,7 @@ def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
     assert main(["generate", "tiny-lm", "--prompt", os.fsdecode(b"a \xff"), "-n", "1"]) == 2
     assert capsys.readouterr().err == "pimflow: error: a \\udcff is not UTF-8; write it in UTF-8\n"
     monkeypatch.chdir(folder)
-    assert "is not UTF-8; rename it" in error_line(capsys, "compile", "toy", "-o", "out")
+    assert "is not UTF-8; rename it" in error_line(capsys, 3, "compile toy -o out")
     assert not list(folder.iterdir())
 
 
@@ -186,7 +180,7 @@ def test_an_error_of_who_writes_names_the_directory(tmp_path):
 
 
 def test_no_name_at_all(capsys, no_work):
-    assert "''" in error_line(capsys, "compile", "toy", "-o", "")
+    assert "''" in error_line(capsys, 3, "compile toy -o", "")
 
 
 def seals(directory: Path) -> dict[str, str]:

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from command_line import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend
@@ -33,30 +35,23 @@ PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="u
 NEWTON = PimSpec.load("newton-gddr6")
 
 
-def run(capsys, *argv):
-    code = main([str(arg) for arg in argv])
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
 def two_layers():
     """A padded convolution and a product, with biases, and a clamp between them."""
     draw = np.random.default_rng(0)
     shapes = {"w": (20, 7, 3, 3), "b": (20,), "v": (180, 11), "c": (11,)}
     values = {name: (draw.standard_normal(shape) / 6).astype(np.float32) for name, shape in shapes.items()}
-    graph = helper.make_graph(
+    return onnx_model(
         [
             helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[1] * 4, strides=[2, 2]),
             helper.make_node("Relu", ["y"], ["z"], name="relu"),
             helper.make_node("Flatten", ["z"], ["f"], name="flat"),
             helper.make_node("Gemm", ["f", "v", "c"], ["out"], name="product"),
         ],
-        "two",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 7, 5, 5])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 11])],
-        [numpy_helper.from_array(array, name) for name, array in values.items()],
+        {"x": [1, 7, 5, 5]},
+        {"out": [1, 11]},
+        values,
+        name="two",
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from command_line import error_line, run_json
 
 import pimflow
 from pimflow.commands.main import main
@@ -22,24 +23,8 @@ def compiled(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda text, **_: printed.append(text))
         printed = []
-        assert (
-            main(
-                [
-                    "compile",
-                    "toy",
-                    *OPTIONS,
-                    "--pareto",
-                    "5",
-                    "-o",
-                    str(out),
-                    "--plot",
-                    str(picture),
-                    "--conventions",
-                    "none",
-                ]
-            )
-            == 0
-        )
+        files = ["-o", str(out), "--plot", str(picture), "--conventions", "none"]
+        assert main(["compile", "toy", *OPTIONS, "--pareto", "5", *files]) == 0
     return out, printed[0], picture
 
 
@@ -68,10 +53,7 @@ def test_the_best_in_each_figure_is_on_the_front(compiled):
 def test_each_plan_applies_and_takes_what_is_said(compiled, capsys):
     """The pool is the one that is built."""
     for row in rows(compiled[0]):
-        assert (
-            main(["compile", "toy", *OPTIONS, "--plan", row["plan"], "--json", "--conventions", "none"]) == 0
-        )
-        applied = json.loads(capsys.readouterr().out)
+        applied = run_json(capsys, "compile toy", *OPTIONS, "--plan", row["plan"], "--conventions", "none")
         assert applied["memory"]["pool_bytes"] == row["memory_bytes"]
         assert applied["latency_ns"] == pytest.approx(row["latency_ns"])
         assert applied["energy_pj"] == pytest.approx(row["energy_pj"])
@@ -147,8 +129,7 @@ def test_what_is_no_front_is_refused(points, says):
     ],
 )
 def test_what_has_no_effect_is_refused(options, says, capsys):
-    assert main(["compile", "no-such-network", "--quiet", *options]) == 2
-    assert says in capsys.readouterr().err
+    assert says in error_line(capsys, 2, "compile no-such-network --quiet", *options)
 
 
 def test_the_undominated():

@@ -8,7 +8,8 @@ import pytest
 import tvm
 from edited_plans import edited, edited_plan
 from length import long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from tvm import relax, tirx
 
 import pimflow
@@ -53,14 +54,7 @@ def block():
     nodes.append(helper.make_node("Flatten", ["pool"], ["flat"], name="flat"))
     weights.append(numpy_helper.from_array(draw.standard_normal((48, 24)).astype(np.float32) / 7, "fc.w"))
     nodes.append(helper.make_node("Gemm", ["flat", "fc.w"], ["y"], name="fc"))
-    graph = helper.make_graph(
-        nodes,
-        "block",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 18, 22))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 24))],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": (1, 3, 18, 22)}, {"y": (1, 24)}, weights, name="block")
 
 
 def launches_built(applied: tvm.IRModule) -> int:
@@ -154,7 +148,7 @@ def test_the_report_says_what_they_save():
         modes="gpu",
         conventions="none",
     )
-    part, rows = compilation.report.primitives, {row.name: row for row in compilation.report.regions}
+    part, rows = compilation.report.extras.primitives, {row.name: row for row in compilation.report.regions}
     assert compilation.verification.is_verified
     names = {name: primitive.name for name, primitive in compilation.search_result.primitives().items()}
     assert names == {choice.layer: choice.primitive for choice in part.choices} != {}
@@ -162,9 +156,9 @@ def test_the_report_says_what_they_save():
     assert part.layers == 5 and part.saved_gpu_only_ns >= 0
     without = pimflow.search(block(), SYSTEM, modes="gpu")
     assert part.latency_operators_ns == without.evaluation.latency_ns
-    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.latency_ns
+    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.plan.latency_ns
     recompiled = pimflow.compile(
         block(), target_system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
     )
-    assert recompiled.report.speedup == compilation.report.speedup
-    assert recompiled.report.primitives.choices == part.choices
+    assert recompiled.report.plan.speedup == compilation.report.plan.speedup
+    assert recompiled.report.extras.primitives.choices == part.choices

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from length import long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.compiler import build, phases
@@ -34,19 +35,18 @@ def perceptron():
         for i, pair in enumerate(itertools.pairwise(sizes))
     }
     weights["b1"], weights["b2"] = (draw.standard_normal(size).astype(np.float32) for size in sizes[2:])
-    graph = helper.make_graph(
+    return onnx_model(
         [
             helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
             helper.make_node("Gemm", ["a", "w1", "b1"], ["b"], name="second"),
             helper.make_node("Relu", ["b"], ["c"], name="relu"),
             helper.make_node("Gemm", ["c", "w2", "b2"], ["y"], name="third"),
         ],
-        "perceptron",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, sizes[0]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, sizes[-1]])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+        {"x": [1, sizes[0]]},
+        {"y": [1, sizes[-1]]},
+        weights,
+        name="perceptron",
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def residuals():
@@ -67,14 +67,7 @@ def residuals():
         helper.make_node("Add", ["b", "h"], ["i"], name="add2"),
         helper.make_node("MatMul", ["i", "w3"], ["y"], name="fourth"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "residuals",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 48])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 48])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": [5, 48]}, {"y": [5, 48]}, weights, name="residuals")
 
 
 def depthwise():
@@ -98,14 +91,7 @@ def depthwise():
         )
         read = f"r{index}" if index + 1 < len(layers) else "y"
         nodes.append(helper.make_node("Relu", [f"c{index}"], [read], name=f"relu{index}"))
-    graph = helper.make_graph(
-        nodes,
-        "depthwise",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 14, 13])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": [1, 8, 14, 13]}, {"y": None}, weights, name="depthwise")
 
 
 NETWORKS = {
@@ -144,7 +130,9 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
             choices.append(Choice(regions=(region.name,), rewrite=rewrite))
             axes |= {rewrite.axis} if isinstance(rewrite, SplitRewrite) else set()
         plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
-        applied = phases.apply_plan(network.module, plan_result.splits(), plan_result.programs())
+        applied = phases.apply_plan(
+            network.module, phases.PlanRewrites(splits=plan_result.splits(), programs=plan_result.programs())
+        )
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
         assert sum(group.fusible for group in kernel_groups(applied)) == launches

@@ -90,7 +90,7 @@ def test_a_module_without_main():
 def program():
     torch = pytest.importorskip("torch")
 
-    class Net(torch.nn.Module):
+    class TorchNet(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.features = torch.nn.Sequential(
@@ -105,7 +105,7 @@ def program():
             return self.fc(self.features(x).mean((2, 3)))
 
     torch.manual_seed(0)
-    return torch.export.export(Net().eval(), (torch.zeros(1, 3, 8, 8),))
+    return torch.export.export(TorchNet().eval(), (torch.zeros(1, 3, 8, 8),))
 
 
 @pytest.mark.long
@@ -135,7 +135,7 @@ def step(tmp_path_factory):
     """Of a decoder in PyTorch: four heads of queries on two of keys and values, over a past of any length."""
     torch = pytest.importorskip("torch")
 
-    class Step(torch.nn.Module):
+    class TorchStep(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.query, self.key, self.value = (torch.nn.Linear(32, n, bias=False) for n in (32, 16, 16))
@@ -150,7 +150,7 @@ def step(tmp_path_factory):
             return x + self.out(attention.transpose(1, 2).reshape(batch, tokens, 32)), key, value
 
     torch.manual_seed(0)
-    module, path = Step().eval(), tmp_path_factory.mktemp("step") / "step.pt2"
+    module, path = TorchStep().eval(), tmp_path_factory.mktemp("step") / "step.pt2"
     example_inputs = (torch.randn(1, 1, 32), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8))
     past = torch.export.Dim("past", min=1, max=4096)
     open_past = {"x": None, "past_key": {2: past}, "past_value": {2: past}}
@@ -163,7 +163,7 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     torch = pytest.importorskip("torch")
     module, path = step
     report = pimflow.compile(path, tmp_path / "out", context=6, conventions="none").report
-    assert report.verified is True and report.timing_violations == 0
+    assert report.verification.verified is True and report.verification.timing_violations == 0
     session = pimflow.Session(tmp_path / "out")
     grown = [torch.zeros(1, 2, 0, 8)] * 2
     for position, token in enumerate(torch.randn(6, 1, 1, 32)):

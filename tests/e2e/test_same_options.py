@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from command_line import error_line
 
 import pimflow
 from pimflow import system
@@ -143,5 +144,6 @@ def test_a_budget_bounds_the_plan_alone(capsys):
 
 
 def test_a_bound_on_the_error_goes_with_chains(capsys):
-    assert main(["compile", "toy", "--max-error", "0.5", "--quiet"]) == 2
-    assert "--max-error has no effect without --decompose" in capsys.readouterr().err
+    assert "--max-error has no effect without --decompose" in error_line(
+        capsys, 2, "compile toy --max-error 0.5 --quiet"
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from command_line import error_line
 from decoders import DecoderModel, gqa_model
 from length import long_but
 
@@ -219,8 +220,9 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
         inputs = [part for name in arrays for part in ("--input", f"{name}={tmp_path / name}.npy")]
         for name, array in (arrays | {"position": np.array([place])}).items():
             np.save(tmp_path / f"{name}.npy", array)
-        assert main(["run", folder, *inputs, "--quiet"]) == 2
-        assert f"'position' has {place}, and picks one of {CONTEXT}" in capsys.readouterr().err
+        assert f"'position' has {place}, and picks one of {CONTEXT}" in error_line(
+            capsys, 2, "run", folder, *inputs, "--quiet"
+        )
     step_inputs = frontend.load(model, context=CONTEXT).example_inputs() | {"position": np.array([3])}
     with pytest.raises(UsageError, match="no cache with free places"):
         compile(model, context=CONTEXT, inputs=step_inputs)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from pimflow import hardware
-from pimflow.commands import main
 from pimflow.commands.command_line import output
 from pimflow.commands.simulate import trace
 from pimflow.compiler.artifact import Interface, PlacedRegions
@@ -20,6 +20,7 @@ from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host.files import file_sha256
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn
@@ -33,15 +34,6 @@ echo "Cycle $(( $(wc -l < "$5") * 7 + 1 ))"
 """
 
 
-def run(capsys, *argv) -> tuple[int, str, str]:
-    try:
-        code = main.main([str(a) for a in argv])
-    except SystemExit as exit_:
-        code = exit_.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
 @pytest.fixture
 def directory(tmp_path):
     """A compiled directory, as far as its programs go: one split, one that AiM has no form for."""
@@ -50,7 +42,7 @@ def directory(tmp_path):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     schedule = next(s for s in SIDE.schedules(geometry) if s.buffers == NEWTON.global_buffers)
     for name, pixel_begin in (("first", 0), ("second", 2 * geometry.ow)):
-        program = SIDE.program(geometry, schedule, name, pixel_begin)
+        program = SIDE.program(ProgramRequest(name, geometry, schedule, pixel_begin=pixel_begin))
         (path / "programs" / f"{name}.pimprog").write_text(program.to_json())
     _place(path, geometry, Choice(regions=("second",), rewrite=SplitRewrite(gpu_share=2 / 6)))
     return path
@@ -95,7 +87,9 @@ def ramulator(tmp_path):
 def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
     geometry = parse_layer(text)
-    runs = {str(s): SIDE.run(geometry, s, "x").timing.cycles for s in SIDE.schedules(geometry)}
+    runs = {
+        str(s): SIDE.run(ProgramRequest("x", geometry, s)).timing.cycles for s in SIDE.schedules(geometry)
+    }
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)
     (layer,) = json.loads(out)["layers"]
@@ -111,7 +105,7 @@ def test_timing_and_channels_and_dtype_count(capsys, tmp_path):
     rows = []
     for options in ([], ["--timing", "ramulator-pimflow"], ["--pim-channels", "2"], ["--dtype", "fp32"]):
         arguments = ["--format", "pim", "-o", tmp_path / "out", "--json", *options]
-        code, out, _ = run(capsys, "trace", "fc:2x700,100", *arguments)
+        code, out, _ = run(capsys, "trace fc:2x700,100", *arguments)
         assert code == 0
         rows.append(json.loads(out)["layers"][0])
     assert len({row["cycles"] for row in rows}) == 4
@@ -151,7 +145,7 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
     for dtype in PimSpec.load(name).dtypes:
         options = ["--pim", name, "--dtype", dtype, "-o", out_path, "--json"]
         for format in ("perfetto", "pim", "pimprog"):
-            code, out, err = run(capsys, "trace", "conv:1x8x6x6,20,3x3,p1", "--format", format, *options)
+            code, out, err = run(capsys, "trace conv:1x8x6x6,20,3x3,p1 --format", format, *options)
             assert (code, err) == (0, "")
             assert json.loads(out)["layers"][0]["dtype"] == dtype
         (path,) = out_path.glob("*.pimprog")
@@ -196,7 +190,7 @@ def test_a_level_of_scheduling(capsys, tmp_path):
     cycles = {}
     for level in SCHEDULINGS:
         options = ["--format", "pimprog", "-o", tmp_path / level, "--timing", "ramulator-pimflow", "--json"]
-        code, out, _ = run(capsys, "trace", "fc:8x600,64", "--scheduling", level, *options)
+        code, out, _ = run(capsys, "trace fc:8x600,64 --scheduling", level, *options)
         (layer,) = json.loads(out)["layers"]
         assert code == 0 and ("1 buffer," in layer["schedule"]) == (level == "newton+")
         program = PimProgram.load(next((tmp_path / level).glob("*.pimprog")))
@@ -295,7 +289,7 @@ def test_shares_grow_to_one(tmp_path):
 
 
 def test_simulate_takes_the_profilers_cycles(capsys, tmp_path, ramulator):
-    assert run(capsys, "trace", "fc:600,400", "--format", "pim", "-o", tmp_path / "out")[0] == 0
+    assert run(capsys, "trace fc:600,400 --format pim -o", tmp_path / "out")[0] == 0
     path = tmp_path / "out/fc_600_400/channel0.pim"
     code, out, _ = run(capsys, "simulate", path, "--profiler", f"pim=ramulator:{ramulator}", "--json")
     row = json.loads(out)
@@ -337,6 +331,6 @@ def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):
     path = tmp_path / "single.toml"
     path.write_text(re.sub(r"global_buffers = .*", 'global_buffers = { value = 1, source = "test" }', text))
     arguments = ["--format", "pimprog", "-o", tmp_path / "out", "--pim", path, "--json"]
-    code, out, _ = run(capsys, "trace", "conv:1x24x14x14,96,1x1", *arguments)
+    code, out, _ = run(capsys, "trace conv:1x24x14x14,96,1x1", *arguments)
     summary = json.loads(out)
     assert code == 0 and summary["pim"] == "single" and "1 buffer" in summary["layers"][0]["schedule"]

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_line import ALONE, run
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.commands.main import main
@@ -33,10 +35,7 @@ def array(name, *dims, dtype=np.float32):
 def model(nodes, inputs, weights=(), outputs=None, opset=17):
     """A network with inputs and outputs {name: dims}; one output ``y`` of any shape by default."""
     outputs = outputs or {"y": None}
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in inputs.items()]
-    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in outputs.items()]
-    graph = helper.make_graph(nodes, "net", values, results, list(weights))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx_model(nodes, inputs, outputs, list(weights), opset=opset)
 
 
 def save_model(folder, proto, **options) -> Path:
@@ -130,15 +129,6 @@ FILES = [
 ]
 
 
-def run(capsys, *argv) -> tuple[int, str, str]:
-    try:
-        code = main([str(a) for a in argv])
-    except SystemExit as exit_:
-        code = exit_.code
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
 def one_line(err: str) -> str:
     assert err.count("\n") == 1 and "Traceback" not in err, err
     assert err.startswith("pimflow: error: ")
@@ -158,7 +148,7 @@ def test_wrong_files(capsys, tmp_path, make, says):
 
 def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
     path = save_model(tmp_path, conv_net("batch"))
-    assert run(capsys, "compile", path, "--shape", "x=1,4,8,8", "--quiet")[0] == 0
+    assert run(capsys, "compile", path, "--shape", "x=1,4,8,8", "--quiet", *ALONE)[0] == 0
     code, _, err = run(capsys, "compile", path, "--shape", "x=1,5,8,8", "--quiet")
     assert code == 3 and "'x'" in one_line(err)
     code, _, err = run(capsys, "compile", path, "--shape", "X=1,4,8,8", "--quiet")
@@ -171,7 +161,7 @@ def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
     begin, _, rest = text.partition("rows_per_bank = { value = ")
     (tmp_path / "tiny.toml").write_text(f"{begin}rows_per_bank = {{ value = 2{rest[rest.index(',') :]}")
     for pim, fits in (("newton-gddr6", True), (tmp_path / "tiny.toml", False)):
-        code, out, _ = run(capsys, "compile", "toy", "--pim", pim, "--json")
+        code, out, _ = run(capsys, "compile toy --pim", pim, "--json", *ALONE)
         assert code == 0
         report = json.loads(out)
         on_pim = {region["name"] for region in report["regions"] if region["mode"] != "GPU"}
@@ -317,14 +307,14 @@ def test_running_without_the_device(capsys, tmp_path):
 
     if tvm.cuda().exist:
         pytest.skip("there is a CUDA device")
-    assert run(capsys, "compile", "toy", "--target", "cuda+pim", "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run(capsys, "compile toy --target cuda+pim --quiet -o", tmp_path / "out", *ALONE)[0] == 0
     code, _, err = run(capsys, "run", tmp_path / "out")
     assert code == 3 and ("llvm+pim" in one_line(err) or "pimflow[cuda]" in err)
     assert run(capsys, "run", tmp_path / "out", "--target", "llvm+pim")[0] == 0
 
 
-def start(folder, *argv, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pimflow", *map(str, argv)]
+def start_compile(folder, *argv, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pimflow", "compile", "toy", "-o", "out", *argv, *ALONE]
     return subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
@@ -345,7 +335,7 @@ def start(folder, *argv, **options) -> subprocess.Popen:
     ],
 )
 def test_an_interrupted_run_leaves_nothing(tmp_path, phase, stop):
-    process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
+    process = start_compile(tmp_path, "--emit-traces")
     for line in process.stderr:
         if phase in line:
             break
@@ -360,7 +350,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, phase, stop):
 @pytest.mark.long
 def test_an_interrupted_run_leaves_what_was_there(capsys, tmp_path, artifact):
     shutil.copytree(artifact, tmp_path / "out")
-    process = start(tmp_path, "compile", "toy", "-o", "out", "--emit-traces")
+    process = start_compile(tmp_path, "--emit-traces")
     for line in process.stderr:
         if "writing" in line:
             break
@@ -372,7 +362,7 @@ def test_an_interrupted_run_leaves_what_was_there(capsys, tmp_path, artifact):
 
 @pytest.mark.long
 def test_several_runs_into_one_directory(capsys, tmp_path):
-    processes = [start(tmp_path, "compile", "toy", "-o", "out", "--quiet") for _ in range(2)]
+    processes = [start_compile(tmp_path, "--quiet") for _ in range(2)]
     for process in processes:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
@@ -385,7 +375,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
-    process = start(tmp_path, "compile", "toy", "-o", "out", "--quiet", preexec_fn=small_files)
+    process = start_compile(tmp_path, "--quiet", preexec_fn=small_files)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, ""), err
     one_line(err)
@@ -395,7 +385,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
 def test_an_unwritable_place(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "out", "/proc/out"):
-        code, _, err = run(capsys, "compile", "toy", "-o", place, "--quiet")
+        code, _, err = run(capsys, "compile toy -o", place, "--quiet")
         assert code == 3 and str(place) in one_line(err)
 
 

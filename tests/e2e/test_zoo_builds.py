@@ -21,7 +21,7 @@ def test_layers_of_mobilenet_v1_leave_nothing_by_itself():
 
 def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path):
     report = pimflow.compile(small_bert, tmp_path / "fp16", conventions="none").report
-    assert report.verified is True
+    assert report.verification.verified is True
     modes = {region.name: region.mode for region in report.regions}
     # Query, key and value do not wait for each other: both devices share them.
     with_pim = {name for name, mode in modes.items() if mode != "GPU"}

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from reference import Window
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import Constraint, PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
-from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import BankTiling, Schedule, schedules
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
+from pimflow.pim_backend.programs.schedule import BankTiling, schedules
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.timing import issue_program
@@ -120,7 +121,7 @@ class PimLayer:
         return -(-columns // chunks) if chunks > 1 else 0
 
     @property
-    def schedules(self) -> list[Schedule]:
+    def schedules(self) -> list[LoopOrder]:
         orders = (schedules(self.geometry, self.pim, self.dtype, level) for level in SCHEDULINGS[::-1])
         return list(dict.fromkeys(itertools.chain.from_iterable(orders)))
 
@@ -132,20 +133,22 @@ class PimLayer:
             return tuple(rng.integers(-128, 128, shape, np.int8) for shape in shapes)
         return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
 
-    def lower(self, schedule: Schedule, initial: str = "", activation: str = "") -> PimProgram:
+    def lower(self, schedule: LoopOrder, initial: str = "", activation: str = "") -> PimProgram:
         return lower(
-            self.geometry,
+            ProgramRequest(
+                "layer",
+                self.geometry,
+                schedule,
+                pixel_begin=self.pixel_begin,
+                pixel_end=self.pixel_end,
+                row_begin=self.row_begin,
+                initial=initial,
+                added_channels=self.added_channels,
+                activation=activation,
+            ),
             self.pim,
-            region="layer",
             dtype=self.dtype,
             channels=self.channels,
-            schedule=schedule,
-            pixel_begin=self.pixel_begin,
-            pixel_end=self.pixel_end,
-            row_begin=self.row_begin,
-            initial=initial,
-            added_channels=self.added_channels,
-            activation=activation,
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:

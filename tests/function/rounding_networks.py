@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.commands.shared import search
@@ -56,11 +57,8 @@ def model(kind: str) -> onnx.ModelProto:
         nodes.append(helper.make_node("ReduceMean", ["g"], ["y"], "y", axes=[2, 3]))
     else:
         nodes.append(helper.make_node("Relu", ["g"], ["y"], "y"))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 12, 12))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, kind.replace(" ", "-"), [x], [y], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": (1, 16, 12, 12)}, {"y": None}, tensors, name=kind.replace(" ", "-"))
 
 
 def with_weight(original: onnx.ModelProto, name: str, change) -> onnx.ModelProto:

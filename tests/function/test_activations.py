@@ -18,7 +18,7 @@ from pimflow.hardware import PimSpec
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import check_device, time_program
 
 AIM = PimSpec.load("aim-gddr6")
@@ -74,10 +74,10 @@ def test_sums_are_activated(case):
         if schedule.resumed:
             continue  # rounded more than once: tested below
         program = layer.lower(schedule, initial, activation)
-        result = execute(program, layer.image(program, w), x, initial=start)
+        result = PimDevice(program, layer.image(program, w)).run(x, initial=start)
         assert (abs(result - expected) <= limit).all(), str(schedule)
         plain = layer.lower(schedule, initial)
-        bare = execute(plain, layer.image(plain, w), x, initial=start)
+        bare = PimDevice(plain, layer.image(plain, w)).run(x, initial=start)
         assert np.array_equal(result, np.clip(bare, 0, MOST[activation])), str(schedule)
 
 
@@ -114,7 +114,7 @@ def test_a_sum_that_is_resumed_is_activated_once(accumulators, elements, channel
     start = start_of(layer, initial)
     program, plain = (layer.lower(schedule, initial, item) for item in ("relu6", ""))
     assert product_coverage(program).exact
-    result, bare = (execute(item, layer.image(item, w), x, initial=start) for item in (program, plain))
+    result, bare = (PimDevice(item, layer.image(item, w)).run(x, initial=start) for item in (program, plain))
     assert np.array_equal(result, np.clip(bare, 0, 6))
 
 
@@ -130,7 +130,7 @@ def test_what_is_rectified_at_the_edges():
         ("relu6", [0, 0, 6, 6, 6, 0, np.nan]),
     ):
         program = layer.lower(layer.schedules[0], activation=activation)
-        result = execute(program, layer.image(program, w), x)
+        result = PimDevice(program, layer.image(program, w)).run(x)
         assert np.array_equal(result[:, 0], np.array(expected, np.float32), equal_nan=True)
 
 
@@ -185,7 +185,7 @@ def test_values_and_coverage_find_what_goes_wrong(activation, change):
     wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     assert "sums are wrongly activated" in str(product_coverage(wrong))
-    results = [execute(program, LAYER.image(program, w), x) for program in (right, wrong)]
+    results = [PimDevice(program, LAYER.image(program, w)).run(x) for program in (right, wrong)]
     assert not np.array_equal(*results)
     checks = [check_region(right, w.reshape(LAYER.oc, -1), x, y).matches for y in results]
     assert checks == [True, False]
@@ -209,7 +209,7 @@ def test_what_is_activated_is_none_of_a_program_without():
     alone = replace(relu, activation="", channels=((Af(buffer=0, row=Affine(0)),),))
     with pytest.raises(ValueError, match="an AF, but field 'activation' does not say what it applies"):
         alone.validate()
-    y = execute(relu, LAYER.image(relu, w), x)
+    y = PimDevice(relu, LAYER.image(relu, w)).run(x)
     filters = w.reshape(LAYER.oc, -1)
     assert check_region(relu, filters, x, y).matches and not check_region(relu6, filters, x, y).matches
 
@@ -301,8 +301,8 @@ def test_what_has_no_table_of_its_own_is_refused():
         for nodes in program.channels
     )
     with pytest.raises(TraceError, match=r"row 5\.\.5 of Af is not in"):
-        execute(
-            replace(program, channels=moved), LAYER.image(program, LAYER.operands()[1]), LAYER.operands()[0]
+        PimDevice(replace(program, channels=moved), LAYER.image(program, LAYER.operands()[1])).run(
+            LAYER.operands()[0]
         )
     with pytest.raises(UsageError):
         aim_isr.export(replace(program, dtype="fp32")).__next__()

@@ -21,7 +21,7 @@ from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program, time_program
 
 AIM = PimSpec.load("aim-gddr6")
@@ -78,7 +78,7 @@ def test_the_product_adds_the_tensor(layer, also_bias):
     exact, magnitude = exact[layer.pixels], magnitude[layer.pixels]
     for schedule in layer.schedules:
         program, begins = layer.lower(schedule, initial), start if initial else None
-        result = execute(program, layer.image(program, w), x, initial=begins, added=added)
+        result = PimDevice(program, layer.image(program, w)).run(x, initial=begins, added=added)
         if schedule.resumed:  # rounded several times
             assert check_region(program, w.reshape(layer.oc, -1), x, result, begins, added).matches
             continue
@@ -139,7 +139,7 @@ def test_the_weights_are_those_of_the_layer_and_the_identity():
 def test_the_check_of_a_region_finds_what_is_not_added():
     program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
-    y = execute(program, LAYER.image(program, w), x, added=added)
+    y = PimDevice(program, LAYER.image(program, w)).run(x, added=added)
     filters = w.reshape(20, -1)
     assert check_region(program, filters, x, y, added=added).matches
     wrong = added.copy()
@@ -152,7 +152,7 @@ def test_a_module_joins_both_tensors():
     """The result may go where an operand was."""
     program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
-    expected = execute(program, LAYER.image(program, w), x, added=added)
+    expected = PimDevice(program, LAYER.image(program, w)).run(x, added=added)
     module = codegen._create_module()
     codegen.add_region(module, "layer", program, LAYER.image(program, w))
     seen = []
@@ -177,12 +177,12 @@ def test_a_program_says_what_it_adds():
     x, w, added = operands(LAYER)
     image = LAYER.image(program, w)
     with pytest.raises(UsageError, match=r"takes an input of shape \(1, 2, 3, 40\), got \(1, 2, 3, 60\)"):
-        execute(program, image, np.concatenate([x, added], axis=-1), added=added)
+        PimDevice(program, image).run(np.concatenate([x, added], axis=-1), added=added)
     with pytest.raises(UsageError, match=r"adds a tensor of shape \(1, 2, 3, 20\), got none"):
-        execute(program, image, x)
+        PimDevice(program, image).run(x)
     dense = replace(program, added_channels=0)
     with pytest.raises(UsageError, match=r"adds a tensor of shape \(1, 2, 3, 0\), got \(1, 2, 3, 20\)"):
-        execute(dense, image, np.concatenate([x, added], axis=-1), added=added)
+        PimDevice(dense, image).run(np.concatenate([x, added], axis=-1), added=added)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,6 @@ def test_a_value_that_is_no_number_spreads_over_its_pixel():
     program = LAYER.lower(LAYER.schedules[0])
     x, w, added = operands(LAYER)
     added[0, 1, 1, 3] = np.inf
-    y = execute(program, LAYER.image(program, w), x, added=added)
+    y = PimDevice(program, LAYER.image(program, w)).run(x, added=added)
     assert np.isnan(y[4, np.arange(20) != 3]).all() and np.isinf(y[4, 3])
     assert np.isfinite(np.delete(y, 4, axis=0)).all()

@@ -17,7 +17,7 @@ from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.rolling import roll_loops
+from pimflow.pim_backend.programs.loop_rolling import roll_loops
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage, store_coverage
 from pimflow.simulators.pim.functional import PimDevice

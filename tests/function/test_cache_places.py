@@ -47,14 +47,14 @@ def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, da
 @given(cases(), st.data())
 def test_a_step_issues_the_commands_of_its_position(case, data):
     """What the runtime chooses is the program that was timed and checked."""
-    choose = native.get("pimflow.simulators.chosen")
+    select_writes = native.get("pimflow.simulators.step_writes")
     import tvm_ffi
 
     for layout in layouts(case):
         position = data.draw(st.integers(0, layout.attention.keys - 1))
         positions = np.full(layout.attention.batch, position, np.int64)
         arrays = (*all_places_program(layout).program_words(), positions)
-        streams = choose(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
+        streams = select_writes(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
         program = append(layout, position)
         plain = replace(program, channels=tuple(tuple(unroll(nodes)) for nodes in program.channels))
@@ -78,9 +78,8 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         "keys vector-stationary, spread 2; values vector-stationary, spread 1; 4 parts"
     )
     pim = PimSpec.load("newton-gddr6")
-    cached = CachedAttention.from_schedule(
-        attention, schedule, pim, "fp16", channels=2, region="layer", row_begin=3
-    )
+    layouts = schedule.layouts(attention, pim, "fp16", channels=2, row_begin=3)
+    cached = CachedAttention.from_layouts("layer", attention, schedule, layouts)
     text = cached.to_json()
     assert CachedAttention.from_json(text) is cached
     rows = [(group.keys.row_begin, group.values.row_begin) for group in cached.groups]

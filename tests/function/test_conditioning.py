@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from layers import flat
 from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 from rounding_networks import ON_PIM, SYSTEMS, build_on_stand_in, model, plan_on_pim, with_weight
 
 import pimflow
@@ -20,7 +21,7 @@ from pimflow import frontend, zoo
 from pimflow.commands.main import main
 from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.build import Build
-from pimflow.compiler.conditioning import RUNS, output_checks, reference_deviations
+from pimflow.compiler.conditioning import RUNS, OutputReference, output_checks, reference_deviations
 from pimflow.compiler.verification import Verification, verify
 from pimflow.core.commands import Comp
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, OutputCheck, error_text
@@ -231,18 +232,21 @@ def test_the_reference_runs_again_only_beyond_the_bound(cases):
     network = record_runs(case.network, runs)
     near = [y + np.float32(1e-3) * abs(y).max() for y in case.expected]
     far = [y + np.float32(1e-2) * abs(y).max() for y in case.expected]
-    arguments = (network.perturbed, stored, "fp16", case.inputs)
-    assert output_checks(*arguments, near, case.expected)[0].reference_deviation is None and not runs
-    assert output_checks(*arguments, far, case.expected, 1e-3)[0].bound == 1e-3 and not runs
-    checks = output_checks(*arguments, far, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=network.perturbed)
+    fixed = replace(reference, tolerance=1e-3)
+    arguments = (stored, "fp16", case.inputs)
+    assert output_checks(reference, *arguments, near)[0].reference_deviation is None and not runs
+    assert output_checks(fixed, *arguments, far)[0].bound == 1e-3 and not runs
+    checks = output_checks(reference, *arguments, far)
     assert checks[0].reference_deviation > 0 and runs == [stored] * (1 + RUNS)
-    assert output_checks(*arguments, far, case.expected) == checks, "other directions in another run"
+    assert output_checks(reference, *arguments, far) == checks, "other directions in another run"
 
 
 def test_outputs_that_are_no_numbers_are_refused(cases):
     case = cases["amplifies"]
     wrong = [np.full_like(y, np.nan) for y in case.expected]
-    checks = output_checks(case.network.perturbed, Fp16Storage(), "fp16", case.inputs, wrong, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
+    checks = output_checks(reference, Fp16Storage(), "fp16", case.inputs, wrong)
     with pytest.raises(VerificationError, match="by inf"):
         checks[0].require_match("outputs")
 
@@ -259,7 +263,8 @@ def test_zeros_are_refused_whatever_the_network(cases):
     case = NetworkCase("amplifies more")
     stored = Fp16Storage(layers=frozenset(("first", "left", "right", "last")), kernels=True)
     wrong = [np.zeros_like(y) for y in case.expected]
-    (check,) = output_checks(case.network.perturbed, stored, "fp16", case.inputs, wrong, case.expected)
+    reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
+    (check,) = output_checks(reference, stored, "fp16", case.inputs, wrong)
     assert check.reference_deviation > LARGEST_BOUND == check.bound and not check.matches
 
 
@@ -271,9 +276,8 @@ def test_one_output_lends_another_no_bound():
     inputs = network.example_inputs()
     y, a = network.reference(inputs)
     off = [y, a + np.float32(5e-3) * abs(a).max()]
-    checks = output_checks(
-        network.perturbed, Fp16Storage(layers=frozenset(ON_PIM)), "fp16", inputs, off, [y, a]
-    )
+    reference = OutputReference(expected=[y, a], perturbed=network.perturbed)
+    checks = output_checks(reference, Fp16Storage(layers=frozenset(ON_PIM)), "fp16", inputs, off)
     assert [check.matches for check in checks] == [True, False]
     assert checks[0].bound > 5e-3 > checks[1].bound == OUTPUT_BOUND["fp16"]
 
@@ -292,11 +296,8 @@ def test_roundings_reach_what_is_stored(seed, scale):
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((1, 64, 16, 16)).astype(np.float32) * np.float32(10**scale)
     eye = numpy_helper.from_array(np.eye(64, dtype=np.float32)[:, :, None, None], "w")
-    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)
     node = helper.make_node("Conv", ["x", "w"], ["y"], "same")
-    graph = helper.make_graph([node], "same", [given_x], [y], [eye])
-    full_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    full_model = onnx_model([node], {"x": x.shape}, {"y": x.shape}, [eye], name="same")
     full_model = zoo.load_model(full_model)
     light = perturb(full_model, Fp16Storage(layers=frozenset({"same"})))
     weights = [node.input[1] for node in light.graph.node if node.op_type == "Conv"]
@@ -328,10 +329,7 @@ def test_shapes_and_masks_keep_their_values():
     ]
     mask = np.array([0, -np.inf, 0, np.finfo(np.float32).min], np.float32)
     tensors = [numpy_helper.from_array(mask, "mask"), numpy_helper.from_array(np.float32([1]), "one")]
-    given_x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "masked", [given_x], [y], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": (3, 4)}, {"y": None}, tensors, name="masked")
     model = zoo.load_model(model)
     x = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     (exact,) = frontend.load(model).reference(x)
@@ -350,7 +348,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
         t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in onnx_model.graph.initializer
     }
 
-    class Net(nn.Module):
+    class RoundedNet(nn.Module):
         def __init__(self):
             super().__init__()
             self.first = nn.Conv2d(16, 64, 3, padding=1)
@@ -361,7 +359,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
             b = self.first(x).relu()
             return self.last((self.left(b) - self.right(b)).relu()).relu()
 
-    net = Net().eval()
+    net = RoundedNet().eval()
     names = {"weight": "w", "bias": "b"}
     net.load_state_dict({k: weights[f"{k.split('.')[0]}.{names[k.split('.')[1]]}"] for k in net.state_dict()})
     torch.export.save(torch.export.export(net, (torch.zeros(1, 16, 12, 12),)), tmp_path / "net.pt2")
@@ -406,9 +404,7 @@ def test_layers_are_found_by_their_nodes():
 
 def test_a_weight_is_rounded_when_it_is_needed():
     """What no input reaches comes first, so that ONNX Runtime computes it last: not all weights at once."""
-    light = perturb(
-        zoo.load_model(model("amplifies"), fill_weights=False), Fp16Storage(layers=frozenset(ON_PIM))
-    )
+    light = perturb(zoo.load_model(model("amplifies"), seed=None), Fp16Storage(layers=frozenset(ON_PIM)))
     names, reached = {value.name for value in light.graph.input}, []
     for node in light.graph.node:
         reached.append(any(name in names for name in node.input))

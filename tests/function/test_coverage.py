@@ -17,7 +17,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim import coverage as coverage_module
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # Rows of several buffers, reductions of several rows, and tiles that are not full.
@@ -158,7 +158,7 @@ def test_what_computes_wrong_values_is_not_exact(case, data):
     try:
         wrong = with_stream(program, channel, mutant)
         wrong.validate()
-        got = execute(wrong, layer.image(program, w), x, threads=1)
+        got = PimDevice(wrong, layer.image(program, w)).run(x, threads=1)
     except (TraceError, ValueError):
         return
     exact, _ = convolve(x, w, layer.window, layer.dtype)

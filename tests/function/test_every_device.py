@@ -14,7 +14,7 @@ from reference import Window, bound, convolve
 from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program
 
 NAMES = spec_names("pim")
@@ -69,5 +69,5 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
+        assert (abs(PimDevice(program, layer.image(program, w)).run(x) - exact) <= limit).all(), str(schedule)
         assert PimProgram.from_json(program.to_json()) == program

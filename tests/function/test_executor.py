@@ -35,7 +35,7 @@ def test_threads_do_not_change_values(layer):
 WITHOUT_THREADS = """
 import threading, numpy as np
 from layers import PimLayer
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 try:
     threading.Thread(target=print).start()
 except RuntimeError:
@@ -43,7 +43,8 @@ except RuntimeError:
     x, w = layer.operands()
     program = layer.lower(layer.schedules[0])
     image = layer.image(program, w)
-    print((execute(program, image, x, 3) == execute(program, image, x, 1)).all())
+    device = PimDevice(program, image)
+    print((device.run(x, 3) == device.run(x, 1)).all())
 """
 
 

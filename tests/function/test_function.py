@@ -18,7 +18,7 @@ from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program
 
 POINTWISE = PimLayer(x_shape=(1, 5, 6, 120), oc=40, channels=3)
@@ -34,7 +34,7 @@ LONG = PimLayer(x_shape=(1, 3, 4, 70), oc=33, window=Window(kernel=(3, 3), paddi
 
 def run(layer: PimLayer, schedule, x, w, **options) -> np.ndarray:
     program = layer.lower(schedule)
-    return execute(program, layer.image(program, w), x, **options)
+    return PimDevice(program, layer.image(program, w)).run(x, **options)
 
 
 def unread(result: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_loops_mean_what_they_expand_to(layer):
         program = layer.lower(schedule)
         expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
         image = layer.image(program, w)
-        assert (bits(execute(expanded, image, x)) == bits(execute(program, image, x))).all()
+        assert (bits(PimDevice(expanded, image).run(x)) == bits(PimDevice(program, image).run(x))).all()
 
 
 @settings(max_examples=examples(60))
@@ -111,7 +111,7 @@ def test_buffers_smaller_than_a_row(layer, buffer_columns):
     program = small_buffer_program(layer, buffer_columns)
     expected = sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes)[layer.pixels]
     image = layer.image(replace(program, buffer_columns=full_buffers.buffer_columns), w)  # where the rows lie
-    assert (bits(execute(program, image, x)) == bits(expected)).all()
+    assert (bits(PimDevice(program, image).run(x)) == bits(expected)).all()
 
 
 def test_largest_integers():
@@ -129,7 +129,7 @@ def test_integers_are_not_made_of_floats():
     x, w = layer.operands()
     program = layer.lower(layer.schedules[0])
     with pytest.raises(UsageError, match="input of int8, got float32"):
-        execute(program, layer.image(program, w), x.astype(np.float32))
+        PimDevice(program, layer.image(program, w)).run(x.astype(np.float32))
     with pytest.raises(UsageError, match="weights of int8, got float64"):
         layer.image(program, w.astype(np.float64))
 
@@ -279,7 +279,7 @@ def test_rows_without_weights_are_zero(layer):
         program = layer.lower(schedule)
         image = layer.image(program, w)
         empty = replace(image, table=np.full_like(image.table, -1))
-        assert (execute(program, empty, x) == 0).all()
+        assert (PimDevice(program, empty).run(x) == 0).all()
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])
@@ -291,7 +291,7 @@ def test_tiles_that_share_a_row(buffers):
     expected = bits(sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes))
     for schedule in layer.schedules:
         program = layer.lower(schedule)
-        assert (bits(execute(program, layer.image(program, w), x)) == expected).all(), str(schedule)
+        assert (bits(PimDevice(program, layer.image(program, w)).run(x)) == expected).all(), str(schedule)
         assert violations(issue_program(program, layer.pim, 0), layer.pim, program, 0) == []
 
 
@@ -334,14 +334,14 @@ def test_wrong_shapes_are_refused():
     program = POINTWISE.lower(POINTWISE.schedules[0])
     image = POINTWISE.image(program, w)
     with pytest.raises(UsageError, match=r"takes an input of shape \(1, 5, 6, 120\)"):
-        execute(program, image, x[:, :4])
+        PimDevice(program, image).run(x[:, :4])
     with pytest.raises(UsageError, match="memory image"):
-        execute(program, replace(image, table=image.table[:2]), x)
+        PimDevice(program, replace(image, table=image.table[:2])).run(x)
     with pytest.raises(UsageError, match="memory image"):
-        execute(program, MemoryImage(row_begin=0, pages=image.pages[:1], table=image.table), x)
+        PimDevice(program, MemoryImage(row_begin=0, pages=image.pages[:1], table=image.table)).run(x)
     with pytest.raises(UsageError, match="memory image"):
-        execute(program, replace(image, pages=image.pages[:, :, :-16]), x)
+        PimDevice(program, replace(image, pages=image.pages[:, :, :-16])).run(x)
     with pytest.raises(UsageError, match="memory image"):
-        execute(replace(program, dtype="bf16"), image, x)
+        PimDevice(replace(program, dtype="bf16"), image).run(x)
     with pytest.raises(TraceError, match=r"row 0\.\.\d of GAct is not in"):
-        execute(replace(program, row_begin=1), image, x)
+        PimDevice(replace(program, row_begin=1), image).run(x)

@@ -14,17 +14,17 @@ from length import examples, long_but
 from reference import Window, bound, convolve
 
 from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs.layout import memory_image
-from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, groups_per_matrix, schedules
+from pimflow.pim_backend.programs.schedule import groups_per_matrix, schedules
 from pimflow.simulators.pim.bound import lower_bound, min_work_ns
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program, time_program
 
 NAMES = spec_names("pim")
@@ -103,7 +103,7 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         for channel in range(layer.channels):
             stream = issue_program(program, layer.pim, channel)
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
+        assert (abs(PimDevice(program, layer.image(program, w)).run(x) - exact) <= limit).all(), str(schedule)
         coverage_report = product_coverage(program)
         assert coverage_report.exact and coverage_report.products == layer.products, (
             f"{schedule}: {coverage_report}"
@@ -111,7 +111,7 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         assert PimProgram.from_json(program.to_json()) == program
         timing = time_program(program, layer.pim)
         assert timing.cycles >= bound_cycles and timing.time_ns >= least_ns
-        assert Schedule.parse(str(schedule)) == schedule
+        assert LoopOrder.parse(str(schedule)) == schedule
 
 
 DEPTHWISE = GroupedLayer(
@@ -172,7 +172,8 @@ def test_weights_lie_on_the_diagonal_and_the_rest_is_zero():
     program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     _, w = DEPTHWISE.operands()
     image = memory_image(program, w.reshape(48, -1))
-    slots = Schedule.parse(program.schedule).pixels
+    assert isinstance(program.schedule, LoopOrder)
+    slots = program.schedule.pixels
     assert np.count_nonzero(image.pages) == 48 * 9 * (program.columns_per_row // 9)
     assert slots <= program.columns_per_row // 9
     for bank, tap in itertools.product(range(16), range(9)):
@@ -188,7 +189,7 @@ def test_sums_start_from_a_bias_of_their_channels():
     for initial, start in (("bias", bias), ("add", np.broadcast_to(bias, (1, 9, 8, 48)).copy())):
         program = layer.lower(layer.schedules[0], initial)
         assert product_coverage(program).exact
-        result = execute(program, layer.image(program, w), x, initial=start)
+        result = PimDevice(program, layer.image(program, w)).run(x, initial=start)
         begins = bias.astype(np.float16).astype(np.float64)
         limit = bound(exact + begins, magnitude + abs(begins), 10, "fp16")
         assert (abs(result - exact - begins) <= limit).all(), initial
@@ -213,9 +214,6 @@ def test_how_many_groups_are_worth_trying():
 def test_the_papers_compilers_have_no_order_for_it():
     for level in ("newton+", "newton++"):
         assert schedules(DEPTHWISE.geometry, DEPTHWISE.pim, "fp16", level) == []
-    dense = Schedule(stationary="weight", buffers=4, pixels=3)
+    dense = LoopOrder(stationary="weight", buffers=4, pixels=3)
     with pytest.raises(UnsupportedOpError, match="does not fit"):
-        lower(
-            DEPTHWISE.geometry, DEPTHWISE.pim, region="layer", dtype="fp16", channels=1,
-            schedule=replace(dense, together=7),
-        )  # fmt: skip
+        replace(DEPTHWISE, channels=1).lower(replace(dense, together=7))

@@ -20,7 +20,7 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule, ProductSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.growing import DynamicProduct
+from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.timing import time_program
 
@@ -105,9 +105,8 @@ def attention_of(case: dict) -> CachedAttention | None:
         for name, part in (("keys", keys), ("values", values))
     }
     a = Attention(**shape, queries=1, scale=1.0, positioned=True)
-    return CachedAttention.from_schedule(
-        a, CacheSchedule(**schedules), pim, "fp16", channels=channels, region="r"
-    )
+    schedule = CacheSchedule(**schedules)
+    return CachedAttention.from_layouts("r", a, schedule, schedule.layouts(a, pim, "fp16", channels))
 
 
 @settings(max_examples=examples(30), deadline=None)

@@ -21,7 +21,7 @@ from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.streams import timing_streams
 from pimflow.simulators.pim.timing import check_device, issue_program, time_program
 
@@ -61,7 +61,7 @@ def test_sums_start_from_the_values(case):
     limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
     for schedule in layer.schedules:
         program = layer.lower(schedule, initial)
-        result = execute(program, layer.image(program, w), x, initial=start)
+        result = PimDevice(program, layer.image(program, w)).run(x, initial=start)
         assert (abs(result - (exact + added)) <= limit).all(), str(schedule)
 
 
@@ -121,7 +121,7 @@ def test_sums_are_read_and_resumed(case, data):
         result, magnitude = result + exact, magnitude + part_magnitude
         # The error of a resumed sum may add half a unit to its next rounding.
         limit = limit + 1.01 * bound(result, magnitude, begin + step + 1, layer.dtype)
-    got = execute(program, layer.image(program, w), x, initial=start)
+    got = PimDevice(program, layer.image(program, w)).run(x, initial=start)
     assert (abs(got - result) <= limit).all()
 
 
@@ -186,7 +186,9 @@ def test_values_and_coverage_find_what_goes_wrong(initial, change):
     right, wrong = change_streams(initial, list), change_streams(initial, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     assert "start from a wrong value" in str(product_coverage(wrong))
-    results = [execute(program, LAYER.image(program, w), x, initial=start) for program in (right, wrong)]
+    results = [
+        PimDevice(program, LAYER.image(program, w)).run(x, initial=start) for program in (right, wrong)
+    ]
     assert not np.array_equal(*results)
 
 
@@ -228,7 +230,9 @@ def test_sums_that_are_resumed_wrongly_are_found(change):
     right = RESUMED.lower(order, "bias")
     wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
     assert product_coverage(right).exact and not product_coverage(wrong).exact
-    results = [execute(program, RESUMED.image(program, w), x, initial=start) for program in (right, wrong)]
+    results = [
+        PimDevice(program, RESUMED.image(program, w)).run(x, initial=start) for program in (right, wrong)
+    ]
     assert not np.array_equal(*results, equal_nan=True)
     filters = w.reshape(RESUMED.oc, -1)
     checks = [check_region(right, filters, x, y, start).matches for y in results]
@@ -242,7 +246,7 @@ def test_a_sum_of_wrong_filters_exceeds_the_bound_of_a_resumed_one():
     program = RESUMED.lower(order)
     lacking = w.copy()
     lacking[..., 1500] = 0
-    y = execute(program, RESUMED.image(program, lacking), x)
+    y = PimDevice(program, RESUMED.image(program, lacking)).run(x)
     assert not check_region(program, w.reshape(RESUMED.oc, -1), x, y).matches
 
 
@@ -278,7 +282,7 @@ def test_a_program_says_what_its_latches_start_from():
         PimProgram.from_json(replace(program, initial="scale").to_json())
     x, w = LAYER.operands()
     with pytest.raises(UsageError, match=r"from values of shape \(20,\), got \(0,\)"):
-        execute(program, LAYER.image(program, w), x)
+        PimDevice(program, LAYER.image(program, w)).run(x)
     assert "initial" not in LAYER.lower(LAYER.schedules[0]).to_json().partition("\n")[0]
 
 
@@ -293,7 +297,7 @@ def test_a_module_without_the_values_is_refused():
     start = start_of(LAYER, "bias")
     codegen.add_region(module, "layer", program, LAYER.image(program, w), start)
     module["layer"](*map(tvm_ffi.from_dlpack, (x, y)))
-    assert (y == execute(program, LAYER.image(program, w), x, initial=start)).all()
+    assert (y == PimDevice(program, LAYER.image(program, w)).run(x, initial=start)).all()
 
 
 def test_devices_without_such_latches_refuse():
@@ -358,5 +362,5 @@ def test_window():
     start = start_of(layer, "add")
     program = layer.lower(layer.schedules[0], "add")
     exact, _ = convolve(x, w, window, "fp16")
-    result = execute(program, layer.image(program, w), x, initial=start)
+    result = PimDevice(program, layer.image(program, w)).run(x, initial=start)
     assert np.allclose(result, (exact + start.reshape(exact.shape))[4:13], atol=2e-2)

@@ -19,7 +19,7 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim.checker import count_violations
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
@@ -77,8 +77,8 @@ class MutationCase:
         self, program: PimProgram, image: MemoryImage | None = None, x: np.ndarray | None = None
     ) -> bool:
         try:
-            result = execute(
-                program, self.image if image is None else image, self.x if x is None else x, threads=1
+            result = PimDevice(program, self.image if image is None else image).run(
+                self.x if x is None else x, threads=1
             )
         except TraceError:
             return True

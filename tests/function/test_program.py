@@ -19,7 +19,7 @@ from reference import STORAGE, Window
 from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Readres, residues
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 
 LAYER = PimLayer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
 LOWERED = LAYER.lower(LAYER.schedules[0])
@@ -456,7 +456,7 @@ def test_any_change_is_refused_or_runs(text, data):
         table=np.zeros((len(program.channels), program.rows), np.int32),
     )
     x = np.ones((g.n, g.h, g.w, g.c), np.int8 if integer else np.float32)
-    result = execute(program, image, x)
+    result = PimDevice(program, image).run(x)
     assert result.shape == (program.pixel_end - program.pixel_begin, g.oc)
 
 

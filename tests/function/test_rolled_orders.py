@@ -39,20 +39,20 @@ def test_loops_are_the_commands_that_they_stand_for(pim, pixels, chunks, outputs
     orders = [order for order in schedules(geometry, pim, "fp16") if order.accumulators > 1]
     if not orders:
         return
-    arguments = {
-        "region": "r",
-        "dtype": "fp16",
-        "channels": data.draw(st.integers(1, 4)),
-        "schedule": data.draw(st.sampled_from(orders)),
-        "initial": data.draw(st.sampled_from(["", "bias"])),
-        "activation": data.draw(st.sampled_from(["", "relu"])),
-        "row_begin": 8,
-    }
-    rolled = lowering.lower(geometry, pim, **arguments)
+    channels = data.draw(st.integers(1, 4))
+    request = lowering.ProgramRequest(
+        "r",
+        geometry,
+        data.draw(st.sampled_from(orders)),
+        initial=data.draw(st.sampled_from(["", "bias"])),
+        activation=data.draw(st.sampled_from(["", "relu"])),
+        row_begin=8,
+    )
+    rolled = lowering.lower(request, pim, dtype="fp16", channels=channels)
     with pytest.MonkeyPatch.context() as patch:
         fields = lowering._fields
         patch.setattr(lowering, "_fields", lambda *args: {**fields(*args), "loops": False})
-        plain = lowering.lower(geometry, pim, **arguments)
+        plain = lowering.lower(request, pim, dtype="fp16", channels=channels)
     for actual, expected in zip(rolled.channels, plain.channels, strict=True):
         assert list(unroll(actual)) == list(unroll(expected))
 
@@ -64,7 +64,11 @@ def test_a_vocabulary_is_lowered_as_loops(resumed):
     orders = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
     began = time.process_time()
     program = lowering.lower(
-        geometry, AIM, region="r", dtype="fp16", channels=16, schedule=orders[0], timing_only=True
+        lowering.ProgramRequest("r", geometry, orders[0]),
+        AIM,
+        dtype="fp16",
+        channels=16,
+        limits=lowering.LoweringLimits(timing_only=True),
     )
     assert time.process_time() - began < 2
     assert len(program.to_json()) < 1 << 20

@@ -18,7 +18,7 @@ from pimflow.errors import ArtifactError
 from pimflow.frontend import relax_module
 from pimflow.host import native
 from pimflow.pim_backend.runtime import codegen, network_module, targets
-from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.functional import PimDevice
 
 
 def call_region(program, image, x, dtype):
@@ -75,7 +75,7 @@ def test_the_output_may_overwrite_the_input(first):
     module = native.get("pimflow.runtime.create_module")()
     codegen.add_region(module, "layer", program, image)
     module["layer"](tvm_ffi.from_dlpack(memory[:1000].reshape(x.shape)), tvm_ffi.from_dlpack(y))
-    assert (y == execute(program, image, x)).all()
+    assert (y == PimDevice(program, image).run(x)).all()
 
 
 def test_a_region_takes_two_tensors():
@@ -139,7 +139,7 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def test_stored_modules_are_read():
+def test_saved_modules_are_read():
     load = native.get("ffi.Module.load_from_bytes.pim")
     layer = PimLayer(x_shape=(1, 3, 3, 40), oc=20, channels=2)
     x, w = layer.operands()
@@ -165,7 +165,7 @@ def test_stored_modules_are_read():
     own_input, added = x[..., :20].copy(), x[..., 20:].copy()
     image = layer.image(program, w[..., :20])
     load(module_bytes(program, image))["layer"](*map(tvm_ffi.from_dlpack, (own_input, added, y)))
-    assert (y == execute(program, image, own_input, added=added)).all()
+    assert (y == PimDevice(program, image).run(own_input, added=added)).all()
 
 
 def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path, monkeypatch):

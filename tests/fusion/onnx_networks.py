@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
 
 
 class NetworkBuilder:
@@ -78,13 +79,9 @@ class NetworkBuilder:
         self.node("Concat", [source, second], (n, c + self.shapes[second][1], h, w), axis=1)
 
     def model(self):
-        dims = {
-            name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in self.shapes.items()
-        }
         last = self.nodes[-1].output[0]
-        graph = helper.make_graph(self.nodes, "drawn", [dims["x"]], [dims[last]], self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        inputs, outputs = {"x": self.shapes["x"]}, {last: self.shapes[last]}
+        return onnx_model(self.nodes, inputs, outputs, self.constants, name="drawn")
 
 
 @st.composite

@@ -92,7 +92,7 @@ class _Replay:
                 if run is None:
                     self._load(layer, tile, lambda name, step=step: first[name] == step)
                     self._compute(layer, tile)
-                    self.stored += layer.kept_elements if number == 0 else 0
+                    self.stored += layer.extra_output_elements if number == 0 else 0
                     if layer.name in self.group.output_names:
                         self._store(layer.name, tile)
                 elif step == run.begin:

@@ -11,7 +11,7 @@ from length import examples
 from replay import replay
 
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion import LayerGraph, convex, fuse_layers
+from pimflow.fusion import FusionRules, LayerGraph, convex, fuse_layers
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover, convex_sets
 from pimflow.fusion.layers import Layer, elementwise_maps
@@ -103,7 +103,7 @@ def inception(branches=3, deep=2):
 def test_a_group_may_leave_out_what_stands_between(monkeypatch):
     """Layers of both branches in one group, and not all between them."""
     graph, accelerator = inception(branches=2), Accelerator(on_chip_bytes=4 * 275)
-    runs = fuse_layers(graph, accelerator, search="runs")
+    runs = fuse_layers(graph, accelerator, FusionRules(search="runs"))
     for max_sets in (convex.MAX_SETS, 50):  # all sets of layers; some of links
         monkeypatch.setattr(convex, "MAX_SETS", max_sets)
         best = fuse_layers(graph, accelerator)

@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from command_line import run_json
 from length import long_but
 from replay import replay
 
@@ -11,11 +12,12 @@ from pimflow import zoo
 from pimflow.commands.fuse import fuse
 from pimflow.commands.fuse.fusion_report import layer_shares
 from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import (
     OBJECTIVES,
     Accelerator,
+    FusionRules,
     GroupTiling,
     fuse_layers,
     layers_from_onnx,
@@ -35,7 +37,7 @@ TABLE_1 = {
 
 
 def layers_of(name):
-    return layers_from_onnx(zoo.load_model(name, fill_weights=False))
+    return layers_from_onnx(zoo.load_model(name, seed=None))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,10 @@ def test_any_network_can_be_read(name):
 @pytest.mark.long
 def test_resnet18_moves_less_with_each_step(resnet18):
     """Figures 8 and 9: fusion pays, reuse more; never slower than unfused."""
-    plans = [fuse_layers(resnet18, reuse=reuse, search="runs") for reuse in ("none", "lifetime", "deep")]
+    plans = [
+        fuse_layers(resnet18, rules=FusionRules(reuse=reuse, search="runs"))
+        for reuse in ("none", "lifetime", "deep")
+    ]
     moved = [plans[0].dram_bytes_unfused, *(plan.dram_bytes for plan in plans)]
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55
@@ -93,7 +98,10 @@ def test_the_objective_is_what_gets_least(dtype):
         layers_of("toy"),
         Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype),
     )
-    plans = {objective: fuse_layers(graph, accelerator, objective=objective) for objective in OBJECTIVES}
+    plans = {
+        objective: fuse_layers(graph, accelerator, FusionRules(objective=objective))
+        for objective in OBJECTIVES
+    }
     measures = {
         "traffic": lambda plan: plan.dram_bytes,
         "time": lambda plan: plan.time_overlapped_ns,
@@ -110,7 +118,7 @@ def test_the_objective_is_what_gets_least(dtype):
 @pytest.mark.long
 def test_memory_helps(resnet18):
     moved = [
-        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), search="runs").dram_bytes
+        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), FusionRules(search="runs")).dram_bytes
         for size in (128, 768, 4096)
     ]
     assert moved == sorted(moved, reverse=True)
@@ -163,11 +171,12 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
     kinds = ("nn.max_pool2d", "reshape")
     pool = Region(
         name="pool", operator=kinds[0], operators=kinds, inputs=("%x",), input_shapes=((1, 4, 4, 2),),
-        output_shape=(1, 8), pooling=window,
+        output_shape=(1, 8), kernel=KernelShape(pooling=window),
     )  # fmt: skip
     fc = Region(
         name="fc", operator="fc", operators=("matmul",), inputs=("pool",), input_shapes=((1, 8),),
-        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3), weight_elements=24,
+        output_shape=(1, 3), geometry=ConvGeometry(n=1, h=1, w=1, c=8, oc=3),
+        kernel=KernelShape(weight_elements=24),
     )  # fmt: skip
     graph = layers_from_regions(RegionGraph(name="g", regions=(pool, fc), outputs=("fc",)))
     assert graph.shapes["pool"] == (1, 2, 2, 2)
@@ -176,8 +185,7 @@ def test_a_folded_pooling_keeps_its_map_through_a_flatten():
 
 
 def test_command(capsys):
-    assert main(["fuse", "toy", "--json", "--quiet", "--on-chip", "24KiB", "--halo", "retain"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(capsys, "fuse toy --on-chip 24KiB --halo retain")
     assert report["dram_bytes_ideal"] <= report["dram_bytes"] < report["dram_bytes_unfused"]
     assert report["reduction"] == pytest.approx(1 - report["dram_bytes"] / report["dram_bytes_unfused"])
     assert report["speedup_roofline"] >= 1 and report["speedup_serial_baseline"] > report["speedup_roofline"]

@@ -68,7 +68,7 @@ def channel_variants(draw, group):
 
 def run(group, placed, formulas, values):
     values = {name: array.ravel() for name, array in values.items()}
-    counts = execution.run_group(execution.build(group, placed, formulas), group, placed, formulas, values)
+    counts = execution.build(group, placed, formulas).run(values)
     return {name: values[name] for name in group.output_names}, counts
 
 
@@ -157,7 +157,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), halo="retain")
     except InfeasibleError:
         return
-    ran = execution.execute(model, plan)
+    ran = execution.execute(execution.load_executable(model, plan), plan)
     ran.require(plan)
     assert ran.counted_bytes == plan.dram_bytes
 
@@ -168,7 +168,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     """Every stored tensor against TVM's own pipeline, outputs against ONNX Runtime, all bytes."""
     try:
         plan = fuse.fuse(model, Accelerator(on_chip_bytes=on_chip), baseline="folded", halo=halo)
-        ran = execution.execute(model, plan, baseline="folded")
+        ran = execution.execute(execution.load_executable(model, plan, baseline="folded"), plan)
     except (InfeasibleError, UnsupportedOpError):
         assume(False)
     ran.require(plan)
@@ -198,24 +198,24 @@ def test_a_wrong_place_between_folded_layers_is_seen():
         dataclasses.replace(placed, offsets_bytes=offsets), *plan.placements[1:]))  # fmt: skip
     assert not set(group.output_names) & set(plan.graph.outputs)
     with pytest.raises(VerificationError, match="differs from its reference"):
-        execution.execute("toy", wrong, baseline="folded").require(wrong)
+        execution.execute(execution.load_executable("toy", wrong, baseline="folded"), wrong).require(wrong)
 
 
 def test_a_plan_of_other_layers_is_refused(toy):
     with pytest.raises(UsageError, match="not of this network's folded layers"):
-        execution.execute("toy", toy, baseline="folded")
+        execution.execute(execution.load_executable("toy", toy, baseline="folded"), toy)
 
 
 def test_a_folded_layer_without_a_formula_is_named():
     """A concatenation that the convolution behind it takes in."""
     plan = fuse.fuse("squeezenet-1.1", baseline="folded", search="greedy")
     with pytest.raises(UnsupportedOpError, match=r"'features.4.squeeze'"):
-        execution.execute("squeezenet-1.1", plan, baseline="folded")
+        execution.execute(execution.load_executable("squeezenet-1.1", plan, baseline="folded"), plan)
 
 
 def test_a_layer_without_a_formula_is_named():
     with pytest.raises(UnsupportedOpError, match=r"Gather.*cannot be executed fused"):
-        model = zoo.load_model("bert-base", fill_weights=False)
+        model = zoo.load_model("bert-base", seed=None)
         computations(model, layers_from_onnx(model))
 
 
@@ -228,8 +228,8 @@ def test_a_wrong_place_or_count_is_seen(toy):
     wrong = dataclasses.replace(toy, placements=(
         dataclasses.replace(placed, offsets_bytes=offsets), *toy.placements[1:]))  # fmt: skip
     with pytest.raises(VerificationError, match="differs from its reference"):
-        execution.execute("toy", wrong).require(wrong)
-    ran = execution.execute("toy", toy)
+        execution.execute(execution.load_executable("toy", wrong), wrong).require(wrong)
+    ran = execution.execute(execution.load_executable("toy", toy), toy)
     ran.require(toy)
     fewer = dataclasses.replace(ran.groups[0], weight_bytes=ran.groups[0].weight_bytes - 4)
     with pytest.raises(VerificationError, match="the search counted"):
@@ -242,7 +242,7 @@ def test_for_cuda_the_pool_is_shared_memory(toy):
     group, placed = toy.groups[-1], toy.placements[-1]
     _, kernels = compile_kernels(lambda: compile_group_for_cuda(group, placed, formulas, target), target)
     assert kernels.source.count("__shared__") == 1 and "__syncthreads" in kernels.source
-    assert bool(kernels.flaw) != bool(cuda_compiler())
+    assert bool(kernels.problem) != bool(cuda_compiler())
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):

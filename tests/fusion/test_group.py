@@ -19,7 +19,7 @@ from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.channels import SUM_BYTES, fitting_runs, possible_runs
 from pimflow.fusion.group import Group, place
 from pimflow.fusion.layers import Layer, LayerGraph, elementwise_maps
-from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
+from pimflow.fusion.search import HALOS, SEARCHES, FusionRules, fuse_layers
 from pimflow.fusion.tiling import GroupTiling
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(36))
@@ -207,11 +207,13 @@ def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
     graph = graph.graph
     accelerator = Accelerator(on_chip_bytes=4 * on_chip)
     try:
-        greedy = fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search="greedy")
+        greedy = fuse_layers(graph, accelerator, FusionRules(reuse=reuse, halo=halo, search="greedy"))
     except InfeasibleError as error:
         assert error.demand > accelerator.on_chip_bytes
         return
-    runs, best = (fuse_layers(graph, accelerator, reuse=reuse, halo=halo, search=s) for s in SEARCHES[1:])
+    runs, best = (
+        fuse_layers(graph, accelerator, FusionRules(reuse=reuse, halo=halo, search=s)) for s in SEARCHES[1:]
+    )
     assert best.dram_bytes <= runs.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
     for plan in (greedy, runs, best):
         assert plan.time_overlapped_ns <= plan.layer_by_layer.time_overlapped_ns * (1 + 1e-12)

@@ -85,5 +85,5 @@ def test_the_lead_is_safe_and_the_smallest(rows, columns, channels, filters, str
 def test_the_lead_of_whole_rows_is_enough(rows, columns, channels, filters):
     exact = overlap(rows, columns, channels, filters)
     sizes = [np.int64(x) for x in (rows.extent, columns.extent, rows.output_extent, columns.output_extent)]
-    lead = row_lead(rows, sizes[0], sizes[1], channels, sizes[2], sizes[3], filters, np.int64(1))
+    lead = row_lead(rows, (*sizes[:2], channels), (*sizes[2:], filters), np.int64(1))
     assert lead >= exact.lead

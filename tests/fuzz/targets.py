@@ -23,7 +23,8 @@ import onnx
 import onnxruntime
 import pytest
 from decoders import SMALL
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 import pimflow
 from pimflow import zoo
@@ -168,15 +169,9 @@ def _networks(_folder: Path) -> list[bytes]:
         (layers, [1, 4, 8, 8], weights),
         (more_layers, [1, 4, 4, 4], [random_tensor("w", 4, 6), to]),
     ):
-        graph = helper.make_graph(
-            nodes,
-            "net",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            initializers,
+        models.append(
+            onnx_model(nodes, {"x": shape}, {"y": None}, initializers, opset=18).SerializeToString()
         )
-        opsets = [helper.make_opsetid("", 18)]
-        models.append(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
     return models
 
 

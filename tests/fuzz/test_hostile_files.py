@@ -63,9 +63,8 @@ def compiled(tmp_path_factory):
     """A compiled directory, with C, and the cache that it filled."""
     folder = tmp_path_factory.mktemp("hostile")
     cache = folder / "cache.sqlite"
-    assert not command_failure(
-        ["compile", "toy", "-o", folder / "toy", "--quiet", "--cache", cache, "--jobs", 1]
-    )
+    options = ["--quiet", "--cache", cache, "--jobs", 1, "--conventions", "none"]
+    assert not command_failure(["compile", "toy", "-o", folder / "toy", *options])
     return folder / "toy", cache
 
 
@@ -159,9 +158,8 @@ def test_what_has_its_digest_is_loaded(directory):
 
 
 def test_c_without_digest_is_not_built(tmp_path, capsys):
-    assert not command_failure(
-        ["compile", "toy", "--target", "c", "-o", tmp_path / "toy", "--quiet", "--jobs", 1]
-    )
+    options = ["--target", "c", "--quiet", "--jobs", 1, "--conventions", "none"]
+    assert not command_failure(["compile", "toy", "-o", tmp_path / "toy", *options])
     seal(tmp_path / "toy", without=["weights.bin"])
     assert "no digest of weights.bin" in error_line(["run", tmp_path / "toy", "--quiet"], capsys)
 

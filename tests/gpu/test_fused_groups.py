@@ -1,5 +1,6 @@
 """Do the threads of a fused group give what the CPU gives, and move as many bytes?"""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -36,12 +37,12 @@ def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
         executable, kernels = compile_kernels(
             partial(compile_group_for_cuda, group, placed, formulas, target), target
         )
-        assert not kernels.flaw
+        assert not kernels.problem
         kernel = executable.mod[execution.NAME]
         here, there = dict(inputs), dict(inputs)
-        counted = execution.run_group(kernel, group, placed, formulas, there, tvm.cuda())
         function = execution.build(group, placed, formulas)
-        assert counted == execution.run_group(function, group, placed, formulas, here)
+        counted = replace(function, function=kernel).run(there, tvm.cuda())
+        assert counted == function.run(here)
         assert sum(counted.values()) == 4 * group.traffic_elements
         for name in group.output_names:  # products may be contracted into sums on one side alone
             assert np.abs(there[name] - here[name]).max() <= 1e-5 * np.abs(here[name]).max()

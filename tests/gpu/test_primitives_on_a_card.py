@@ -55,6 +55,6 @@ def test_values(name):
 @pytest.mark.alone
 def test_times():
     move = ((1, 28, 28, 48), "HWC", "CHW")
-    times = measuring.measure([LAYERS[0]], [move], 6, machine=Card())
+    times = measuring.Measurer(machine=Card()).measure([LAYERS[0]], [move], 6)
     assert not times.failed and len(times.times_ns) == 6 and times.device.target == "cuda"
     assert all(1e3 < ns < 1e8 for ns in (*times.times_ns.values(), times.moves_ns[move]))

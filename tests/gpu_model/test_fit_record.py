@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from calibration import fit_record
+from calibration.fit_record import record_path, record_samples, shape_digest, unseen_samples
+from calibration.gpu_fit import fit
+from calibration.samples import analytic_ns, read_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -16,10 +20,6 @@ from pimflow.core.table_files import tomllib
 from pimflow.errors import SpecError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS, spec_names
-from pimflow.simulators.gpu import fit_record
-from pimflow.simulators.gpu.fit import fit
-from pimflow.simulators.gpu.fit_record import record_path, record_samples, shape_digest, unseen_samples
-from pimflow.simulators.gpu.samples import analytic_ns, read_samples
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

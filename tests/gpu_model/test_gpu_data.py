@@ -11,6 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration.fit_record import unseen_samples
+from calibration.gpu_fit import fit_launch, launch_source, write_launch
+from calibration.samples import (
+    PREDICTIONS,
+    SIZES,
+    analytic_ns,
+    convolution_classes,
+    format_accuracy,
+    read_samples,
+    validate,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -19,18 +30,7 @@ from scipy.stats import kendalltau
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit import fit_launch, launch_source, write_launch
-from pimflow.simulators.gpu.fit_record import unseen_samples
-from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.samples import (
-    SIZES,
-    analytic_ns,
-    convolution_classes,
-    format_accuracy,
-    read_samples,
-    validate,
-)
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

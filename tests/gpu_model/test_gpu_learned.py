@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration.fit_record import unseen_samples
+from calibration.learned_fit import learn, write_residual
+from calibration.samples import analytic_ns, best_ns, read_samples, residual_model_ns, validate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -15,21 +18,16 @@ from length import examples
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.gpu.fit_record import unseen_samples
-from pimflow.simulators.gpu.learned_fit import learn, write_residual
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     Learned,
-    best_ns,
     features,
     gpus_with_model,
     load_residual,
     residual_model,
-    residual_model_ns,
     residual_path,
 )
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import analytic_ns, read_samples, validate
 
 V100 = GpuSpec.load("v100")
 EXCERPT = Path(__file__).parent / "data" / "v100_tensorrt_conv_excerpt.csv"

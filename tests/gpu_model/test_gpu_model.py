@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 
 import pytest
+from calibration.gpu_fit import efficiency_sources, fit, write_efficiency
+from calibration.samples import analytic_ns, read_samples, validate
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -14,10 +16,8 @@ from length import examples
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
-from pimflow.simulators.gpu.fit import efficiency_sources, fit, write_efficiency
 from pimflow.simulators.gpu.machine import TILES, family
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu.samples import analytic_ns, read_samples, validate
 
 GPUS = {name: GpuSpec.load(name) for name in spec_names("gpu")}
 SIMULATED = GPUS["rtx-2060-pim32"]

@@ -21,7 +21,7 @@ from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import ByteTokens, decode_tokens
+from pimflow.zoo.language.tokens import ByteTokens
 
 # Parameters as published with the models; elements of the cache of a token.
 PUBLISHED = {
@@ -35,6 +35,12 @@ PUBLISHED = {
 def small(**changes: object) -> Decoder:
     sizes = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_size=6, feed_forward=20, vocabulary=31)
     return Decoder(**{"name": "small", **sizes, "max_context": 40, "source": "a test", **changes})
+
+
+def decode(tokens: list[int]) -> str:
+    """The text of bytes."""
+    decoder = ByteTokens().decoder()
+    return "".join(decoder.text(token, index + 1 == len(tokens)) for index, token in enumerate(tokens))
 
 
 def test_sizes_are_the_published_ones():
@@ -168,7 +174,7 @@ def test_tiny_lm_writes_english_of_the_manual_that_it_was_trained_on():
         while len(generated) < 160:
             generated.append(int(logits[-1].argmax()))
             logits = reference.step(np.array(generated[-1:]))
-        words = decode_tokens(ByteTokens(), generated).lower().split()[:-1]
+        words = decode(generated).lower().split()[:-1]
         return sum(word in vocabulary for word in words) / max(len(words), 1), len(set(words))
 
     right, different = share(zoo.decoder("tiny-lm"))
@@ -181,7 +187,7 @@ def test_bytes_become_text_when_a_character_is_whole():
     tokens = ByteTokens().encode("a€b")
     decoder = ByteTokens().decoder()
     assert [decoder.text(token) for token in tokens] == ["a", "", "", "€", "b"]
-    assert decode_tokens(ByteTokens(), tokens[:2]) == "a\ufffd"
+    assert decode(tokens[:2]) == "a\ufffd"
 
 
 def test_the_bound_of_rows_is_the_share_that_was_worked_out_by_hand():

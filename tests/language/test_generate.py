@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command_line import error_line, run_json
 from decoders import SMALL
 from onnx import TensorProto, numpy_helper
 
@@ -241,8 +242,7 @@ def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):
 @pytest.mark.long
 def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     command = ["generate", "gpt-2", "--tokens", "1,2,3", "-n", "2", "--context", "64", "--quiet"]
-    assert main([*command, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = run_json(capsys, *command)
     assert (row["tokens"], row["text"], row["blocks"], row["compiled_blocks"]) == (None, None, 12, 1)
     assert row["verified"] is True and row["regions_on_pim"] > 0
     assert row["ttft_ns"] > 0.5 * row["tpot_ns"] and row["kv_bytes_per_token"] == 36864
@@ -276,9 +276,9 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     ],
 )
 def test_what_cannot_be_generated_is_refused_in_a_line(argv, says, capsys):
-    assert main(["generate", *(["-n", "2"] if "-n" not in argv else []), *argv, "--quiet"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("pimflow: error: ") and err.count("\n") == 1 and says in err
+    assert says in error_line(
+        capsys, 2, "generate", *(["-n", "2"] if "-n" not in argv else []), *argv, "--quiet"
+    )
 
 
 def edit_graph(model, edit):
@@ -321,9 +321,7 @@ def rename_presents(graph):
 def test_a_file_that_is_no_decoder_with_a_cache_is_refused(how, says, step_model, tmp_path, capsys):
     path = tmp_path / "decoder.onnx"
     path.write_bytes(edit_graph(step_model, how).SerializeToString())
-    assert main(["generate", str(path), "--tokens", "1", "-n", "2", "--quiet"]) == 3
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and says in err
+    assert says in error_line(capsys, 3, "generate", path, "--tokens", "1", "-n", "2", "--quiet")
 
 
 def test_a_file_of_one_length_says_which(step_model, tmp_path, capsys):
@@ -334,7 +332,7 @@ def test_a_file_of_one_length_says_which(step_model, tmp_path, capsys):
         (["--tokens", "1,2,3", "-n", "10"], "are more than the 12 that it attends to"),
         (["--prompt", "a", "-n", "2"], "comes without a tokenizer"),
     ):
-        assert main(["generate", str(path), *argv, "--quiet"]) == 2
-        assert says in capsys.readouterr().err
-    assert main(["generate", str(tmp_path / "none.onnx"), "--tokens", "1", "-n", "2", "--quiet"]) == 3
-    assert "cannot be read" in capsys.readouterr().err
+        assert says in error_line(capsys, 2, "generate", path, *argv, "--quiet")
+    assert "cannot be read" in error_line(
+        capsys, 3, "generate", tmp_path / "none.onnx", "--tokens", "1", "-n", "2", "--quiet"
+    )

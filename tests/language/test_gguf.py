@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from command_line import error_line
 
 pytest.importorskip("gguf")
 
@@ -13,7 +14,6 @@ from gguf import GGUFWriter, RopeScalingType, quants
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
-from pimflow.commands.main import main
 from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
@@ -274,9 +274,6 @@ def test_a_file_that_is_none_is_refused_in_a_line(tmp_path, capsys):
         (b"GGUF\x03\0\0\0" + b"\xff" * 40, "is not a GGUF file"),
     ):
         path.write_bytes(content)
-        assert main(["generate", str(path), "--tokens", "1", "-n", "1", "--quiet"]) == 3
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and says in err
+        assert says in error_line(capsys, 3, "generate", path, "--tokens", "1", "-n", "1", "--quiet")
     path.unlink()
-    assert main(["generate", str(path), "--tokens", "1", "-n", "1", "--quiet"]) == 3
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be read" in error_line(capsys, 3, "generate", path, "--tokens", "1", "-n", "1", "--quiet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from command_line import error_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,9 +92,7 @@ def test_a_line_is_found_again_through_the_scaling(slope, intercept, group, kv_h
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_a_line(argv, says, capsys):
-    assert main(["export", *argv, "--quiet"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and says in err
+    assert says in error_line(capsys, 2, "export", *argv, "--quiet")
 
 
 def test_a_line_needs_two_lengths():

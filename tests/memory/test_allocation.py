@@ -9,7 +9,8 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from papers import occamy_operators
 from papers.occamy_operators import operator_liveness
 from tvm import relax
@@ -36,10 +37,7 @@ def with_workspaces() -> onnx.ModelProto:
         helper.make_node("DepthToSpace", ["wider"], ["large"], name="large", blocksize=2),
         helper.make_node("Conv", ["large", "u"], ["y"], name="y"),
     ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 16, 32, 32))]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 16, 128, 128))]
-    graph = helper.make_graph(nodes, "shuffles", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": (1, 16, 32, 32)}, {"y": (1, 16, 128, 128)}, weights, name="shuffles")
 
 
 NETWORKS = {"toy": lambda: ("toy", 8), "workspaces": lambda: (with_workspaces(), None)}
@@ -121,12 +119,9 @@ def networks(draw) -> onnx.ModelProto:
     if not nodes:
         nodes, wide["t0"] = [helper.make_node("Relu", ["x"], ["t0"], name="t0")], size
     ends = sorted({nodes[-1].output[0], draw(st.sampled_from([n.output[0] for n in nodes]))})
-    outputs = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, channels, wide[n], size)) for n in ends
-    ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, channels, size, size))]
-    graph = helper.make_graph(nodes, "net", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(
+        nodes, {"x": (1, channels, size, size)}, {n: (1, channels, wide[n], size) for n in ends}, weights
+    )
 
 
 @settings(max_examples=examples(6), deadline=None)
@@ -159,20 +154,14 @@ def test_refused():
 
 
 def test_operators_of_a_small_network_counted_by_hand():
-    values = [("x", (1, 2, 4, 4)), ("y", (1, 2, 4, 4))]
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in values]
-    weights = [
-        numpy_helper.from_array(np.ones((2, 2, 1, 1), "float32"), "w"),
-        numpy_helper.from_array(np.ones(2, "float32"), "b"),
-        numpy_helper.from_array(np.float32(0), "zero"),
-    ]
+    dims, ones = (1, 2, 4, 4), np.ones((2, 2, 1, 1), np.float32)
+    weights = {"w": ones, "b": ones[0, :, 0, 0], "zero": np.float32(0)}
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], name="c"),
         helper.make_node("Clip", ["c", "zero"], ["r"], name="r"),
         helper.make_node("Add", ["r", "x"], ["y"], name="y"),
     ]
-    graph = helper.make_graph(nodes, "net", tensors[:1], tensors[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": dims}, {"y": dims}, weights)
     counts = occamy_operators.count_operators(model)
     tensor, filters, bias = 128, 16, 8
     assert (counts.operators, counts.variables, counts.lazy_groups) == (3, 6, 3)  # x, w, b, c, r, y

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from command_line import error_line, run_json
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import memory
 from pimflow.commands.main import main
@@ -40,8 +42,7 @@ def test_a_plan_that_was_written_is_planned_as_it_is(capsys, tmp_path):
     table = str(DATA / "F.1048576.csv")
     rows = []
     for arguments in ([table, "--policy", "bigger-first", "-o", str(path)], [str(path)]):
-        assert main(["memory", *arguments, "--json", "--quiet"]) == 0
-        rows.append(json.loads(capsys.readouterr().out))
+        rows.append(run_json(capsys, "memory", *arguments))
     assert rows[0]["allocations"] == rows[1]["allocations"]
     assert not rows[0]["optimal"] and rows[1]["optimal"]  # no offset is free any more
 
@@ -57,8 +58,7 @@ def test_policies_stand_side_by_side(capsys):
 
 
 def test_alignment(capsys):
-    assert main(["memory", TABLE, "--alignment", "64", "--json", "--quiet"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = run_json(capsys, "memory", TABLE, "--alignment", "64")
     assert row["pool_bytes"] == 64 + 64 + 4
     assert all(buffer["offset"] % 64 == 0 for buffer in row["allocations"])
 
@@ -86,9 +86,7 @@ def test_alignment(capsys):
 def test_errors_are_one_line_and_a_code(arguments, code, message, capsys):
     if "--plot" in arguments:
         pytest.importorskip("vl_convert")
-    assert main(["memory", *arguments, "--quiet"]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and message in err
+    assert message in error_line(capsys, code, "memory", *arguments, "--quiet")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
@@ -141,8 +139,7 @@ def test_a_part_is_an_outline_in_what_it_is_part_of():
 
 
 def network(capsys, *options):
-    assert main(["memory", "toy", "--json", "--quiet", *options]) == 0
-    return json.loads(capsys.readouterr().out)
+    return run_json(capsys, "memory toy", *options)
 
 
 def test_a_network(capsys):
@@ -176,6 +173,7 @@ def test_weights_of_a_network(capsys):
     assert resident["lazy_peak_bytes"] == without["lazy_peak_bytes"] + weight_bytes
 
 
+@pytest.mark.long
 def test_half_the_bytes_on_a_gpu(capsys):
     """All but the network's result, which keeps its type."""
     cpu, gpu = network(capsys), network(capsys, "--target", "cuda+pim")
@@ -194,17 +192,14 @@ def test_half_the_bytes_on_a_gpu(capsys):
     ],
 )
 def test_networks_that_cannot_be_planned(options, code, says, capsys):
-    assert main(["memory", *options, "--quiet"]) == code
-    assert says in capsys.readouterr().err
+    assert says in error_line(capsys, code, "memory", *options, "--quiet")
 
 
 def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
     """Its result has one shape whatever comes in."""
-    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 4)) for name in "xy")
-    axes = onnx.numpy_helper.from_array(np.array([0], np.int64), "axes")
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
-    graph = helper.make_graph([node], "sum", [x], [y], [axes])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model = onnx_model([node], {"x": (1, 4)}, {"y": (1, 4)}, {"axes": np.array([0])})
     onnx.save(model, tmp_path / "sum.onnx")
-    assert main(["memory", str(tmp_path / "sum.onnx"), "--batch", "2", "--quiet"]) == 3
-    assert "is made for its own batch" in capsys.readouterr().err
+    assert "is made for its own batch" in error_line(
+        capsys, 3, "memory", tmp_path / "sum.onnx", "--batch", "2", "--quiet"
+    )

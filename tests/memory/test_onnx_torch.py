@@ -4,7 +4,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from length import long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
@@ -38,15 +39,12 @@ def check_outputs(model, inputs):
 def _chain(kind: str):
     """A product, then two more operators, of 262144 B each."""
     dims = (256, 256)
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("x", "y")]
-    weight = numpy_helper.from_array(np.ones(dims, "float32"), "w")
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="a"),
         helper.make_node("Relu", ["a"], ["b"], name="b"),
         helper.make_node(kind, ["b"], ["y"], name="y"),
     ]
-    graph = helper.make_graph(nodes, "net", tensors[:1], tensors[1:], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": dims}, {"y": dims}, {"w": np.ones(dims, np.float32)})
 
 
 def test_the_peak_of_a_chain_is_its_weight_its_input_and_two_tensors():

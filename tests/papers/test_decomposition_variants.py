@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from papers.temco_variants import (
     VARIANTS,
     decomposition_variants,
@@ -19,6 +20,8 @@ from skip_networks import hourglass
 
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import system
+
+pytestmark = pytest.mark.long
 
 NOISE_BYTES = 1 << 16  # what the observer itself may hold
 
@@ -34,10 +37,7 @@ def chain(widths: tuple[int, ...], kernel: int, height: int) -> onnx.ModelProto:
         nodes.append(helper.make_node("Relu", [f"c{index}"], [f"r{index}"], f"relu{index}"))
         hidden = f"r{index}"
     shape = (1, widths[0], height, height)
-    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-    output_info = helper.make_tensor_value_info(hidden, TensorProto.FLOAT, (1, widths[-1], height, height))
-    graph = helper.make_graph(nodes, "chain", [input_info], [output_info], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx_model(nodes, {"x": shape}, {hidden: (1, widths[-1], height, height)}, weights, name="chain")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def forms():
 @pytest.mark.parametrize(
     ("widths", "kernel", "height", "ratio"),
     [
-        pytest.param((3, 16, 24, 8, 4), 3, 8, 0.3, marks=pytest.mark.long),
-        pytest.param((4, 8, 8, 32, 4), 5, 6, 0.5, marks=pytest.mark.long),
+        ((3, 16, 24, 8, 4), 3, 8, 0.3),
+        ((4, 8, 8, 32, 4), 5, 6, 0.5),
         ((3, 24, 8, 8, 2), 3, 12, 1.0),
     ],
 )
@@ -63,13 +63,11 @@ def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     assert comparison.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
 
 
-@pytest.mark.long
 def test_a_layer_that_was_not_decomposed(forms):
     with pytest.raises(UnknownNameError, match="decomposed layer 'conv1'"):
         two_layers(forms, "conv1", "conv2")
 
 
-@pytest.mark.long
 def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
     pools = forms.pools(system())
     assert pools["skip-opt+fusion"] <= pools["fusion"]
@@ -86,7 +84,6 @@ def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
             assert abs(measurement["peak_bytes"] - measurement["allocated_bytes"]) < NOISE_BYTES
 
 
-@pytest.mark.long
 def test_skip_connections_wait(forms):
     """The skip connection is a map of 32 channels at the full height; nothing waits without one."""
     memory_trace = memory_over_time(forms.networks["decomposed"])
@@ -97,7 +94,6 @@ def test_skip_connections_wait(forms):
     assert not any(memory_over_time(plain_chain.networks["decomposed"]).skip_bytes)
 
 
-@pytest.mark.long
 def test_tables(forms, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
     script = importlib.import_module("reproduce_temco")

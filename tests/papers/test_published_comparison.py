@@ -33,6 +33,8 @@ from pimflow.hardware.systems import CHARGES
 from pimflow.placement import CandidateGenerator, Goal, Profiling
 from pimflow.placement.solvers.evaluate import evaluate
 
+pytestmark = pytest.mark.long
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 

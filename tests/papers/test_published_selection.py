@@ -25,6 +25,8 @@ from pimflow.primitive_selection.profile import Profile, applicable_primitives, 
 from pimflow.primitive_selection.search import minimise
 from pimflow.primitives import PRIMITIVES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 STORED = Profile.read(Path(__file__).parents[1] / "primitive_selection/published-profile.json")
 SLOW = {"loops": 40.0, "direct": 2.0, "windows": 1.5, "winograd": 3.0}  # times its bound, made up
@@ -78,7 +80,6 @@ def every(problem):
         yield problem.evaluate(dict(zip(names, choice)))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", ["sum", "liveness"])
 def test_claims_are_those_of_all_choices(toy, model):
     problem = few(replace(toy.problem, memory_model=model))
@@ -105,7 +106,6 @@ def test_claims_are_those_of_all_choices(toy, model):
     assert row["over_greedy"] >= 1 - 1e-9 and row["workspace_over_greedy"] >= 1 - 1e-9
 
 
-@pytest.mark.long
 def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, found):
     problem = restrict_library(toy.problem, "published")
     families = {
@@ -118,7 +118,6 @@ def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, fo
     assert direct["published"] > 5 * direct["all"]
 
 
-@pytest.mark.long
 def test_sets_of_families_hold_what_they_say(found):
     added = next(study for study in found if study.problem.memory_model == "sum")
     allowed_families = {"loops", "direct", "windows", "winograd", "pointwise"}
@@ -152,7 +151,6 @@ def test_what_a_file_does_not_have_is_predicted_from_it():
         taso_selection.select_networks(["toy"], replace(profile, times_ns={}))
 
 
-@pytest.mark.long
 def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
     monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [100.0] * len(keys))
@@ -174,7 +172,6 @@ def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
     assert f"| alexnet | 8 | 456 | {row['fastest_s']:.2f} | {row['front_s']:.1f} | 3.37 |" in table
 
 
-@pytest.mark.long
 def test_the_tables_say_what_was_found(toy, found):
     time_counts = {"toy": taso_selection.time_counts(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
@@ -192,7 +189,6 @@ def test_the_tables_say_what_was_found(toy, found):
     assert json.loads(json.dumps(taso_selection.json_form(added["all"])))["claims"] == added["all"].claims
 
 
-@pytest.mark.long
 def test_pictures_have_every_front(found):
     fronts = taso_tables.fronts_figure(found)
     ((paper, ours, workspace),) = [row["hconcat"] for row in fronts["vconcat"]]
@@ -216,7 +212,6 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.long
 def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch, tmp_path):
     pytest.importorskip("vl_convert")
     synthetic_profile().write(tmp_path / "toy.json")
@@ -254,7 +249,6 @@ def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
         assert caught.value.code == code and said in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_alexnet_from_stored_times_as_fast_as_the_products_of_the_paper():
     """The paper's own form, and every choice, on a network of its evaluation."""
     selection = taso_selection.select_networks(["alexnet"], STORED, device=STORED.device.name)["alexnet"]

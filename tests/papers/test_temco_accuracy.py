@@ -10,6 +10,8 @@ from papers.trained_networks import accuracy, train
 from pimflow import zoo
 from pimflow.hardware import system
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch")
 
 
@@ -26,7 +28,6 @@ def test_training_changes_a_copy_and_is_the_same_again():
         assert 0 < moved <= 2.1e-3, retrained_weight.name  # two steps of Adam
 
 
-@pytest.mark.long
 def test_a_short_retraining_brings_accuracy_back_and_the_passes_keep_it():
     original, decomposed = accuracies(system(), ["tucker:0.25"], samples=400, steps=30)
     assert original.before == accuracy(zoo.load_model("glyphs", batch=100), 400)

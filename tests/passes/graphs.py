@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import tvm
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+from onnx_models import onnx_model
 from tvm import relax
 
 from pimflow.compiler import phases
@@ -70,22 +71,17 @@ def names(mod: tvm.IRModule, kind: str) -> list[str]:
     return [b.var.name for b in main_bindings(mod) if operator(b.value) == kind]
 
 
-def onnx_model(
+def shaped_model(
     nodes: list[onnx.NodeProto],
     shapes: dict[str, tuple[int, ...]],
     weights: dict[str, np.ndarray],
     outputs: list[str],
     dtype: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info(name, dtype, dims) for name, dims in shapes.items()],
-        [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    """A model that says the shapes of all its values."""
+    inputs = {name: (dtype, dims) for name, dims in shapes.items()}
+    model = onnx_model(nodes, inputs, dict.fromkeys(outputs, (dtype, None)), weights)
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def outputs(mod: tvm.IRModule, operands: list[np.ndarray]) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from graphs import close, inputs, names, onnx_model, operators, same_bits
+from graphs import close, inputs, names, operators, same_bits, shaped_model
 from onnx import helper
 from tvm import relax
 from tvm.script import ir as I
@@ -20,7 +20,7 @@ BIAS = np.arange(4, dtype=np.float32)
 
 
 @I.ir_module
-class Before:
+class CanonicalBefore:
     @R.function
     def main(x: R.Tensor((1, 3, 6, 5), "float32")):
         with R.dataflow():
@@ -33,7 +33,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class CanonicalExpected:
     @R.function
     def main(x: R.Tensor((1, 3, 6, 5), "float32")):
         with R.dataflow():
@@ -53,10 +53,10 @@ class Expected:
 
 
 def test_rewrite():
-    after = Canonicalise()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = Canonicalise()(CanonicalBefore)
+    tvm.ir.assert_structural_equal(after, CanonicalExpected)
     assert names(after, "nn.conv2d") == ["conv"]
-    close(Before, after)
+    close(CanonicalBefore, after)
     tvm.ir.assert_structural_equal(Canonicalise()(after), after)
 
 
@@ -105,7 +105,7 @@ def residual_block() -> onnx.ModelProto:
         node("Flatten", "flatten", ["pool"]),
         node("Gemm", "fc", ["flatten", "w4", "b"]),
     ]
-    return onnx_model(nodes, {"x": (1, 3, 8, 8)}, constants, ["fc"])
+    return shaped_model(nodes, {"x": (1, 3, 8, 8)}, constants, ["fc"])
 
 
 def test_a_network_from_onnx():
@@ -135,7 +135,7 @@ def test_a_layer_that_folds_away_leaves_the_others_running():
         helper.make_node("Conv", ["x", "w1"], ["b"], name="layer"),
         helper.make_node("Add", ["a", "b"], ["y"], name="add"),
     ]
-    model = onnx_model(nodes, {"x": (1, 3, 4, 4)}, constants, ["y"])
+    model = shaped_model(nodes, {"x": (1, 3, 4, 4)}, constants, ["y"])
     after = onnx_graph.from_onnx(model)
     assert layers(after)[-1] == "layer"
     close(onnx_graph.import_onnx(model), after)
@@ -158,7 +158,7 @@ def test_control_flow_is_refused():
 
 
 def test_a_network_that_does_nothing():
-    model = onnx_model([helper.make_node("Clip", ["x"], ["y"], name="clip")], {"x": (2, 3)}, {}, ["y"])
+    model = shaped_model([helper.make_node("Clip", ["x"], ["y"], name="clip")], {"x": (2, 3)}, {}, ["y"])
     after = onnx_graph.from_onnx(model)
     assert operators(after) == []
     assert same_bits(after, Canonicalise()(after), *inputs(after))

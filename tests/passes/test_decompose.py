@@ -81,7 +81,7 @@ def close(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-4) ->
 
 def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     @I.ir_module
-    class Before:
+    class DecomposedBefore:
         @R.function
         def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
             with R.dataflow():
@@ -91,7 +91,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
             return y
 
     @I.ir_module
-    class Expected:
+    class DecomposedExpected:
         @R.function
         def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
             R.func_attr(
@@ -117,7 +117,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     chain = LayerChain(
         layer="fc", method="svd", ranks=(1,), relative_error=0.0, geometry=g, links=(first, last)
     )
-    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(Before), Expected)
+    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(DecomposedBefore), DecomposedExpected)
 
 
 @pytest.mark.parametrize("method", long_but(["tucker"], METHODS))

@@ -19,7 +19,7 @@ POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
 
 
 @I.ir_module
-class Before:
+class MatrixVectorBefore:
     @R.function
     def main(x: R.Tensor((2, 6, 5, 3), "float32")):
         with R.dataflow():
@@ -31,7 +31,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class MatrixVectorExpected:
     @R.function
     def main(x: R.Tensor((2, 6, 5, 3), "float32")):
         with R.dataflow():
@@ -47,19 +47,21 @@ class Expected:
 
 
 def test_rewrite():
-    after = DecomposeToMatrixVector()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
-    assert names(after, "matmul") == names(Before, "nn.conv2d") == ["tall", "point"]
-    close(Before, after)
+    after = DecomposeToMatrixVector()(MatrixVectorBefore)
+    tvm.ir.assert_structural_equal(after, MatrixVectorExpected)
+    assert names(after, "matmul") == names(MatrixVectorBefore, "nn.conv2d") == ["tall", "point"]
+    close(MatrixVectorBefore, after)
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(after), after)
 
 
 def test_only_the_layers_named():
-    after = DecomposeToMatrixVector(["point"])(Before)
+    after = DecomposeToMatrixVector(["point"])(MatrixVectorBefore)
     assert names(after, "nn.conv2d") == ["tall"]
     assert names(after, "matmul") == ["point"]
-    close(Before, after)
-    tvm.ir.assert_structural_equal(DecomposeToMatrixVector(["absent"])(Before), Before)
+    close(MatrixVectorBefore, after)
+    tvm.ir.assert_structural_equal(
+        DecomposeToMatrixVector(["absent"])(MatrixVectorBefore), MatrixVectorBefore
+    )
 
 
 @I.ir_module

@@ -6,6 +6,7 @@ import pytest
 import tvm
 import tvm_ffi
 from onnx import helper
+from onnx_models import onnx_model
 from tvm import relax, tirx
 from tvm.ir.instrument import pass_instrument
 
@@ -25,14 +26,13 @@ def chain(nodes: int = NODES) -> onnx.ModelProto:
     chain_nodes.append(helper.make_node("Softmax", [f"t{nodes}"], ["s"], "soft"))
     chain_nodes.append(helper.make_node("Softmax", ["s"], ["y"], "softer"))
     values = np.random.default_rng(0).uniform(0.5, 1, (nodes, 4, 8)).astype(np.float32)
-    graph = helper.make_graph(
+    return onnx_model(
         chain_nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", 1, [4, 8])],
-        [helper.make_tensor_value_info("y", 1, [4, 8])],
-        [onnx.numpy_helper.from_array(value, f"w{i}") for i, value in enumerate(values)],
+        {"x": [4, 8]},
+        {"y": [4, 8]},
+        {f"w{i}": value for i, value in enumerate(values)},
+        name="chain",
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, ...], int]]:
@@ -75,15 +75,13 @@ def test_a_callers_tensor_in_pieces_is_refused():
 
 def test_views_of_inputs_are_checked():
     """A reshape of an input is the caller's memory under another name."""
-    graph = helper.make_graph(
+    model = onnx_model(
         [
             helper.make_node("Flatten", ["x"], ["f"], "flat"),
             helper.make_node("Softmax", ["f"], ["y"], "soft"),
         ],
-        "net",
-        [helper.make_tensor_value_info("x", 1, [2, 4, 8])],
-        [helper.make_tensor_value_info("y", 1, [2, 32])],
+        {"x": [2, 4, 8]},
+        {"y": [2, 32]},
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     _, counts = build_and_count(model)
     assert counts[0,] > 8

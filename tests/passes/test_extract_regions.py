@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import onnx_model
+from graphs import shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -47,7 +47,7 @@ def residual_network(**names: str) -> onnx.ModelProto:
     weights = {"ws": weight(4, 3, 3, 3), "wd": weight(4, 1, 3, 1), "wp": weight(4, 4, 1, 1)}
     weights |= {"wg": weight(6, 2, 3, 1), "wf": weight(5, 6), "b4": weight(4), "b5": weight(5)}
     weights |= {"zero": np.float32(0), "six": np.float32(6)}
-    return onnx_model(nodes, {"x": (2, 3, 9, 8)}, weights, ["fc"])
+    return shaped_model(nodes, {"x": (2, 3, 9, 8)}, weights, ["fc"])
 
 
 def test_a_residual_network():
@@ -62,7 +62,7 @@ def test_a_residual_network():
         ("grouped",),
         ("pool",),
     ]
-    assert [r.epilogue for r in graph.regions] == [
+    assert [r.epilogue.operators for r in graph.regions] == [
         ("bias", "nn.relu"),
         ("clip",),
         ("add",),
@@ -90,8 +90,8 @@ def test_a_residual_network():
         (2, 6),
         (2, 5),
     ]
-    assert [r.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
-    assert [r.anchored for r in graph.regions] == [True] * 6
+    assert [r.kernel.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
+    assert [r.kernel.has_anchor for r in graph.regions] == [True] * 6
 
 
 def test_filters_in_the_order_of_the_im2col_vector():
@@ -120,7 +120,7 @@ def check_names(first: str, last: str, activation: str) -> None:
         node("Conv", "r w1", "y", last),
     ]
     weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1), "b": weight(4)}
-    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"]))
+    graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"]))
     assert [r.name for r in graph.regions] == [first, last]
     assert graph.outputs == (last,)
 
@@ -142,7 +142,9 @@ def test_names_that_something_else_has_too(name):
 
 def conv_pair(first: str, last: str) -> onnx.ModelProto:
     nodes = [node("Conv", "x w0", "a", first), node("Conv", "a w1", "y", last)]
-    return onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"])
+    return shaped_model(
+        nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,10 +159,10 @@ def test_a_layer_goes_on_with_what_its_own_activation_reads_twice(curve, epilogu
         node("Mul", "a s", "m"),
         node("Conv", "m w", "y", "second"),
     ]
-    model = onnx_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
+    model = shaped_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
     first, second = regions(model).regions
-    assert (first.taken_inputs, second.taken_inputs) == ((), (0,))
-    assert (first.epilogue, second.prologue) == (epilogue, prologue)
+    assert (first.kernel.fusible_inputs, second.kernel.fusible_inputs) == ((), (0,))
+    assert (first.epilogue.operators, second.prologue) == (epilogue, prologue)
 
 
 def test_names_that_differ_only_in_signs():
@@ -184,7 +186,7 @@ def test_two_layers_of_one_name_are_refused():
 def test_a_last_layer_without_weights_keeps_its_name(op):
     attributes = {"kernel_shape": [2, 2]} if op == "MaxPool" else {}
     nodes = [node("Conv", "x w", "a", "first"), node(op, "a", "y", "last/one", **attributes)]
-    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
+    graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
     assert [r.name for r in graph.regions] == ["first", "last/one"]
 
 
@@ -196,14 +198,14 @@ def test_several_results():
         node("GlobalAveragePool", "r", "c"),
     ]
     weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}
-    graph = regions(onnx_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["b", "c"]))
+    graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["b", "c"]))
     assert {r.name for r in graph.regions} >= {"a", "b", "c"}
     assert set(graph.outputs) == {"b", "c"}
     assert all(life.pinned == (life.name in ("b", "c", "%x")) for life in graph.liveness("fp16").lifetimes)
 
 
 @I.ir_module
-class Halves:
+class SplitHalves:
     @R.function
     def main(x: R.Tensor((4, 4), "float32")):
         with R.dataflow():
@@ -215,7 +217,7 @@ class Halves:
 
 def test_an_operator_with_several_results_is_refused():
     with pytest.raises(UnsupportedOpError, match="'halves': split is not supported"):
-        extract_regions(Halves)
+        extract_regions(SplitHalves)
 
 
 @I.ir_module
@@ -256,6 +258,6 @@ def test_an_unknown_region_lists_near_ones():
 def test_a_layer_without_a_name_is_the_region_that_its_program_computes():
     """Files of old exporters name no node; a bias or activation must not lend its name to the product."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"], "named")]
-    mod = onnx_graph.from_onnx(onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
+    mod = onnx_graph.from_onnx(shaped_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
     (region,) = extract_regions(mod).regions
     assert set(filters(mod)) == {region.name}

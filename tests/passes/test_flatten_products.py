@@ -20,7 +20,7 @@ BIAS = np.array([1, -2], np.float32)
 
 
 @I.ir_module
-class Before:
+class FlatProductBefore:
     @R.function
     def main(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
         with R.dataflow():
@@ -32,7 +32,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class FlatProductExpected:
     @R.function
     def main(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
         with R.dataflow():
@@ -46,11 +46,11 @@ class Expected:
 
 
 def test_a_product_and_its_bias_become_a_matrix():
-    before = rebuild(Before, lambda *_: None)  # bindings in the form that passes leave them in
+    before = rebuild(FlatProductBefore, lambda *_: None)  # bindings in the form that passes leave them in
     after = FlattenProducts()(before)
-    tvm.ir.assert_structural_equal(after, rebuild(Expected, lambda *_: None))
+    tvm.ir.assert_structural_equal(after, rebuild(FlatProductExpected, lambda *_: None))
     assert names(after, "matmul") == ["product"] and names(after, "add") == ["sum"]
-    assert same_bits(Before, after)
+    assert same_bits(FlatProductBefore, after)
 
 
 def module(dims, body) -> tvm.IRModule:

@@ -8,7 +8,8 @@ from graphs import operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from tvm import relax
 
 from pimflow.frontend import load
@@ -152,14 +153,7 @@ def model_with_pad(opset: int, mode: str = "constant", value: float = 0.0) -> on
         ]
         node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["padded"], mode=mode)
     nodes = [node, helper.make_node("Conv", ["padded", "w"], ["y"], name="conv", strides=[2, 2])]
-    graph = helper.make_graph(
-        nodes,
-        "padded",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, C, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 4, 4])],
-        stored,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx_model(nodes, {"x": [1, C, 8, 8]}, {"y": [1, 4, 4, 4]}, stored, name="padded", opset=opset)
 
 
 @pytest.mark.parametrize("opset", [9, 13, 18])

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-from graphs import onnx_model, operators, outputs
+from graphs import operators, outputs, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -68,7 +68,7 @@ SHAPES = {"x": (1, 3, 6, 6)}
 @pytest.mark.parametrize(("operands", "additions"), [("a b", 1), ("a b a", 2), ("a b a b", 3)])
 def test_a_sum_is_additions(operands, additions):
     nodes = [CONV, node("Conv", "a v", "b"), node("Sum", operands, "y")]
-    model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
+    model = shaped_model(nodes, SHAPES, WEIGHTS, ["y"])
     mod = onnx_graph.from_onnx(model)
     assert operators(mod).count("add") == additions
     assert not {"stack", "sum", "broadcast_to"} & set(operators(mod))
@@ -79,14 +79,14 @@ def test_a_sum_is_additions(operands, additions):
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_a_maximum_of_any_number_of_operands(op, operands):
     nodes = [CONV, node("Conv", "a v", "b"), node("GlobalAveragePool", "b", "c"), node(op, operands, "y")]
-    model = onnx_model(nodes, SHAPES, WEIGHTS | {"one": np.float32(1)}, ["y"])
+    model = shaped_model(nodes, SHAPES, WEIGHTS | {"one": np.float32(1)}, ["y"])
     matches_onnx_runtime(model)
 
 
 @pytest.mark.parametrize("op", ["Sum", "Identity", "Dropout"])
 def test_an_operator_of_one_operand_that_does_nothing(op):
     for nodes in ([CONV, node(op, "a", "y")], [CONV, node(op, "a", "b"), node("Relu", "b", "y")]):
-        model = onnx_model(nodes, SHAPES, WEIGHTS, ["y"])
+        model = shaped_model(nodes, SHAPES, WEIGHTS, ["y"])
         mod = onnx_graph.from_onnx(model)
         assert set(operators(mod)) <= {"permute_dims", "nn.conv2d", "nn.relu"}
         matches_onnx_runtime(model, mod)
@@ -102,7 +102,7 @@ def test_clips_of_every_opset(bounds, kind, opset):
     weights = WEIGHTS | ({} if opset < 11 else {name: np.float32(value) for name, value in bounds.items()})
     operands = ["a"] if opset < 11 else ["a", *(name if name in bounds else "" for name in ("min", "max"))]
     clip = helper.make_node("Clip", operands, ["y"], "clip", **(bounds if opset < 11 else {}))
-    model = onnx_model([CONV, clip], SHAPES, weights, ["y"])
+    model = shaped_model([CONV, clip], SHAPES, weights, ["y"])
     model.opset_import[0].version = opset
     mod = onnx_graph.from_onnx(model)
     assert "call_tir" not in operators(mod)
@@ -118,7 +118,7 @@ def test_clips_of_every_opset(bounds, kind, opset):
 def test_reductions_over_any_axes(axes, keepdims):
     """Axes count in the file's NCHW, whatever the layout inside; without kept dimensions ranks differ."""
     reduce = node("ReduceMean", "a", "y", axes=axes, keepdims=keepdims)
-    matches_onnx_runtime(onnx_model([CONV, reduce], SHAPES, WEIGHTS, ["y"]))
+    matches_onnx_runtime(shaped_model([CONV, reduce], SHAPES, WEIGHTS, ["y"]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_operators_that_do_not_fuse(op, operands, results, attributes):
     }
     scatter = helper.make_node(op, operands.split(), results.split(), "op", **attributes)
     nodes = [CONV, node("Relu", "a", "r"), scatter, node("Relu", "y", "z"), node("Neg", "z", "n")]
-    model = onnx_model(nodes, SHAPES, weights, ["n", "y"])
+    model = shaped_model(nodes, SHAPES, weights, ["n", "y"])
     if op == "TopK":
         model.graph.output.append(helper.make_tensor_value_info("at", onnx.TensorProto.INT64, None))
     matches_onnx_runtime(onnx.shape_inference.infer_shapes(model))
@@ -152,7 +152,7 @@ def test_operators_that_do_not_fuse(op, operands, results, attributes):
 
 def test_several_results_in_their_order():
     nodes = [CONV, node("Relu", "a", "b"), node("Conv", "b v", "c"), node("GlobalMaxPool", "b", "d")]
-    matches_onnx_runtime(onnx_model(nodes, SHAPES, WEIGHTS, ["d", "a", "c"]))
+    matches_onnx_runtime(shaped_model(nodes, SHAPES, WEIGHTS, ["d", "a", "c"]))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_several_results_in_their_order():
 )
 def test_axes_counted_from_the_end(nodes):
     weights = WEIGHTS | {"last": np.array([-1, -2]), "cube": weight(4, 4, 4), "row": weight(4)}
-    matches_onnx_runtime(onnx_model([CONV, *nodes], SHAPES, weights, ["y"]))
+    matches_onnx_runtime(shaped_model([CONV, *nodes], SHAPES, weights, ["y"]))
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -176,7 +176,7 @@ def test_an_element_is_a_slice(axis, index):
         node("Conv", "d w", "a"),
         node("Gather", "a i", "y", axis=axis),
     ]
-    model = onnx_model(nodes, SHAPES, WEIGHTS | {"i": np.array(index)}, ["y"])
+    model = shaped_model(nodes, SHAPES, WEIGHTS | {"i": np.array(index)}, ["y"])
     mod = onnx_graph.from_onnx(model)
     assert not {"take", "where", "shape_of"} & set(operators(mod))
     matches_onnx_runtime(model, mod)
@@ -198,7 +198,7 @@ def test_operators_of_old_opsets(mode):
         node("Upsample", "b scales", "y", mode=mode),
     ]
     weights = WEIGHTS | {"scales": np.array([1, 1, 2, 2], np.float32)}
-    graph = onnx_model(nodes[:1], SHAPES, weights, ["a"]).graph
+    graph = shaped_model(nodes[:1], SHAPES, weights, ["a"]).graph
     graph.node.extend(nodes[1:])
     graph.output[0].name = "y"
     graph.output[0].type.tensor_type.ClearField("shape")
@@ -208,7 +208,7 @@ def test_operators_of_old_opsets(mode):
 
 
 def test_operators_that_the_standard_defines_by_others():
-    matches_onnx_runtime(onnx_model([CONV, node("Celu", "a", "y", alpha=0.5)], SHAPES, WEIGHTS, ["y"]))
+    matches_onnx_runtime(shaped_model([CONV, node("Celu", "a", "y", alpha=0.5)], SHAPES, WEIGHTS, ["y"]))
 
 
 def test_a_condition_that_is_constant():
@@ -218,7 +218,7 @@ def test_a_condition_that_is_constant():
         for name, op in (("then", "Relu"), ("else", "Neg"))
     }
     choice = helper.make_node("If", ["yes"], ["y"], "choice", **branches)
-    matches_onnx_runtime(onnx_model([CONV, choice], SHAPES, WEIGHTS | {"yes": np.array(True)}, ["y"]))
+    matches_onnx_runtime(shaped_model([CONV, choice], SHAPES, WEIGHTS | {"yes": np.array(True)}, ["y"]))
 
 
 # ---- what cannot be imported ----
@@ -227,12 +227,12 @@ def test_a_condition_that_is_constant():
 def test_an_unsupported_operator_is_one_line():
     nodes = [helper.make_node("DFT", ["x"], ["y"], "dft", axis=1)]
     with pytest.raises(UnsupportedOpError, match=r"model 'net': .*DFT") as caught:
-        onnx_graph.from_onnx(onnx_model(nodes, {"x": (1, 6, 1)}, {}, ["y"]))
+        onnx_graph.from_onnx(shaped_model(nodes, {"x": (1, 6, 1)}, {}, ["y"]))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_the_importer_trips_over_is_one_line(capfd):
-    model = onnx_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
+    model = shaped_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
     model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
     with pytest.raises(ModelError, match=r"model 'net': Conv of node 'y.node' cannot be imported") as caught:
         onnx_graph.from_onnx(model)
@@ -248,19 +248,19 @@ def test_control_flow_names_what_decides_it():
     }
     choice = helper.make_node("If", ["fast"], ["y"], "choice", **branches)
     nodes = [node("Greater", "rate limit", "fast"), choice]
-    model = onnx_model(nodes, SHAPES | {"rate": ()}, {"limit": np.float32(8)}, ["y"])
+    model = shaped_model(nodes, SHAPES | {"rate": ()}, {"limit": np.float32(8)}, ["y"])
     with pytest.raises(UnsupportedOpError, match="If of node 'choice' depends on the values of 'rate'"):
         onnx_graph.from_onnx(model)
 
 
 def test_a_shape_that_depends_on_data_names_its_operator():
-    model = onnx_model([node("NonZero", "x", "y")], SHAPES, {}, ["y"], onnx.TensorProto.INT64)
+    model = shaped_model([node("NonZero", "x", "y")], SHAPES, {}, ["y"], onnx.TensorProto.INT64)
     with pytest.raises(UnsupportedOpError, match=r"the shape of nonzero .* depends on the data"):
         extract_regions(onnx_graph.from_onnx(model))
 
 
 def test_a_network_that_computes_nothing():
-    mod = onnx_graph.from_onnx(onnx_model([node("Identity", "x", "y")], SHAPES, {}, ["y"]))
+    mod = onnx_graph.from_onnx(shaped_model([node("Identity", "x", "y")], SHAPES, {}, ["y"]))
     with pytest.raises(UnsupportedOpError, match="'empty' computes nothing"):
         extract_regions(mod, "empty")
 
@@ -269,7 +269,7 @@ def test_a_network_that_computes_nothing():
 def test_results_that_the_importer_lacks(read):
     """They are refused if somebody reads them."""
     pool = helper.make_node("MaxPool", ["a"], ["y", "at"], "pool", kernel_shape=[2, 2])
-    model = onnx_model([CONV, pool], SHAPES, WEIGHTS, ["y"])
+    model = shaped_model([CONV, pool], SHAPES, WEIGHTS, ["y"])
     if not read:
         return matches_onnx_runtime(model)
     model.graph.output.append(helper.make_tensor_value_info("at", onnx.TensorProto.INT64, None))
@@ -280,7 +280,7 @@ def test_results_that_the_importer_lacks(read):
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_a_table_is_one_kernel(axis):
     """Negative indices count from the end; `pimflow run` may be given others, which are no crash."""
-    table = onnx_model([node("Gather", "w x", "y", axis=axis)], {"x": (2, 2)}, {"w": weight(5, 3)}, ["y"])
+    table = shaped_model([node("Gather", "w x", "y", axis=axis)], {"x": (2, 2)}, {"w": weight(5, 3)}, ["y"])
     table.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     mod = onnx_graph.from_onnx(table)
     assert operators(mod) == ["take"]
@@ -295,7 +295,7 @@ def test_a_table_is_one_kernel(axis):
 def test_nodes_that_share_a_name_are_refused():
     """ONNX Runtime refuses them too, so nothing could be verified."""
     conv = helper.make_node("Conv", ["x", "w"], ["a"], "block")
-    model = onnx_model([conv, helper.make_node("Relu", ["a"], ["y"], "block")], SHAPES, WEIGHTS, ["y"])
+    model = shaped_model([conv, helper.make_node("Relu", ["a"], ["y"], "block")], SHAPES, WEIGHTS, ["y"])
     with pytest.raises(ModelError, match="model 'net': 2 nodes are named 'block'; rename them"):
         onnx_graph.from_onnx(model)
 
@@ -306,7 +306,7 @@ def test_an_unknown_network_lists_near_ones():
 
 
 def test_a_network_stays_as_it_was_given():
-    model = onnx_model([CONV, node("Sum", "a a", "y")], SHAPES, WEIGHTS, ["y"])
+    model = shaped_model([CONV, node("Sum", "a a", "y")], SHAPES, WEIGHTS, ["y"])
     given_bytes = model.SerializeToString()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -365,7 +365,7 @@ def networks(draw):
             nodes.append(node("Add", f"{a} {constant(1, 4, 1, 1)}", out))
         maps.append(out)
     outputs = [maps[-1], *draw(st.lists(st.sampled_from(maps[:-1]), max_size=1))]
-    return onnx_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
+    return shaped_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
 
 
 @settings(max_examples=examples(12))
@@ -385,4 +385,4 @@ def test_any_network(model):
 
 def test_an_input_of_rank_0():
     """Such as the sampling rate of an audio network."""
-    matches_onnx_runtime(onnx_model([CONV, node("Mul", "a s", "y")], SHAPES | {"s": ()}, WEIGHTS, ["y"]))
+    matches_onnx_runtime(shaped_model([CONV, node("Mul", "a s", "y")], SHAPES | {"s": ()}, WEIGHTS, ["y"]))

@@ -77,7 +77,7 @@ class EpilogueGrouped:
 
 
 @I.ir_module
-class Residual:
+class GroupedResidual:
     """The sum is read by the convolution of its block and, later, by the next sum."""
 
     @R.function
@@ -140,7 +140,9 @@ class ResidualGrouped:
         return next
 
 
-@pytest.mark.parametrize(("before", "expected"), [(Epilogue, EpilogueGrouped), (Residual, ResidualGrouped)])
+@pytest.mark.parametrize(
+    ("before", "expected"), [(Epilogue, EpilogueGrouped), (GroupedResidual, ResidualGrouped)]
+)
 def test_rewrite(before, expected):
     after = GroupKernels()(before)
     tvm.ir.assert_structural_equal(after, expected)

@@ -11,7 +11,7 @@ from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 
 
 @I.ir_module
-class Before:
+class IntegerReductionBefore:
     @R.function
     def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
         with R.dataflow():
@@ -23,7 +23,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class IntegerReductionExpected:
     @R.function
     def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
         with R.dataflow():
@@ -49,8 +49,8 @@ class Floats:
 
 
 def test_what_it_rewrites():
-    after = IntegerReductions()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = IntegerReductions()(IntegerReductionBefore)
+    tvm.ir.assert_structural_equal(after, IntegerReductionExpected)
     second = IntegerReductions()(after)
     tvm.ir.assert_structural_equal(second, after)
 
@@ -64,6 +64,6 @@ def test_values(seed):
     draw = np.random.default_rng(seed)
     x = draw.integers(-9, 9, (2, 5)).astype(np.int32)
     p = (draw.integers(0, 3, (2, 5)) * (seed > 0)).astype(np.uint8)  # only zeros for seed 0
-    mean, place = outputs(IntegerReductions()(Before), [x, p])
+    mean, place = outputs(IntegerReductions()(IntegerReductionBefore), [x, p])
     np.testing.assert_array_equal(mean, np.trunc(x.sum(axis=1) / 5).astype(np.int32))
     np.testing.assert_array_equal(place, p.argmax(axis=1))

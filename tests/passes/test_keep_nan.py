@@ -11,7 +11,7 @@ from pimflow.relay_passes.kernels import keep_nan
 
 
 @I.ir_module
-class Floats:
+class NanFloats:
     @R.function
     def main(x: R.Tensor((8,), "float32")):
         with R.dataflow():
@@ -21,7 +21,7 @@ class Floats:
 
 
 @I.ir_module
-class Integers:
+class NanIntegers:
     @R.function
     def main(x: R.Tensor((8,), "int32")):
         with R.dataflow():
@@ -30,10 +30,10 @@ class Integers:
         return y
 
 
-@pytest.mark.parametrize("mod", [Floats, Integers])
+@pytest.mark.parametrize("mod", [NanFloats, NanIntegers])
 def test_signs(mod):
-    x = np.array([-7, -1, 0, 1, 7, 2**20, -(2**20), 0]).astype(np.float32 if mod is Floats else np.int32)
-    if mod is Floats:
+    x = np.array([-7, -1, 0, 1, 7, 2**20, -(2**20), 0]).astype(np.float32 if mod is NanFloats else np.int32)
+    if mod is NanFloats:
         x[5:] = np.nan, np.inf, -np.inf
     (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(mod), [x])
     np.testing.assert_array_equal(y, np.sign(x))

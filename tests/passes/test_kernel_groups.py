@@ -217,7 +217,7 @@ class Detour:
 
 
 @I.ir_module
-class Gathered:
+class GatherKernel:
     """A concatenation belongs to its only reader, if that has an anchor, not to what it joins."""
 
     @R.function
@@ -243,7 +243,7 @@ class Gathered:
         (ReadBefore, [["half", "minus"], ["other"], ["conv"], ["both", "y"]], []),
         (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
         (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
-        (Gathered, [["left"], ["right"], ["both", "active", "conv"]], []),
+        (GatherKernel, [["left"], ["right"], ["both", "active", "conv"]], []),
         (Residual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
         (Epilogue, [["conv", "sum", "scaled", "y"]], []),
     ],

@@ -45,7 +45,7 @@ def filters_of(mod, name: str) -> np.ndarray:
 
 def test_lconvs_that_are_concatenated_become_one():
     @I.ir_module
-    class Before:
+    class MergedLconvBefore:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor(
             (1, 2, 2, 3), "float32"
@@ -61,7 +61,7 @@ def test_lconvs_that_are_concatenated_become_one():
             return c
 
     @I.ir_module
-    class Expected:
+    class MergedLconvExpected:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor(
             (1, 2, 2, 3), "float32"
@@ -79,12 +79,12 @@ def test_lconvs_that_are_concatenated_become_one():
                 R.output(c)
             return c
 
-    tvm.ir.assert_structural_equal(MergeLconvs()(Before), Expected)
+    tvm.ir.assert_structural_equal(MergeLconvs()(MergedLconvBefore), MergedLconvExpected)
 
 
 def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
     @I.ir_module
-    class Before:
+    class SplitFconvBefore:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 2), "float32")) -> R.Tensor(
             (1, 2, 2, 1), "float32"
@@ -99,7 +99,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
             return z
 
     @I.ir_module
-    class Expected:
+    class SplitFconvExpected:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 2), "float32")) -> R.Tensor(
             (1, 2, 2, 1), "float32"
@@ -120,7 +120,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
                 R.output(z)
             return z
 
-    tvm.ir.assert_structural_equal(SplitConcat()(Before), Expected)
+    tvm.ir.assert_structural_equal(SplitConcat()(SplitFconvBefore), SplitFconvExpected)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_part_is_reduced_as_soon_as_it_is_there():
 
 def test_an_lconv_and_the_fconv_behind_it_become_one():
     @I.ir_module
-    class Before:
+    class MergedPairBefore:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
@@ -242,7 +242,7 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
             return y
 
     @I.ir_module
-    class Expected:
+    class MergedPairExpected:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 1, 1, 1), "float32"):
             R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
@@ -253,8 +253,8 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
                 R.output(y)
             return y
 
-    folded = FoldLconvs()(Before)
-    tvm.ir.assert_structural_equal(folded, Expected)
+    folded = FoldLconvs()(MergedPairBefore)
+    tvm.ir.assert_structural_equal(folded, MergedPairExpected)
     tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
 
 

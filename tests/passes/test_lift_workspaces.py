@@ -118,7 +118,7 @@ def reverse_vector(x, y, large, small):
 
 
 @I.ir_module
-class Before:
+class LiftedWorkspaceBefore:
     @T.prim_func(private=True, s_tir=True)
     def kernel(x: T.Buffer((300,), "float32"), y: T.Buffer((300,), "float32")):
         large = T.sblock_alloc_buffer((300,))
@@ -127,7 +127,7 @@ class Before:
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):
-        cls = Before
+        cls = LiftedWorkspaceBefore
         with R.dataflow():
             y = R.call_tir(cls.kernel, (x,), out_ty=R.Tensor((300,), dtype="float32"))
             z = R.call_tir(cls.kernel, (y,), out_ty=R.Tensor((300,), dtype="float32"))
@@ -136,7 +136,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class LiftedWorkspaceExpected:
     @T.prim_func(private=True, s_tir=True)
     def kernel(
         x: T.Buffer((300,), "float32"), y: T.Buffer((300,), "float32"), large: T.Buffer((300,), "float32")
@@ -147,7 +147,7 @@ class Expected:
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):
-        cls = Expected
+        cls = LiftedWorkspaceExpected
         with R.dataflow():
             first = R.call_tir(
                 cls.kernel,
@@ -166,11 +166,14 @@ class Expected:
 
 
 def test_rewrite():
-    after = lift_workspaces(Before)
-    tvm.ir.assert_structural_equal(after, Expected, map_free_vars=True)
+    after = lift_workspaces(LiftedWorkspaceBefore)
+    tvm.ir.assert_structural_equal(after, LiftedWorkspaceExpected, map_free_vars=True)
     tvm.ir.assert_structural_equal(lift_workspaces(after), after)
     x = tvm.runtime.tensor(np.random.default_rng(3).standard_normal(300, np.float32))
-    results = [relax.VirtualMachine(tvm.compile(m, CPU), tvm.cpu())["main"](x) for m in (Before, after)]
+    results = [
+        relax.VirtualMachine(tvm.compile(m, CPU), tvm.cpu())["main"](x)
+        for m in (LiftedWorkspaceBefore, after)
+    ]
     assert results[0].numpy().tobytes() == results[1].numpy().tobytes()
 
 

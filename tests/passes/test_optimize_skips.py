@@ -39,7 +39,7 @@ def hourglass(*, role: str = "lconv", branch: int = 8):
 
 def test_a_copy_is_made_right_before_the_distant_use():
     @I.ir_module
-    class Before:
+    class CopiedSkipBefore:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
             R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
@@ -54,7 +54,7 @@ def test_a_copy_is_made_right_before_the_distant_use():
             return y
 
     @I.ir_module
-    class Expected:
+    class CopiedSkipExpected:
         @R.function
         def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
             R.func_attr(
@@ -80,9 +80,11 @@ def test_a_copy_is_made_right_before_the_distant_use():
                 R.output(y)
             return y
 
-    after = optimize(Before, ["v"], distance=2)
-    tvm.ir.assert_structural_equal(after, Expected)
-    tvm.ir.assert_structural_equal(optimize(Before, ["v"], distance=3), Before)  # three after the use before
+    after = optimize(CopiedSkipBefore, ["v"], distance=2)
+    tvm.ir.assert_structural_equal(after, CopiedSkipExpected)
+    tvm.ir.assert_structural_equal(
+        optimize(CopiedSkipBefore, ["v"], distance=3), CopiedSkipBefore
+    )  # three after the use before
 
 
 def test_the_same_bits_on_llvm_and_nothing_left_to_do():

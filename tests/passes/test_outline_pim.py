@@ -15,7 +15,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import PimflowError, PlanError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
@@ -30,13 +30,12 @@ BIAS = np.arange(4, dtype=np.float32)
 
 def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
     return lower(
-        geometry,
+        ProgramRequest(
+            "conv", geometry, schedules(geometry, NEWTON, "fp32")[0], pixel_begin=gpu_rows * geometry.ow
+        ),
         NEWTON,
-        region="conv",
         dtype="fp32",
         channels=2,
-        schedule=schedules(geometry, NEWTON, "fp32")[0],
-        pixel_begin=gpu_rows * geometry.ow,
     )
 
 
@@ -44,7 +43,7 @@ FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))
 
 
 @I.ir_module
-class Before:
+class OutlinedPimBefore:
     @R.function
     def main(x: R.Tensor((2, 8), "float32")):
         with R.dataflow():
@@ -56,7 +55,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class OutlinedPimExpected:
     @R.function
     def pim_fc(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 4), "float32"):
         R.func_attr({"Codegen": "pim", PROGRAM_ATTR: FC.to_json()})
@@ -67,7 +66,7 @@ class Expected:
 
     @R.function
     def main(x: R.Tensor((2, 8), "float32")):
-        cls = Expected
+        cls = OutlinedPimExpected
         with R.dataflow():
             a = R.nn.relu(x)
             fc = cls.pim_fc(a)
@@ -77,10 +76,10 @@ class Expected:
 
 
 def test_rewrite():
-    after = OutlinePim({"fc": FC})(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = OutlinePim({"fc": FC})(OutlinedPimBefore)
+    tvm.ir.assert_structural_equal(after, OutlinedPimExpected)
     # Relax runs the function as it stands, when nobody generates code for it.
-    assert same_bits(Before, inline_functions(after))
+    assert same_bits(OutlinedPimBefore, inline_functions(after))
     tvm.ir.assert_structural_equal(OutlinePim({"fc": FC})(after), after)
 
 
@@ -94,7 +93,7 @@ def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
 
 @pytest.mark.parametrize("names", [{}, {"absent": FC}, {"a": FC}])
 def test_what_is_not_named_stays(names):
-    tvm.ir.assert_structural_equal(OutlinePim(names)(Before), Before)
+    tvm.ir.assert_structural_equal(OutlinePim(names)(OutlinedPimBefore), OutlinedPimBefore)
 
 
 GEOMETRY = ConvGeometry(n=1, h=7, w=6, c=8, oc=4, kh=3, kw=3, padding=(1, 1, 1, 1))
@@ -362,7 +361,7 @@ class ExpectedBoth:
 @pytest.mark.parametrize(
     ("before", "expected", "fc"),
     [
-        (Before, ExpectedBias, LATCHED),
+        (OutlinedPimBefore, ExpectedBias, LATCHED),
         (BeforeResidual, ExpectedResidual, ADDED),
         (BeforeResidual, carrying(ExpectedResidual, JOINED), JOINED),
         (BeforeBoth, ExpectedBoth, BOTH),
@@ -395,8 +394,8 @@ class ReadTwice:
     [
         (ReadTwice, LATCHED),
         (ReadTwice, JOINED),
-        (Before, BOTH),
-        (Before, ACTIVATED),
+        (OutlinedPimBefore, BOTH),
+        (OutlinedPimBefore, ACTIVATED),
         (BeforeActivated, CLIPPED),
     ],
 )
@@ -410,8 +409,8 @@ def test_a_region_that_adds_a_tensor_gives_the_networks_values(before, initial):
     geometry = FC.geometry.with_added_channels
     pim = PimSpec.load("aim-gddr6") if initial else NEWTON
     order = schedules(geometry, pim, "fp16")[0]
-    to = dict(region="fc", dtype="fp16", channels=2, schedule=order)
-    joined = lower(geometry, pim, initial=initial, added_channels=4, **to)
+    request = ProgramRequest("fc", geometry, order, initial=initial, added_channels=4)
+    joined = lower(request, pim, dtype="fp16", channels=2)
     operands = inputs(before)
     (expected,) = run(before, *operands)
     machine = relax.VirtualMachine(phases.build(OutlinePim({"fc": joined})(before)), tvm.cpu())

@@ -30,7 +30,7 @@ RUN = Pipeline(regions=("wide", "deep"), modes=(Mode.PIM, Mode.GPU), cuts=(2,))
 
 
 @I.ir_module
-class Before:
+class PipelinedRowsBefore:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
@@ -43,7 +43,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class PipelinedRowsExpected:
     """Rows 0, 1 read rows 0..2 of ``wide``; rows 2, 3 read row 3 too, which the second stage computes."""
 
     @R.function
@@ -67,20 +67,20 @@ class Expected:
 
 
 def test_rewrite():
-    after = PipelineRows([RUN])(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = PipelineRows([RUN])(PipelinedRowsBefore)
+    tvm.ir.assert_structural_equal(after, PipelinedRowsExpected)
     assert {"wide__stage0", "wide__stage1", "deep__stage0", "deep__stage1", "y"} <= {
         binding.var.name for binding in main_bindings(after)
     }
-    assert same_bits(Before, after)
+    assert same_bits(PipelinedRowsBefore, after)
     tvm.ir.assert_structural_equal(PipelineRows([RUN])(after), after)
 
 
 @pytest.mark.parametrize("regions", [("wide", "other"), ("biased", "deep")])
 def test_what_is_not_there_is_left_alone(regions):
     pipeline = Pipeline(regions=regions, modes=(Mode.PIM, Mode.GPU), cuts=(2,))
-    tvm.ir.assert_structural_equal(PipelineRows([pipeline])(Before), Before)
-    tvm.ir.assert_structural_equal(PipelineRows([])(Before), Before)
+    tvm.ir.assert_structural_equal(PipelineRows([pipeline])(PipelinedRowsBefore), PipelinedRowsBefore)
+    tvm.ir.assert_structural_equal(PipelineRows([])(PipelinedRowsBefore), PipelinedRowsBefore)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_not_there_is_left_alone(regions):
 )
 def test_what_cannot_be_pipelined_is_refused(regions, modes, cuts, says):
     with pytest.raises(PlanError, match=says):
-        PipelineRows([Pipeline(regions=regions, modes=modes, cuts=cuts)])(Before)
+        PipelineRows([Pipeline(regions=regions, modes=modes, cuts=cuts)])(PipelinedRowsBefore)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def test_llvm_gives_the_same_bits(case):
 
 def test_parts_lie_in_their_tensor():
     """Rows of 4 * 16 elements begin at multiples of 64 bytes: nothing is copied, one kernel a part."""
-    groups = kernel_groups(PipelineRows([RUN])(Before))
+    groups = kernel_groups(PipelineRows([RUN])(PipelinedRowsBefore))
     assert not any(group.copy_reasons for group in groups)
     assert sum(group.fusible for group in groups) == 4
-    assert len(operators(Before)) == 4
+    assert len(operators(PipelinedRowsBefore)) == 4

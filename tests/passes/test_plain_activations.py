@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from graphs import inputs, onnx_model, operators, outputs, run, same_bits
+from graphs import inputs, operators, outputs, run, same_bits, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -140,7 +140,7 @@ def test_a_part_that_is_read_elsewhere_too_is_left():
 def test_a_prelu_joins_the_kernel_of_its_convolution(slopes):
     """With one slope, or one a channel, which the layout moves."""
     rng = np.random.default_rng(slopes)
-    model = onnx_model(
+    model = shaped_model(
         [
             helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
             helper.make_node("PRelu", ["c", "s"], ["y"], "prelu"),

@@ -222,7 +222,7 @@ def test_a_part_that_begins_off_the_alignment_is_copied():
 
 
 @I.ir_module
-class Halves:
+class PooledHalves:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 8), "float32")):
         with R.dataflow():
@@ -236,7 +236,7 @@ class Halves:
 
 
 def test_keep_views():
-    after = KeepViews()(GroupKernels()(Halves))
+    after = KeepViews()(GroupKernels()(PooledHalves))
     calls = [b.value for b in main_bindings(after) if operator(b.value) == "call_pure_packed"]
     assert [str(call.args[0].global_symbol) for call in calls] == [PART, PART, JOIN]
     assert [int(call.args[2].value) for call in calls[:2]] == [0, 2 * 4 * 8 * 4]
@@ -246,13 +246,13 @@ def test_keep_views():
 
 def test_keep_views_leaves_kernels_alone():
     """Where copies are made, slices and concatenations are inside of kernels."""
-    grouped = GroupKernels(views=False)(Halves)
+    grouped = GroupKernels(views=False)(PooledHalves)
     tvm.ir.assert_structural_equal(KeepViews()(grouped), grouped)
 
 
 def test_parts_in_half_precision_have_one_type():
     """What lies inside a result of the network keeps its type, and so does what shares that result."""
-    after = StoreHalf()(GroupKernels()(Halves))
+    after = StoreHalf()(GroupKernels()(PooledHalves))
     types = {b.var.name: str(b.var.ty.dtype) for b in main_bindings(after)}
     assert set(types.values()) == {"float32"}
 

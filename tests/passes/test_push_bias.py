@@ -59,7 +59,7 @@ def close(before: tvm.IRModule, after: tvm.IRModule) -> bool:
 
 def test_a_bias_goes_through_an_unpadded_convolution():
     @I.ir_module
-    class Before:
+    class PushedBiasBefore:
         @R.function
         def main(x: R.Tensor((1, 2), "float32")) -> R.Tensor((1, 2), "float32"):
             with R.dataflow():
@@ -70,7 +70,7 @@ def test_a_bias_goes_through_an_unpadded_convolution():
             return z
 
     @I.ir_module
-    class Expected:
+    class PushedBiasExpected:
         @R.function
         def main(x: R.Tensor((1, 2), "float32")) -> R.Tensor((1, 2), "float32"):
             with R.dataflow():
@@ -79,7 +79,7 @@ def test_a_bias_goes_through_an_unpadded_convolution():
                 R.output(z)
             return z
 
-    tvm.ir.assert_structural_equal(PushBias()(Before), Expected)
+    tvm.ir.assert_structural_equal(PushBias()(PushedBiasBefore), PushedBiasExpected)
 
 
 def test_projections_of_residual_blocks_end_without_a_bias():

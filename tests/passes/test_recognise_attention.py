@@ -39,7 +39,7 @@ def attention_calls(mod: tvm.IRModule) -> list[Attention]:
 
 
 @I.ir_module
-class Before:
+class RecognisedAttentionBefore:
     @R.function
     def main(
         q: R.Tensor((1, 2, 1, 4), "float32"),
@@ -57,7 +57,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class RecognisedAttentionExpected:
     @R.function(private=True)
     def attention(
         q: R.Tensor((1, 2, 1, 4), "float32"),
@@ -79,7 +79,7 @@ class Expected:
         k: R.Tensor((1, 2, 3, 4), "float32"),
         v: R.Tensor((1, 2, 3, 5), "float32"),
     ):
-        cls = Expected
+        cls = RecognisedAttentionExpected
         with R.dataflow():
             y = cls.attention(q, k, v)
             R.output(y)
@@ -92,12 +92,12 @@ def plain(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def test_the_products_become_one_call():
-    after = RecogniseAttention()(Before)
+    after = RecogniseAttention()(RecognisedAttentionBefore)
     assert attention_calls(after) == [
         Attention(batch=1, heads=2, kv_heads=2, head_size=4, value_size=5, queries=1, keys=3, scale=0.5)
     ]
-    tvm.ir.assert_structural_equal(plain(after), Expected)
-    close(Before, after)
+    tvm.ir.assert_structural_equal(plain(after), RecognisedAttentionExpected)
+    close(RecognisedAttentionBefore, after)
     tvm.ir.assert_structural_equal(RecogniseAttention()(after), after)
 
 
@@ -301,7 +301,7 @@ def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
     """Decomposed, it scales the whole cache and repeats it, and guards the softmax against rows of -inf."""
     torch = pytest.importorskip("torch")
 
-    class Step(torch.nn.Module):
+    class CachedStep(torch.nn.Module):
         def forward(self, q, key, value, past_key, past_value, mask=None):
             key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
             return torch.nn.functional.scaled_dot_product_attention(
@@ -313,7 +313,7 @@ def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
     operands = [torch.from_numpy(rng.normal(size=item).astype(np.float32)) for item in dims]
     if masked:
         operands.append(torch.tensor([[0.0] * 6 + [-torch.inf], [-torch.inf] * 7])[None, None])
-    network = frontend.load(torch.export.export(Step(), tuple(operands)))
+    network = frontend.load(torch.export.export(CachedStep(), tuple(operands)))
     (attention,) = attention_calls(network.module)
     assert (attention.kv_heads, attention.scale) == (2, pytest.approx(0.5))
     (call,) = (b.value for b in main_bindings(network.module) if attention_from_call(network.module, b.value))
@@ -321,4 +321,4 @@ def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
     assert [operator(values[item]) for item in call.args[1:3]] == ["concat", "concat"]
     machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
     got = machine["main"](*(tvm.runtime.tensor(item.numpy()) for item in operands))
-    np.testing.assert_allclose(got.numpy(), Step()(*operands).numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got.numpy(), CachedStep()(*operands).numpy(), rtol=1e-5, atol=1e-5)

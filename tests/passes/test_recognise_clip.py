@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, onnx_model, operators, same_bits
+from graphs import inputs, operators, same_bits, shaped_model
 from onnx import TensorProto, helper
 from tvm import relax, te
 from tvm.script import ir as I
@@ -39,7 +39,7 @@ def kernels(shape: tuple[int, int], *steps) -> tvm.IRModule:
     return builder.get()
 
 
-Before = kernels(
+RecognisedClipBefore = kernels(
     (2, 3),
     ("maximum", 0.0, lambda x, low, i, j: te.max(x[i, j], low())),
     ("minimum", 6.0, lambda x, high, i, j: te.min(x[i, j], high())),
@@ -47,7 +47,7 @@ Before = kernels(
 
 
 @I.ir_module
-class Expected:
+class RecognisedClipExpected:
     @R.function
     def main(x: R.Tensor((2, 3), "float32")):
         with R.dataflow():
@@ -72,9 +72,9 @@ OtherKernels = kernels(
 
 
 def test_relu6():
-    after = RecogniseClip()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
-    assert same_bits(Before, after)
+    after = RecogniseClip()(RecognisedClipBefore)
+    tvm.ir.assert_structural_equal(after, RecognisedClipExpected)
+    assert same_bits(RecognisedClipBefore, after)
     tvm.ir.assert_structural_equal(RecogniseClip()(after), after)
 
 
@@ -88,7 +88,7 @@ def clip(low: float | None, high: float | None, dtype: int = TensorProto.FLOAT) 
     bounds = {name: array.type(v) for name, v in (("low", low), ("high", high)) if v is not None}
     operands = ["x", "low" if low is not None else "", "high" if high is not None else ""]
     node = helper.make_node("Clip", operands, ["y"], name="clip")
-    model = onnx_model([node], {"x": (2, 3)}, {n: np.array(v) for n, v in bounds.items()}, ["y"], dtype)
+    model = shaped_model([node], {"x": (2, 3)}, {n: np.array(v) for n, v in bounds.items()}, ["y"], dtype)
     passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(passes)(onnx_graph.import_onnx(model))
 

@@ -1,7 +1,7 @@
 """Does a recurrent layer, step by step, compute what ONNX Runtime computes?"""
 
 import pytest
-from graphs import onnx_model
+from graphs import shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -31,7 +31,7 @@ def layer(kind, steps=3, batch=1, direction="forward", bias=True, initial=False,
     node = helper.make_node(
         kind, operands, results, "layer", hidden_size=HIDDEN, direction=direction, **attributes
     )
-    return onnx_model([node], shapes, weights, results)
+    return shaped_model([node], shapes, weights, results)
 
 
 @pytest.mark.long

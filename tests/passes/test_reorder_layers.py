@@ -145,8 +145,10 @@ def test_any_order_has_the_same_regions(mod, draw):
     after = ReorderLayers(order)(mod)
     relax.analysis.well_formed(after)  # raises
     # Which region reads a tensor first, and may take over what PIM left undone of it, depends on the order.
-    regions = [replace(region, taken_inputs=()) for region in extract_regions(after).regions]
-    assert regions == [replace(graph.region(name), taken_inputs=()) for name in order]
+    after_regions = extract_regions(after).regions
+    for region, before_region in zip(after_regions, map(graph.region, order), strict=True):
+        kernel = replace(before_region.kernel, fusible_inputs=region.kernel.fusible_inputs)
+        assert region == replace(before_region, kernel=kernel)
     assert {b.var for b in main_bindings(after)} == {b.var for b in main_bindings(mod)}
 
 

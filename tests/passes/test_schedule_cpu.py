@@ -200,7 +200,7 @@ def test_small_kernels_wake_no_threads():
 
 
 @I.ir_module
-class Before:
+class CpuScheduleBefore:
     @T.prim_func(private=True, s_tir=True)
     def total(x: T.Buffer((4, 128), "float32"), y: T.Buffer((128,), "float32")):
         shifted = T.sblock_alloc_buffer((4, 128))
@@ -222,7 +222,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class CpuScheduleExpected:
     @T.prim_func(private=True, s_tir=True)
     def total(x: T.Buffer((4, 128), "float32"), y: T.Buffer((128,), "float32")):
         T.func_attr({"tirx.is_scheduled": True})
@@ -255,14 +255,14 @@ class Expected:
 
 
 def test_rewrite():
-    after = ScheduleCpu()(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = ScheduleCpu()(CpuScheduleBefore)
+    tvm.ir.assert_structural_equal(after, CpuScheduleExpected)
     tvm.ir.assert_structural_equal(ScheduleCpu()(after), after)
-    keeps_bits(Before)
+    keeps_bits(CpuScheduleBefore)
 
 
 def test_what_is_scheduled_stays():
-    mod = tvm.IRModule({"total": Before["total"].with_attr("tirx.is_scheduled", True)})
+    mod = tvm.IRModule({"total": CpuScheduleBefore["total"].with_attr("tirx.is_scheduled", True)})
     tvm.ir.assert_structural_equal(ScheduleCpu()(mod), mod)
 
 

@@ -10,7 +10,7 @@ from pimflow.relay_passes.canonical.single_results import SingleResults
 
 
 @I.ir_module
-class Halves:
+class TupleHalves:
     @R.function
     def main(x: R.Tensor((1, 6, 4, 4), "float32")):
         with R.dataflow():
@@ -37,7 +37,7 @@ class Uneven:
         return y
 
 
-@pytest.mark.parametrize("mod", [Halves, Uneven])
+@pytest.mark.parametrize("mod", [TupleHalves, Uneven])
 def test_parts_are_slices_with_the_same_bits(mod):
     after = SingleResults()(mod)
     assert "split" not in operators(after)
@@ -45,7 +45,7 @@ def test_parts_are_slices_with_the_same_bits(mod):
 
 
 def test_slices_compile():
-    mod = SingleResults()(Halves)
+    mod = SingleResults()(TupleHalves)
     x = np.random.default_rng(0).standard_normal((1, 6, 4, 4)).astype(np.float32)
     (y,) = outputs(mod, [x])
     np.testing.assert_array_equal(y, x[:, :3] + np.maximum(x[:, 3:], 0))

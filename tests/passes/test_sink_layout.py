@@ -16,7 +16,7 @@ CHANNEL_BIAS = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
 
 
 @I.ir_module
-class Residual:
+class SunkResidual:
     @R.function
     def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 3), "float32")):
         with R.dataflow():
@@ -102,7 +102,7 @@ def pools_of(mod: tvm.IRModule) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"), [(Residual, ResidualSunk), (Joined, JoinedSunk), (Mixed, Mixed)]
+    ("before", "expected"), [(SunkResidual, ResidualSunk), (Joined, JoinedSunk), (Mixed, Mixed)]
 )
 def test_rewrite(before, expected):
     after = sunk(before)
@@ -247,7 +247,7 @@ def test_what_is_named_is_computed_in_the_layout_and_nothing_else(kept):
     after = sunk(Pools, kept, {"d", "e"})
     assert pools_of(after) == ["NHWC", kept, kept, "NCHW"]
     assert same_bits(Pools, after)
-    tvm.ir.assert_structural_equal(SinkLayout(kept, set())(Residual), Residual)
+    tvm.ir.assert_structural_equal(SinkLayout(kept, set())(SunkResidual), SunkResidual)
 
 
 @I.ir_module

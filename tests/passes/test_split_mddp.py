@@ -22,7 +22,7 @@ FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
 
 
 @I.ir_module
-class Before:
+class SplitRowsBefore:
     @R.function
     def main(x: R.Tensor((1, 9, 6, 5), "float32")):
         with R.dataflow():
@@ -33,7 +33,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class SplitRowsExpected:
     """Output rows 0, 1 read input rows -1..3, rows 2..4 read 3..9: one of two padding rows, 9 and 10."""
 
     @R.function
@@ -50,10 +50,10 @@ class Expected:
 
 
 def test_rewrite():
-    after = SplitMdDp({"conv": 2})(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = SplitMdDp({"conv": 2})(SplitRowsBefore)
+    tvm.ir.assert_structural_equal(after, SplitRowsExpected)
     assert {"conv", "conv__gpu", "conv__pim"} <= {b.var.name for b in main_bindings(after)}
-    assert same_bits(Before, after)
+    assert same_bits(SplitRowsBefore, after)
     tvm.ir.assert_structural_equal(SplitMdDp({"conv": 2})(after), after)
 
 
@@ -96,14 +96,14 @@ def test_symmetric_rewrite():
 
 
 def test_an_input_is_copied_between_constant_zeros():
-    after = SplitMdDp({"conv": 2}, symmetric=True)(Before)
+    after = SplitMdDp({"conv": 2}, symmetric=True)(SplitRowsBefore)
     assert operators(after).count("zeros") == 0 and operators(after).count("concat") == 2
-    assert same_bits(Before, after)
+    assert same_bits(SplitRowsBefore, after)
 
 
 @pytest.mark.parametrize("rows", [{}, {"other": 2}, {"y": 2}])
 def test_other_layers_stay(rows):
-    tvm.ir.assert_structural_equal(SplitMdDp(rows)(Before), Before)
+    tvm.ir.assert_structural_equal(SplitMdDp(rows)(SplitRowsBefore), SplitRowsBefore)
 
 
 @pytest.mark.parametrize("rows", [-1, 0, 5, 6])
@@ -111,7 +111,7 @@ def test_rows_outside_the_layer_are_refused(rows):
     with pytest.raises(
         PlanError, match=f"region 'conv': a split needs 1 to 4 of 5 rows on the GPU, not {rows}"
     ):
-        SplitMdDp({"conv": rows})(Before)
+        SplitMdDp({"conv": rows})(SplitRowsBefore)
 
 
 @pytest.mark.parametrize(

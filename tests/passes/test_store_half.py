@@ -14,7 +14,7 @@ from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -63,7 +63,7 @@ def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @I.ir_module
-class Before:
+class StoredHalfBefore:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32")):
         with R.dataflow():
@@ -77,7 +77,7 @@ class Before:
 
 
 @I.ir_module
-class Expected:
+class StoredHalfExpected:
     @R.function(private=True)
     def fused_conv(
         x0: R.Tensor((1, 4, 4, 2), "float32"),
@@ -123,7 +123,7 @@ class Expected:
 
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32")):
-        cls = Expected
+        cls = StoredHalfExpected
         with R.dataflow():
             sum: R.Tensor((1, 4, 4, 2), "float16") = cls.fused_conv(
                 x, R.const(FILTERS.astype(np.float16)), R.const(BIAS)
@@ -137,15 +137,15 @@ class Expected:
 
 
 def test_rewrite():
-    after = halve(Before)
-    tvm.ir.assert_structural_equal(after, Expected)
+    after = halve(StoredHalfBefore)
+    tvm.ir.assert_structural_equal(after, StoredHalfExpected)
     tvm.ir.assert_structural_equal(StoreHalf()(after), after)
-    operands = inputs(Before)
-    assert close(run(after, *operands)[0], run(Before, *operands)[0])
+    operands = inputs(StoredHalfBefore)
+    assert close(run(after, *operands)[0], run(StoredHalfBefore, *operands)[0])
 
 
 @I.ir_module
-class Integers:
+class HalfIntegers:
     @R.function
     def main(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
         with R.dataflow():
@@ -157,7 +157,7 @@ class Integers:
         return both
 
 
-@pytest.mark.parametrize("mod", [Integers, GroupKernels()(Integers)], ids=["flat", "grouped"])
+@pytest.mark.parametrize("mod", [HalfIntegers, GroupKernels()(HalfIntegers)], ids=["flat", "grouped"])
 def test_other_types_stay(mod):
     tvm.ir.assert_structural_equal(StoreHalf()(mod), mod)
 
@@ -166,7 +166,7 @@ def test_other_types_stay(mod):
 
 
 @I.ir_module
-class Residual:
+class HalfResidual:
     """The first kernel stores two tensors, one of them a result of ``main``."""
 
     @R.function
@@ -181,7 +181,7 @@ class Residual:
 
 
 @I.ir_module
-class Gathered:
+class HalfGather:
     """Indices and the place of the largest stay integers; the table is stored in fp16."""
 
     @R.function
@@ -213,8 +213,8 @@ class Foreign:
 @pytest.mark.parametrize(
     ("mod", "expected"),
     [
-        (Residual, ["float32", "float16", "float32"]),  # sum, pool, last
-        (Gathered, ["float16", "float32", "int64"]),  # given, near, place
+        (HalfResidual, ["float32", "float16", "float32"]),  # sum, pool, last
+        (HalfGather, ["float16", "float32", "int64"]),  # given, near, place
         (Foreign, ["float32", "float32", "float16", "float32"]),  # before, called, soft, last
     ],
     ids=["results", "integers", "foreign"],
@@ -257,13 +257,13 @@ def plan_on_pim() -> tvm.IRModule:
         schedule = schedules(geometry, newton, "fp16")[0]
         begin = rows * geometry.ow
         return lower(
-            geometry, newton, region=name, dtype="fp16", channels=2, schedule=schedule, pixel_begin=begin
+            ProgramRequest(name, geometry, schedule, pixel_begin=begin), newton, dtype="fp16", channels=2
         )
 
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
     programs = {name: program(name, begin) for name, begin in rows.items()}
     splits = {name: Split("rows", begin) for name, begin in rows.items() if begin}
-    return phases.apply_plan(mod, splits, programs)
+    return phases.apply_plan(mod, phases.PlanRewrites(splits=splits, programs=programs))
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Do the phases of a transposed convolution make up what ONNX Runtime computes?"""
 
 import pytest
-from graphs import onnx_model, operators
+from graphs import operators, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -43,7 +43,7 @@ def networks(draw):
         node("Relu", "c", "d"),
         node("Conv", "d v", "y"),
     ]
-    return onnx_model(nodes, {"x": (draw(st.integers(1, 2)), 3, *pair(4, 7))}, weights, ["y"])
+    return shaped_model(nodes, {"x": (draw(st.integers(1, 2)), 3, *pair(4, 7))}, weights, ["y"])
 
 
 @settings(max_examples=examples(15))
@@ -56,7 +56,7 @@ def test_any_transposed_convolution(model):
 
 
 def test_without_a_convolution_before_it():
-    model = onnx_model(
+    model = shaped_model(
         [node("ConvTranspose", "x t", "y", strides=[2, 2])],
         {"x": (1, 3, 4, 4)},
         {"t": weight(3, 2, 2, 2)},
@@ -68,7 +68,7 @@ def test_without_a_convolution_before_it():
 
 
 def test_a_computed_filter_is_refused():
-    model = onnx_model(
+    model = shaped_model(
         [helper.make_node("ConvTranspose", ["x", "t"], ["y"], "up")],
         {"x": (1, 3, 4, 4), "t": (3, 2, 2, 2)},
         {},

@@ -245,7 +245,7 @@ def test_storage_and_blocks_on_a_gpu(block_on_gpu):
         pytest.skip("needs nvcc or NVRTC")
     target = targets.target_by_name("cuda+pim")
     _, compiled = compile_kernels(lambda: phases.build(outlined, target, SYSTEM), target)
-    assert compiled.source == source and not compiled.flaw
+    assert compiled.source == source and not compiled.problem
 
 
 def run_by_threads(built, tiles, folder, *dims):

@@ -215,7 +215,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]
     seen = []
     pools = [(Pooling(operator="mean", window=replace(LAYER, kh=8, kw=8, groups=16)), "CHW")]
-    first = measuring.measure([LAYER, LAYER], moves, 2, cache, seen.append, pools=pools)
+    first = measuring.Measurer(cache, seen.append).measure([LAYER, LAYER], moves, 2, pools=pools)
     assert [name for name, _ in first.times_ns] == [p.name for p in measuring_order(LAYER)[:2]]
     assert all(ns > 0 for times in (first.times_ns, first.moves_ns, first.pools_ns) for ns in times.values())
     assert set(first.moves_ns) == set(moves) and set(first.pools_ns) == set(pools)
@@ -223,8 +223,8 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     assert count_unmeasured(first, [LAYER]) == len(applicable_primitives(LAYER)) - 2
     monkeypatch.setattr(measuring, "primitive_ns", None)
     monkeypatch.setattr(measuring, "small_ns", None)
-    assert measuring.measure([LAYER], moves, 2, cache, pools=pools) == first
-    assert measuring.measure([LAYER], moves, 1, cache, pools=pools) == first  # known ones cost nothing
+    for count in (2, 1):  # known ones cost nothing
+        assert measuring.Measurer(cache).measure([LAYER], moves, count, pools=pools) == first
 
 
 def test_everything_that_makes_a_kernel_decides_its_time():
@@ -270,11 +270,11 @@ def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
     name = measuring_order(LAYER)[0].name
-    first = measuring.measure([LAYER], [], 1, cache)
+    first = measuring.Measurer(cache).measure([LAYER], [], 1)
     assert list(first.times_ns) == [(name, LAYER)]
 
     def cache_count():
-        return len(measuring.measure([LAYER], [], 0, cache).times_ns)
+        return len(measuring.Measurer(cache).measure([LAYER], [], 0).times_ns)
 
     assert cache_count() == 1
     monkeypatch.setattr(cache_module, "code_digest", lambda: "search and simulators were edited")
@@ -302,10 +302,10 @@ def test_measurements_are_those_of_their_cause(tmp_path, monkeypatch):
 def test_what_is_no_time_is_measured_again(tmp_path, monkeypatch, value):
     cache = ResultCache(tmp_path / "cache.sqlite")
     monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
-    first = measuring.measure([LAYER], [], 1, cache)
+    first = measuring.Measurer(cache).measure([LAYER], [], 1)
     with sqlite3.connect(tmp_path / "cache.sqlite") as connection:
         connection.execute("UPDATE results SET value = ?", (value,))
-    assert measuring.measure([LAYER], [], 1, cache) == first
+    assert measuring.Measurer(cache).measure([LAYER], [], 1) == first
 
 
 def test_what_cannot_be_built_is_left_out(monkeypatch):
@@ -315,6 +315,6 @@ def test_what_cannot_be_built_is_left_out(monkeypatch):
         return 7.0
 
     monkeypatch.setattr(measuring, "primitive_ns", fails)
-    profile = measuring.measure([LAYER], [], 2)
+    profile = measuring.Measurer().measure([LAYER], [], 2)
     assert list(profile.failed.values()) == ["no such instruction"]
     assert list(profile.times_ns.values()) == [7.0]

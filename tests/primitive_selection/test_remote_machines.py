@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rpc_machines
 import tvm
+from command_line import run
 
 from pimflow.commands.main import main
 from pimflow.compiler.c_code import builds
@@ -44,8 +45,7 @@ def schedule(layer, target):
 
 
 def command(capsys, *arguments):
-    code = main(["select", "toy", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select toy", *arguments)
 
 
 def choices_of(row):
@@ -56,14 +56,14 @@ def choices_of(row):
 def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     with machine(board) as there:
-        profile = measuring.measure([LAYER], [MOVE], 2, cache, machine=there)
+        profile = measuring.Measurer(cache, machine=there).measure([LAYER], [MOVE], 2)
         assert len(profile.times_ns) == 2 and not profile.failed
         assert all(ns > 0 for ns in (*profile.times_ns.values(), profile.moves_ns[MOVE]))
         assert profile.device.model == "remote board" and profile.device.cpu.endswith(cpu_name())
         monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
         monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [9.0] * len(keys))
-        assert measuring.measure([LAYER], [MOVE], 2, cache, machine=there) == profile
-    here = measuring.measure([LAYER], [MOVE], 2, cache)
+        assert measuring.Measurer(cache, machine=there).measure([LAYER], [MOVE], 2) == profile
+    here = measuring.Measurer(cache).measure([LAYER], [MOVE], 2)
     assert set(here.times_ns.values()) == {7.0} and set(here.moves_ns.values()) == {9.0}
     assert here.device == Machine().device != profile.device
 
@@ -109,7 +109,7 @@ def test_c_is_measured_there(board, monkeypatch, here):
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))
         expected = np.einsum("hwcij,ocij->hwo", windows, w.astype(np.float64))
         assert np.abs(y.numpy()[0] - expected).max() <= 1e-4 * np.abs(expected).max()
-        profile = measuring.measure([LAYER], [MOVE], 1, machine=there)
+        profile = measuring.Measurer(machine=there).measure([LAYER], [MOVE], 1)
         assert not profile.failed and min(*profile.times_ns.values(), *profile.moves_ns.values()) > 0
 
 
@@ -185,7 +185,7 @@ def test_a_machine_that_goes_away(tmp_path, capsys):
             machine(address) as there,
             pytest.raises(ProfilerError, match=f"{address}: the connection was lost"),
         ):
-            measuring.measure([LAYER], [MOVE], 3, results, lambda _: process.kill(), machine=there)
+            measuring.Measurer(results, lambda _: process.kill(), machine=there).measure([LAYER], [MOVE], 3)
     # What was measured stays, whole.
     measurements = measuring.Measurements(results, measuring.code_digest(), there.device)
     keys = [(p.name, LAYER) for p in measuring_order(LAYER)[:3]]

@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_line import run
 
 import pimflow
 from pimflow import frontend, memory
-from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import figures, measuring
@@ -37,8 +37,7 @@ def measured(tmp_path_factory):
 
 
 def command(capsys, *arguments):
-    code = main(["select", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select", *arguments)
 
 
 def test_what_is_selected_can_be_compiled(measured):
@@ -205,8 +204,8 @@ def concatenation_graph() -> RegionGraph:
         layer = ConvGeometry(n=1, h=4, w=4, c=channels, oc=16)
         return Region(
             name=name, operator="conv2d", operators=(*prologue, "conv2d"), geometry=layer, prologue=prologue,
-            inputs=inputs, input_shapes=shapes, output_shape=shape, weight_elements=16 * channels,
-            kept_elements=stored, kept_inputs=stored_inputs,
+            inputs=inputs, input_shapes=shapes, output_shape=shape, extra_inputs=stored_inputs,
+            kernel=KernelShape(weight_elements=16 * channels, extra_output_elements=stored),
         )  # fmt: skip
 
     regions = (
@@ -225,7 +224,7 @@ def test_concatenations_stand_apart():
     reads = {region.name: region.inputs for region in graph.regions}
     assert (reads["c.concat"], reads["c"], reads["d"]) == (("a", "b"), ("c.concat",), ("c.concat",))
     assert reads["e"] == ("c",)
-    assert graph.region("c").kept_elements == 0
+    assert graph.region("c").kernel.extra_output_elements == 0
     layers = Layers(graph)
     assert set(layers.primitive_layers) == {"a", "b", "c", "d", "e"}
     assert layers.layouts["c.concat"] == ("HWC", "CHW", "CHWc16")
@@ -238,10 +237,10 @@ def pooling_graph(channels: int) -> RegionGraph:
     layer = ConvGeometry(n=1, h=8, w=8, c=16, oc=channels)
     pool = ConvGeometry(n=1, h=8, w=8, c=channels, oc=channels, kh=2, kw=2, stride=(2, 2), groups=channels)
 
-    def region(name, operator, operators, inputs, shapes, output, **fields):
+    def region(name, operator, operators, inputs, shapes, output, geometry=None, **kernel):
         return Region(
             name=name, operator=operator, operators=operators, inputs=inputs, input_shapes=shapes,
-            output_shape=output, **fields,
+            output_shape=output, geometry=geometry, kernel=KernelShape(**kernel),
         )  # fmt: skip
 
     regions = (
@@ -251,7 +250,7 @@ def pooling_graph(channels: int) -> RegionGraph:
         region("gate", "mean", ("mean",), ("pool",), (half,), pixel),
         region("axes", "mean", ("mean", "permute_dims"), ("pool",), (half,), (1, channels, 1, 1)),
         region("rows", "mean", ("mean",), ("pool",), (half,), (1, 4, 4, 1)),
-        region("scaled", "multiply", ("multiply",), ("pool", "gate"), (half, pixel), half, anchored=False),
+        region("scaled", "multiply", ("multiply",), ("pool", "gate"), (half, pixel), half, has_anchor=False),
     )
     return RegionGraph(name="pools", regions=regions, outputs=("mean", "axes", "rows", "scaled"))
 

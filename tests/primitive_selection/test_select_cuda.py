@@ -5,6 +5,7 @@ import re
 
 import pytest
 from branching import convolution, model
+from command_line import error_line, run
 from conv_layers import ON_CUDA, layers_for
 
 import pimflow
@@ -24,8 +25,7 @@ TIMED = [name for name in ON_CUDA if PRIMITIVES[name].shared]
 
 
 def command(capsys, *arguments):
-    code = main(["select", "toy", "--device", "cuda", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    return run(capsys, "select toy --device cuda", *arguments)
 
 
 @pytest.fixture
@@ -111,8 +111,7 @@ def test_least_memory_needs_no_workspace(without_a_card):
 def test_wrong_uses(capsys, without_a_card, options, code, said):
     got, out, err = command(capsys, *options)
     assert (got, out) == (code, "") and said in err and err.count("\n") == 1
-    assert main(["select", "toy", "--gpu", "v100"]) == 2
-    assert "give --device cuda too" in capsys.readouterr().err
+    assert "give --device cuda too" in error_line(capsys, 2, "select toy --gpu v100")
 
 
 @pytest.mark.long
@@ -131,8 +130,9 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     assert named and named == {row["region"]: row["primitive"] for row in rows if "primitive" in row}
     assert main(["compile", "toy", *options, "--explain", next(iter(named)), "--quiet"]) == 0
     assert f"* GPU {next(iter(named.values()))}" in capsys.readouterr().out
-    assert main(["trace", str(folder), "--format", "accel-sim", "-o", str(tmp_path / "traces")]) == 2
-    assert "is computed by primitive" in capsys.readouterr().err
+    assert "is computed by primitive" in error_line(
+        capsys, 2, "trace", folder, "--format", "accel-sim", "-o", tmp_path / "traces"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,7 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
 )
 def test_what_a_plan_has_no_use_for_is_refused(capsys, options, code, said):
     asked = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
-    assert main(["compile", "toy", "--quiet", *asked, *options]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and said in err and err.count("\n") == 1
+    assert said in error_line(capsys, code, "compile toy --quiet", *asked, *options)
 
 
 def test_a_profile_of_a_cpu_is_refused(without_a_card):

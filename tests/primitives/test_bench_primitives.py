@@ -40,6 +40,8 @@ def test_tables_of_a_small_network(script, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "PLANNED", (("toy", None), ("toy", 0.001)))
     monkeypatch.setattr(script, "C_NETWORK", "toy")
     monkeypatch.setattr(script, "IN_C", script.IN_C[-1:])
+    monkeypatch.setattr(script, "GPUS", script.GPUS[:1])
+    monkeypatch.setattr(script, "C_MEASURE", 1)
     threads = script.thread_count()
     parts = ["pools", "gpu", *(["c"] if builds.local_compiler() else [])]
     monkeypatch.setattr(sys, "argv", ["x", *parts, "--calls", "1", "--page"])

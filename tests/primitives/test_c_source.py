@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from command_line import error_line, run_json
 from conv_layers import ON_CPU, layers_for, operands, to_layout
 from hostile_names import NAMES
 from length import long_but
@@ -158,9 +159,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     _, folder = compiled
 
     def run_error(*options, code):
-        assert main(["run", str(folder), *options, "--quiet"]) == code
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1
+        err = error_line(capsys, code, "run", folder, *options, "--quiet")
         return err
 
     assert "those of llvm+pim are TVM_NUM_THREADS" in run_error(
@@ -185,8 +184,7 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
 @pytest.mark.long
 def test_select_goes_by_times_of_c(compiled, capsys):
     report, _ = compiled
-    assert main(["select", "toy", "--target", "c", "--measure", "1", "--json", "--quiet"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = run_json(capsys, "select toy --target c --measure 1")
     assert row["device"] == report["primitives"]["device"]
     assert row["choices"] == report["primitives"]["choices"]  # kept, not measured anew
 
@@ -202,11 +200,12 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)
         compiled_network = pimflow.compile("toy", tmp_path / "toy", target="c", conventions="none")
-    assert compiled_network.report.c_part.flaw.startswith("no C compiler was found")
+    assert compiled_network.report.extras.c_part.flaw.startswith("no C compiler was found")
     assert compiled_network.verification.is_verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert main(["select", "toy", "--target", "c", "--cache", "none"]) == 3
-    assert "no C compiler was found: install cc" in capsys.readouterr().err
+    assert "no C compiler was found: install cc" in error_line(
+        capsys, 3, "select toy --target c --cache none"
+    )
     monkeypatch.setenv("CC", shutil.which("false"))
     with pytest.raises(ArtifactError, match="failed: no reason given"):
         builds.Library(c_source.source(pimflow.frontend.load("toy").module, system(), "toy"))
@@ -215,8 +214,7 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
 def test_wrong_uses(tmp_path, capsys):
     with pytest.raises(UnknownNameError, match="unknown target 'cc'; did you mean c"):
         pimflow.compile("toy", target="cc")
-    assert main(["compile", "toy", "--select", "--device", "rpc:here:9"]) == 2
-    assert "give --target c too" in capsys.readouterr().err
+    assert "give --target c too" in error_line(capsys, 2, "compile toy --select --device rpc:here:9")
     plan = pimflow.search("toy").plan
     require_no_pim(None)
     with pytest.raises(UsageError, match="--target c has no PIM, but the plan puts"):

@@ -101,4 +101,4 @@ def test_they_compile_for_turing():
     functions = {f"k{n}": schedule(PRIMITIVES[name], layer) for n, name in enumerate(names)}
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     _, build = compile_kernels(lambda: tvm.compile(tvm.IRModule(named), CUDA), CUDA)
-    assert build.compiler and not build.flaw
+    assert build.compiler and not build.problem

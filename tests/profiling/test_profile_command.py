@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from command_line import run
 
 from pimflow import zoo
-from pimflow.commands.main import main
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.profilers import forms, parse_profilers
@@ -13,18 +13,10 @@ from pimflow.errors import UsageError
 from pimflow.host.result_cache import ResultCache
 
 
-def run(capsys, *argv):
-    code = main([str(a) for a in argv])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def test_the_second_time_nothing_is_computed(capsys, tmp_path):
     reports = []
     for _ in range(2):
-        code, out, err = run(
-            capsys, "profile", "toy", "--cache", tmp_path / "c", "--json", "--quiet", "--jobs", 2
-        )
+        code, out, err = run(capsys, "profile toy --cache", tmp_path / "c", "--json", "--quiet", "--jobs", 2)
         assert (code, err) == (0, "")
         reports.append(json.loads(out))
     first, second = reports
@@ -38,7 +30,7 @@ def test_the_second_time_nothing_is_computed(capsys, tmp_path):
 def test_a_plan_is_the_same_from_the_cache(capsys, tmp_path):
     explained = []
     for cache in ("none", tmp_path / "c", tmp_path / "c"):
-        code, out, _ = run(capsys, "compile", "toy", "--explain", "widen.conv", "--json", "--cache", cache)
+        code, out, _ = run(capsys, "compile toy --explain widen.conv --json --cache", cache)
         assert code == 0
         explained.append(json.loads(out))
     assert explained[0] == explained[1] == explained[2]
@@ -63,8 +55,7 @@ def test_groups_are_timed_too(capsys, tmp_path):
     """What a search with the same option then finds there, and more than without."""
     options = ["--cache", tmp_path / "c", "--json", "--quiet"]
     unfused, fused, repeated = (
-        json.loads(run(capsys, "profile", "toy", *extra, *options)[1])
-        for extra in ([], ["--fuse"], ["--fuse"])
+        json.loads(run(capsys, "profile toy", *extra, *options)[1]) for extra in ([], ["--fuse"], ["--fuse"])
     )
     assert fused["models"][0]["candidates"] > unfused["models"][0]["candidates"]
     assert fused["kernels"]["kept"] == unfused["kernels"]["computed"] and fused["kernels"]["computed"]
@@ -98,7 +89,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):
     (tmp_path / "c").write_text("no database at all" * 100)
-    code, out, err = run(capsys, "profile", "toy", "--cache", tmp_path / "c")
+    code, out, err = run(capsys, "profile toy --cache", tmp_path / "c")
     assert code == 0 and "PIM-capable" in out
     assert "warning" in err and "delete it" in err
 

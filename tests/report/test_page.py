@@ -14,6 +14,7 @@ import shlex
 import shutil
 
 import pytest
+from command_line import error_line, run_json
 from hostile_names import MARK, NAMES
 
 import pimflow
@@ -239,14 +240,13 @@ def test_the_timeline_has_the_baseline_beneath(toy):
     rows = {value["row"] for value in chart["data"]["values"]}
     assert rows == {"GPU", "PIM", "crossbar", "GPU alone"}
     latest = max(v["end"] for v in chart["data"]["values"] if v["row"] == "GPU alone")
-    assert latest == pytest.approx(toy[1].report.latency_gpu_only_ns / 1e3)
+    assert latest == pytest.approx(toy[1].report.plan.latency_gpu_only_ns / 1e3)
 
 
 def test_the_command_writes_the_page_again(toy, tmp_path, capsys):
     shutil.copytree(toy[0], tmp_path / "toy")
     (tmp_path / "toy" / "report.html").unlink()
-    assert main(["report", str(tmp_path / "toy"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = run_json(capsys, "report", tmp_path / "toy")
     written = (tmp_path / "toy" / "report.html").read_bytes()
     assert told == {"wrote": str(tmp_path / "toy" / "report.html"), "bytes": len(written)}
     assert written == (toy[0] / "report.html").read_bytes()
@@ -263,9 +263,20 @@ def test_a_report_of_another_form_is_refused(toy, tmp_path, capsys):
         with pytest.raises(ArtifactError, match=says):
             pages.write_report(tmp_path / "toy")
     (tmp_path / "toy" / "report.json").unlink()
-    assert main(["report", str(tmp_path / "toy")]) == 3
-    assert "report.json: cannot be read" in capsys.readouterr().err
+    assert "report.json: cannot be read" in error_line(capsys, 3, "report", tmp_path / "toy")
     assert main(["report", str(tmp_path)]) == 3
+
+
+def test_reports_of_other_versions(toy, tmp_path, report):
+    """Those from before they said their version have the same keys."""
+    shutil.copytree(toy[0], tmp_path / "toy")
+    path = tmp_path / "toy" / "report.json"
+    path.write_text(json.dumps(report | {"schema_version": "pimflow-report/2"}))
+    with pytest.raises(ArtifactError, match="compile again"):
+        pages.write_report(tmp_path / "toy")
+    path.write_text(json.dumps({key: report[key] for key in report if key != "schema_version"}))
+    pages.write_report(tmp_path / "toy")
+    assert (tmp_path / "toy" / "report.html").read_bytes() == (toy[0] / "report.html").read_bytes()
 
 
 def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
@@ -283,8 +294,9 @@ def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
     (tmp_path / "toy" / "report.json").write_text(text)
     (tmp_path / "toy" / program).unlink()
     (tmp_path / "toy" / program).symlink_to(tmp_path / "secret")
-    assert main(["report", str(tmp_path / "toy"), "-o", str(tmp_path / "page.html")]) == 3
-    assert f"{program} is missing or was changed" in capsys.readouterr().err
+    assert f"{program} is missing or was changed" in error_line(
+        capsys, 3, "report", tmp_path / "toy", "-o", tmp_path / "page.html"
+    )
     assert not (tmp_path / "page.html").exists()
 
 
@@ -293,8 +305,10 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
     shutil.copytree(toy[0], folder)
     monkeypatch.chdir(folder)
     for argv in (["compare", str(toy[0]), "."], ["report", "."]):
-        assert main([*argv, "-o", str(tmp_path / "page.html")]) == 3
-        assert capsys.readouterr().err == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
+        assert (
+            error_line(capsys, 3, *argv, "-o", tmp_path / "page.html")
+            == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
+        )
 
 
 def test_plans_side_by_side(toy, tmp_path, capsys):
@@ -307,7 +321,7 @@ def test_plans_side_by_side(toy, tmp_path, capsys):
     tables = data(page, "tables")
     assert [column["title"] for column in tables["figures"]["columns"]] == ["", "toy", "toy (2)"]
     latency = next(row for row in tables["figures"]["rows"] if row["what"] == "latency, ms")
-    assert latency["plan0"] == f"{toy[1].report.latency_ns / 1e6:.4f}" != latency["plan1"]
+    assert latency["plan0"] == f"{toy[1].report.plan.latency_ns / 1e6:.4f}" != latency["plan1"]
     speedups = {row["what"]: row for row in tables["speedups"]["rows"]}
     for launch in ("0", "500 ns", "as the GPU's"):
         shown = speedups[f"PIM launch {launch}"]
@@ -324,7 +338,9 @@ def test_a_plan_on_the_gpu_alone_has_a_page(tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "toy", modes=("gpu",))
     page = (tmp_path / "toy" / "report.html").read_bytes()
     assert "utilisation" not in data(page, "charts")
-    assert {term.latency_ns for term in compiled.report.accounting_terms} == {compiled.report.latency_ns}
+    assert {term.latency_ns for term in compiled.report.conventions.accounting_terms} == {
+        compiled.report.plan.latency_ns
+    }
 
 
 def test_the_waterfall_starts_and_ends_with_whole_latencies():

@@ -18,7 +18,7 @@ from pimflow.core.candidate import (
     LayerAlternative,
     Task,
 )
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,
@@ -47,7 +47,7 @@ def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> Reg
             operands=1 if i in adding else max(len(read), 1),
             output_shape=(1, 4, 4, 8),
             geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8),
-            epilogue=("add",) if i in adding else (),
+            epilogue=Epilogue(operators=("add",) if i in adding else ()),
         )
         for i, read in enumerate(inputs)
     ]
@@ -301,7 +301,11 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         outside = [n for n in names if n not in chosen_candidate.covers]
         region = graph.region(chosen_candidate.covers[0])
         after_all: list[str] = []  # tensors that a deferred epilogue adds
-        if len(chosen_candidate.covers) == 1 and chosen_candidate.deferred_epilogue and region.epilogue:
+        if (
+            len(chosen_candidate.covers) == 1
+            and chosen_candidate.deferred_epilogue
+            and region.epilogue.operators
+        ):
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all
         begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])

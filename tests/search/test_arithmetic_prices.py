@@ -8,6 +8,7 @@ import onnx
 import pytest
 from length import long_but
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.core.region import Kernel, Product, Region, RegionGraph
@@ -29,17 +30,12 @@ RANDOM = np.random.default_rng(0)
 
 def network(nodes, inputs, weights, output="y") -> onnx.ModelProto:
     """Nodes over `inputs`, by name their shapes, with `weights` of these shapes."""
-    graph = helper.make_graph(
+    return onnx_model(
         nodes,
-        "net",
-        [helper.make_tensor_value_info(name, 1, dims) for name, dims in inputs.items()],
-        [helper.make_tensor_value_info(output, 1, None)],
-        [
-            onnx.numpy_helper.from_array(RANDOM.standard_normal(dims).astype(np.float32), name)
-            for name, dims in weights.items()
-        ],
+        inputs,
+        {output: None},
+        {name: RANDOM.standard_normal(dims).astype(np.float32) for name, dims in weights.items()},
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def layer(kind: str, x: tuple[int, ...], w: tuple[int, ...], **attributes) -> onnx.ModelProto:
@@ -127,7 +123,7 @@ def test_a_batch_of_products_of_two_inputs():
     region = layer_of(product((8, 1024, 1024), (8, 1024, 1024)))
     kernel = gpu_kernel(region, DTYPE)
     sizes = {"many": 8, "m": 1024, "n": 1024, "k": 1024}
-    assert region.product == Product(**sizes)
+    assert region.kernel.product == Product(**sizes)
     expected = Kernel(
         kind="gemm", m=1024, n=1024, k=1024, groups=8, macs=8 * 1024**3,
         input_bytes=8 * 2**21, weight_bytes=8 * 2**21, output_bytes=8 * 2**21,
@@ -147,7 +143,7 @@ def test_constant_operands_are_weights():
 def pool_region(taps: int) -> Region:
     attributes = {"kernel_shape": [taps, taps], "pads": [taps // 2] * 4, "strides": [1, 1]}
     node = helper.make_node("AveragePool", ["x"], ["y"], "pool", **attributes)
-    (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.view)
+    (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.is_view)
     return region
 
 
@@ -312,7 +308,7 @@ def test_no_kernel_is_above_the_peak(name):
             for kernel in kernels:
                 check_peaks(kernel, kernel_cost(kernel, gpu, dtype=DTYPE), gpu)
             multiplied = sum(kernel.macs for kernel in kernels if kernel.kind != "stream")
-            assert multiplied == (0 if region.view else region.macs)
+            assert multiplied == (0 if region.is_view else region.macs)
 
 
 @pytest.mark.parametrize("name", ["conv3d", "transformer", "toy"])

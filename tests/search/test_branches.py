@@ -8,7 +8,8 @@ from answers import best_label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 from problems import problems
 
 from pimflow import frontend
@@ -50,14 +51,7 @@ def module_of_branches() -> frontend.Network:
         branches.append(conv(conv(stem, f"{name}.a", (middle, 192, 1)), f"{name}.b", (end, middle, 3)))
     nodes.append(helper.make_node("Concat", branches, ["cat"], name="cat", axis=1))
     last = conv("cat", "last", (64, 224, 1))
-    graph = helper.make_graph(
-        nodes,
-        "branches",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 28, 28])],
-        [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)],
-        weights,
-    )
-    return frontend.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return frontend.load(onnx_model(nodes, {"x": [1, 8, 28, 28]}, {last: None}, weights, name="branches"))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +106,9 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
         candidate = draw.choice(alone)
         choices.append(Choice(regions=(region.name,), rewrite=candidate.rewrite))
     drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-    applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
+    applied = phases.apply_plan(
+        network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
+    )
     events = drawn.evaluation.timeline.events
     charged = sum(event.launched for event in events if event.resource == "gpu")
     assert sum(group.fusible for group in kernel_groups(applied)) == charged
@@ -133,15 +129,8 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
     nodes = beside + layer if first else layer + beside
     nodes.append(helper.make_node("Add", ["beside", "layer"], ["y"], name="y"))
     widths = {"x": 64, "z": 128 if ends else 64}
-    model = helper.make_graph(
-        nodes,
-        "added",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n]) for name, n in widths.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
     network = frontend.load(
-        helper.make_model(model, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx_model(nodes, {name: [1, n] for name, n in widths.items()}, {"y": [1, 64]}, weights, name="added")
     )
     graph = prepare.regions(network, QUICK)
     costs = Costs(QUICK, Profiling())
@@ -159,7 +148,9 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
             for region in graph.regions
         ]
         drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-        applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
+        applied = phases.apply_plan(
+            network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
+        )
         events = drawn.evaluation.timeline.events
         charged = [event.label for event in events if event.launched and event.resource == "gpu"]
         assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (rewrite.mode, charged)

@@ -50,7 +50,7 @@ def test_what_pim_leaves_undone_moves_each_tensor_once(graph):
     generator = CandidateGenerator(graph, SYSTEM)
     gpu, count = SYSTEM.gpu, 0
     for region in graph.regions:
-        if generator.unsupported_reason(region) or not region.epilogue:
+        if generator.unsupported_reason(region) or not region.epilogue.operators:
             continue
         returned = 2 * region.geometry.pixels * region.geometry.oc
         added = 2 * sum(map(math.prod, region.input_shapes[region.operands :]))

@@ -18,6 +18,7 @@ from pimflow.commands.generate.decoding import CompiledStep, Lengths
 from pimflow.commands.shared.layer_details import all_candidates
 from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
+from pimflow.core.region import PimShape
 from pimflow.core.tensor_placement import ChannelMode
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
@@ -329,7 +330,7 @@ def test_operators_in_front_of_attention():
         assert not any(
             "reshape" in t.label for t in attention_candidates(CandidateGenerator(graph, SYSTEM))[0].tasks
         )
-        moving = replace(region, prologue=("reshape", "permute_dims"), prologue_kernels=1)
+        moving = replace(region, prologue=("reshape", "permute_dims"), pim=PimShape(prologue_kernels=1))
         graph = replace(graph, regions=tuple(moving if r is region else r for r in graph.regions))
         region, generator = moving, CandidateGenerator(graph, SYSTEM)
         candidates = attention_candidates(generator)

@@ -1,13 +1,11 @@
 """Is the number of channels with PIM the best of those that are tried, and is each told as it is?"""
 
-import json
-
 import pytest
+from command_line import error_line, run_json
 from length import long_but
 
 import pimflow
 from pimflow.commands.compile.channel_counts import counts
-from pimflow.commands.main import main
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 
@@ -44,10 +42,7 @@ def test_the_objective_decides_within_the_bounds():
 
 @pytest.mark.long
 def test_the_command_says_what_each_number_gives(capsys):
-    assert (
-        main(["compile", "toy", "--pim-channels", "auto", "--quiet", "--json", "--conventions", "none"]) == 0
-    )
-    report = json.loads(capsys.readouterr().out)
+    report = run_json(capsys, "compile toy --pim-channels auto --conventions none")
     (chosen,) = (row for row in report["channel_counts"] if row["chosen"])
     assert (chosen["pim_channels"], chosen["latency_ns"]) == (report["pim_channels"], report["latency_ns"])
     assert len(report["channel_counts"]) == len(counts(system()))
@@ -60,5 +55,4 @@ def test_what_no_number_can_be_searched_for_is_refused(tmp_path, capsys):
         pimflow.compile("toy", pim_channels="auto", plan=tmp_path / "plan.json")
     with pytest.raises(UsageError, match="'auto', or None"):
         pimflow.compile("toy", pim_channels=4)
-    assert main(["compile", "toy", "--pim-channels", "some"]) == 2
-    assert "'some' is neither a number nor auto" in capsys.readouterr().err
+    assert "'some' is neither a number nor auto" in error_line(capsys, 2, "compile toy --pim-channels some")

@@ -10,7 +10,7 @@ from length import examples
 
 from pimflow.commands.compile.explain import explain
 from pimflow.core.plan import Choice, Plan
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
 from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
@@ -29,7 +29,7 @@ COSTS = {
 }
 
 
-def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int = 32, **changes) -> Region:
+def layer(name, epilogue: tuple[str, ...], inputs, oc: int = 32, clip_bounds=(), **changes) -> Region:
     g = ConvGeometry(n=1, h=8, w=8, c=32, oc=oc)
     shapes = ((1, 8, 8, 32), *((1, 8, 8, oc),) * (len(inputs) - 1))
     return Region(
@@ -38,11 +38,11 @@ def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int
             operator="conv2d",
             operators=("nn.conv2d", *epilogue),
             geometry=g,
-            epilogue=epilogue,
+            epilogue=Epilogue(operators=epilogue, clip_bounds=clip_bounds),
             inputs=inputs,
             input_shapes=shapes,
             output_shape=(1, 8, 8, oc),
-            weight_elements=g.oc * g.reduction,
+            kernel=KernelShape(weight_elements=g.oc * g.reduction),
         )
         | changes
     )
@@ -74,10 +74,10 @@ def test_what_pim_finishes():
     }
     for region in RESIDUAL.regions[:2]:
         unfinished, done = (
-            generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue)
+            generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
         )
         assert (done.deferred_epilogue, done.keeps_submission_open) == ((), True)
-        assert unfinished.deferred_epilogue == region.epilogue
+        assert unfinished.deferred_epilogue == region.epilogue.operators
         assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
         # 64 pixels by 2 tiles, a burst of 32 bytes each.
         moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (unfinished, done)]
@@ -86,7 +86,7 @@ def test_what_pim_finishes():
         assert pim[0].execution_ns < pim[1].execution_ns < 1.5 * pim[0].execution_ns
         written = pim[1].energies_pj["pim_wrbias"]
         assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
-        assert generator.pim_program(region, done.rewrite, 0).initial == region.epilogue[0]
+        assert generator.pim_program(region, done.rewrite, 0).initial == region.epilogue.operators[0]
 
 
 def program_task(candidate):
@@ -100,7 +100,9 @@ def test_pim_activates_what_it_finishes():
         CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
         RESIDUAL.regions[2],
     )
-    unfinished, done = (generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue))
+    unfinished, done = (
+        generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
+    )
     # Nothing reads its result, so a kernel of its own would finish it.
     assert [[task.resource for task in item.tasks][-1] for item in (unfinished, done)] == ["gpu", "crossbar"]
     assert done.keeps_submission_open and not unfinished.keeps_submission_open
@@ -117,7 +119,7 @@ def test_pim_activates_what_it_finishes():
     # No loop order is faster with the activation.
     orders = map(str, generator.costs.pim_target.schedules(region.layer))
     item = [
-        generator.make(region, PimRewrite(schedule=order, device_epilogue=region.epilogue))
+        generator.make(region, PimRewrite(schedule=order, device_epilogue=region.epilogue.operators))
         for order in orders
     ]
     times = [program_task(c).execution_ns for c in item]
@@ -125,7 +127,7 @@ def test_pim_activates_what_it_finishes():
 
 
 @pytest.mark.parametrize(
-    ("epilogue", "clipped", "ways"),
+    ("epilogue", "clip_bounds", "ways"),
     [
         (("nn.relu",), (), [("", False, "relu")]),
         (("clip",), ((0.0, 6.0),), [("", False, "relu6")]),
@@ -139,9 +141,9 @@ def test_pim_activates_what_it_finishes():
         ((), (), []),
     ],
 )
-def test_which_activations_end_a_layer(epilogue, clipped, ways):
+def test_which_activations_end_a_layer(epilogue, clip_bounds, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
-    region = layer("layer", epilogue, inputs, clipped=clipped)
+    region = layer("layer", epilogue, inputs, clip_bounds=clip_bounds)
     device_epilogues = [
         (device_epilogue.initial, device_epilogue.accumulates_residual, device_epilogue.activation)
         for device_epilogue in pim_epilogue.device_epilogues(region, ON_AIM)
@@ -215,7 +217,7 @@ def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
     names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
     program = generator.pim_program(
-        region, generator.make(region, PimRewrite(device_epilogue=region.epilogue)).rewrite, 0
+        region, generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators)).rewrite, 0
     )
     assert (program.initial, program.added_channels) == ("bias", 32)
 
@@ -252,7 +254,7 @@ def test_what_a_product_adds_goes_through_the_l2_too():
             "what a table of 'aim-gddr6' makes of sigmoid is not known",
         ),
         (
-            {"epilogue": ("bias", "clip"), "clipped": ((0.0, 1.0),)},
+            {"epilogue": ("bias", "clip"), "clip_bounds": ((0.0, 1.0),)},
             ON_AIM,
             "what a table of 'aim-gddr6' makes of clip is not known",
         ),
@@ -298,11 +300,11 @@ def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
     generator = CandidateGenerator(network(region), on, modes=("GPU", "PIM"))
     assert why in generator.unsupported_epilogue_reason(region)
-    assert region.epilogue not in {
+    assert region.epilogue.operators not in {
         getattr(c.rewrite, "device_epilogue", ()) for c in generator.candidates(region)
     }
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
-        generator.make(region, PimRewrite(device_epilogue=region.epilogue))
+        generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators))
 
 
 def test_a_layer_is_finished_wholly_and_on_pim_alone():

@@ -10,7 +10,7 @@ from length import examples
 from problems import covers, problems
 
 from pimflow.core.candidate import Footprint
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
@@ -242,7 +242,7 @@ def test_what_can_be_met_fits_into_the_rows():
             inputs=(f"r{i - 1}" if i else "%x",),
             input_shapes=((1, 1024),),
             output_shape=(1, 1024),
-            weight_elements=1 << 20,
+            kernel=KernelShape(weight_elements=1 << 20),
             geometry=fc,
         )
         for i in range(3)

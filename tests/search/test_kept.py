@@ -12,7 +12,8 @@ from answers import best_label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
@@ -32,7 +33,7 @@ WIDTH, SIZE = 32, 8  # channels of a convolution, pixels each way
 COSTS = Costs(SYSTEM, Profiling())
 
 
-class NetworkBuilder:
+class BranchBuilder:
     """An ONNX network, node by node; what nothing reads is returned."""
 
     def __init__(self) -> None:
@@ -65,20 +66,14 @@ class NetworkBuilder:
         return [name for name in self.channels if name not in self.read and name != "x"]
 
     def load(self) -> frontend.Network:
-        def value(name: str):
-            shape = (1, self.channels[name], SIZE, SIZE)
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-        graph = helper.make_graph(
-            self.nodes, "drawn", [value("x")], [value(name) for name in self.ends()], self.weights
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return frontend.load(model)
+        shapes = {name: (1, width, SIZE, SIZE) for name, width in self.channels.items()}
+        inputs, outputs = {"x": shapes["x"]}, {name: shapes[name] for name in self.ends()}
+        return frontend.load(onnx_model(self.nodes, inputs, outputs, self.weights, name="drawn"))
 
 
-def concat_network() -> NetworkBuilder:
+def concat_network() -> BranchBuilder:
     """`first` reads a concatenation and keeps it for `second`; others read the result of `first`."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     stem = network.conv("x")
     concatenation = network.concat([stem, network.conv(stem)])
     first = network.conv(concatenation)
@@ -90,7 +85,7 @@ def concat_network() -> NetworkBuilder:
 @st.composite
 def networks(draw) -> frontend.Network:
     """Convolutions and concatenations over what came before, as in DenseNet and Inception; one result."""
-    network = NetworkBuilder()
+    network = BranchBuilder()
     values = [network.conv("x")]
     for _ in range(draw(st.integers(2, 6))):
         recent = values[-4:]
@@ -122,7 +117,7 @@ def apply_candidates(network: frontend.Network, generator: CandidateGenerator, c
         for c in chosen
         if c.rewrite.mode == "PIM"
     }
-    return phases.apply_plan(network.module, {}, programs, system=SYSTEM)
+    return phases.apply_plan(network.module, phases.PlanRewrites(programs=programs), SYSTEM)
 
 
 def launches_and_kernels(network: frontend.Network, pick) -> tuple[int, int]:
@@ -142,10 +137,10 @@ def launches_and_kernels(network: frontend.Network, pick) -> tuple[int, int]:
 def test_readers_of_a_result_and_of_what_is_kept_beside_it():
     network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
-    first = next(region for region in graph.regions if region.kept_elements)
+    first = next(region for region in graph.regions if region.kernel.extra_output_elements)
     second, last = graph.readers[first.name]
     assert graph.consumers[first.name] == (last,)
-    assert graph.region(second).kept_inputs == (0,) and not graph.region(last).kept_inputs
+    assert graph.region(second).extra_inputs == (0,) and not graph.region(last).extra_inputs
     generator = CandidateGenerator(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     # Only one kernel reads the finished result, so it stores nothing for others.
     assert generator.defers_epilogue(first) and generator.fused_epilogue_cost(first).task is None
@@ -159,7 +154,7 @@ def test_a_kept_concatenation_takes_over_nothing(devices):
     """Whatever does the layer that keeps it, its other reader, and that of the layer's result."""
     network = concat_network().load()
     graph = prepare.regions(network, SYSTEM)
-    first = next(region.name for region in graph.regions if region.kept_elements)
+    first = next(region.name for region in graph.regions if region.kernel.extra_output_elements)
     mode_of = dict(zip((first, *graph.readers[first]), devices, strict=True))
 
     def pick(name, candidates):
@@ -195,7 +190,7 @@ def test_consumers_are_those_that_read_the_result(network):
     returned = {b.var for b in main_bindings(mod)} & fields(mod)
     assert set(graph.outputs) == {name for name in groups if returned & inside[name]}
     kept_alone = {name for name in graph.outputs if groups[name].result not in returned}
-    assert set(graph.kept_outputs) == kept_alone
+    assert set(graph.extra_outputs) == kept_alone
     assert all(layer_name(mod, group.title) == name for name, group in groups.items())
 
 

@@ -104,7 +104,7 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
     run = execute(graph, label.candidates, table)
     assert same(criterion.value(run.latency_ns, sum(run.energies_pj.values()), label.candidates), best)
     assert same(label.values[0], best) and same(answer.bound, best)
-    bounded = replace(criterion, at_most=best * (1 + ROUNDING))
+    bounded = replace(criterion, upper_bound=best * (1 + ROUNDING))
     assert labels(graph, table, bounded).plans  # no lower bound is above it
     if criterion == ERROR:  # times are not followed
         assert math.isnan(label.latency_ns)
@@ -157,8 +157,8 @@ def test_no_cover_within_bounds_is_better(kind, data, share):
     ]
     latency_ns, _, error = (bound_at(values, share) for values in zip(*covers))
     for minimised, limit, best in (
-        (Criterion(per_pj=1.0), replace(LATENCY, at_most=latency_ns), (1, 0, latency_ns)),
-        (LATENCY, replace(ERROR, at_most=error), (0, 2, error)),
+        (Criterion(per_pj=1.0), replace(LATENCY, upper_bound=latency_ns), (1, 0, latency_ns)),
+        (LATENCY, replace(ERROR, upper_bound=error), (0, 2, error)),
     ):
         value, bounded, limit_value = best
         (label,) = search(problem, SearchQuery(criteria=[minimised, limit])).plans

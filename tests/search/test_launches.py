@@ -29,7 +29,7 @@ class Stopwatch:
     def costs(self, requests, gpu, dtype):
         launch_ns = self.launch_ns if gpu.launch_ns else 0.0
         modelled = Analytic().costs(requests, gpu, dtype)
-        return [replace(cost, launch_ns=launch_ns, known=Provenance.MEASURED) for cost in modelled]
+        return [replace(cost, launch_ns=launch_ns, provenance=Provenance.MEASURED) for cost in modelled]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from length import examples, long_but
 from pimflow import frontend
 from pimflow.commands.shared.report import Estimate
 from pimflow.core.candidate import Cost
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
 from pimflow.core.rewrite import MODES, OPERATOR_KERNELS
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system
@@ -61,7 +61,7 @@ def networks(draw) -> RegionGraph:
                 input_shapes=(shape,) * (1 + len(added)),
                 output_shape=shape,
                 geometry=ConvGeometry(n=1, h=height, w=height, c=channels, oc=channels, **filters),
-                epilogue=("add",) * len(added),
+                epilogue=Epilogue(operators=("add",) * len(added)),
             )
         )
     return RegionGraph(name="drawn", regions=tuple(regions), outputs=(regions[-1].name,))

@@ -13,7 +13,7 @@ from pimflow import frontend
 from pimflow.commands.compile.explain import explain
 from pimflow.commands.shared import prepare
 from pimflow.core.plan import Plan
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
 from pimflow.core.rewrite import GpuRewrite
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
@@ -46,8 +46,8 @@ def convolution(name, source, shape, outputs, kernel, stride, residual):
         input_shapes=(shape, *([result] if residual else [])),
         output_shape=result,
         geometry=layer,
-        epilogue=("bias", *["add"] * bool(residual)),
-        weight_elements=outputs * (layer.reduction + 1),
+        epilogue=Epilogue(operators=("bias", *["add"] * bool(residual))),
+        kernel=KernelShape(weight_elements=outputs * (layer.reduction + 1)),
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import onnx_model
 
 from pimflow import frontend
 from pimflow.commands.shared.prepare import regions
@@ -54,14 +55,7 @@ def three_layers(after_first: str) -> onnx.ModelProto:
     if after_first == "branches":
         nodes.append(helper.make_node("Add", [second, last], ["sum"], name="sum"))
         last = "sum"
-    graph = helper.make_graph(
-        nodes,
-        "three-layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 48, 14, 14))],
-        [helper.make_tensor_value_info(last, TensorProto.FLOAT, (1, 96, 14, 14))],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx_model(nodes, {"x": (1, 48, 14, 14)}, {last: (1, 96, 14, 14)}, weights, name="three-layers")
 
 
 class RankedNetwork:

@@ -13,9 +13,9 @@ from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
 from pimflow.commands.compile.explain import explain
-from pimflow.commands.compile.make_report import make_report
+from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.shared import report_text
-from pimflow.commands.shared.report import Changes, GpuPart, PoolReport
+from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
@@ -132,11 +132,10 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         violations_by_rule={},
     )
     report = make_report(
-        search_result,
+        PlacedNetwork(search_result=search_result, search_seconds=0.0, gpu_known={}),
         verification,
-        gpu_known={},
         gpu_part=GpuPart.from_search(search_result, "llvm+pim", "", "", None, ""),
-        memory=PoolReport(
+        pool=PoolReport(
             target="llvm+pim",
             pool_bytes=0,
             lower_bound_bytes=0,
@@ -145,14 +144,13 @@ def test_a_run_goes_through_search_plan_and_report(toy):
             weight_bytes=0,
             copies=(),
         ),
-        changes=Changes(),
-        search_seconds=0.0,
+        extras=ExtraReports(),
         wall_seconds=0.0,
     )
     rows = {row.name: row for row in report.regions}
     assert rows.keys() == {region.name for region in graph.regions}
     assert rows[names[1]].covers == names and rows[names[1]].latency_ns == 0.0
-    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(report.latency_ns)
+    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(report.plan.latency_ns)
     assert f"with {names[0]}" in report_text.table(report, None)
     for name in names:
         explained = explain(search_result, graph.region(name))

@@ -14,8 +14,9 @@ from pimflow.core.region import ConvGeometry
 from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
-from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget
 from pimflow.placement.costs.splits import NEAR, NonPimTimes, SplitCharges, SplitLayer, all_splits, grid
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import min_work_ns
@@ -87,7 +88,7 @@ def test_what_is_compared_is_what_is_charged(toy, name):
         for beside in layer.besides:
             candidate = generator.make(region, SplitRewrite.from_split(beside.split, region.geometry))
             run = generator.pim_cost(region, beside.split)
-            deferred = beside.deferred_epilogue + region.epilogue
+            deferred = beside.deferred_epilogue + region.epilogue.operators
             settles = deferred and not generator.defers_epilogue(region)
             same_ns = generator.epilogue_cost(region).latency_ns if settles else 0.0
             compared_ns = layer.terms.total_ns(beside, run) + same_ns
@@ -166,7 +167,8 @@ def test_no_program_does_its_work_faster(geometry, side):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
         # Costs come from programs without the fields that do not change the time.
-        assert cost == PimCost.from_run(side.run(geometry, schedule, "conv"), side.pim)
+        run = side.run(ProgramRequest("conv", geometry, schedule))
+        assert cost == LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, side.pim)))
 
 
 class Counting:

@@ -14,7 +14,15 @@ from length import examples
 from pimflow import frontend, fusion
 from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.core.region import (
+    ELEMENT_BYTES,
+    ConvGeometry,
+    Epilogue,
+    Kernel,
+    KernelShape,
+    Region,
+    RegionGraph,
+)
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
 from pimflow.fusion.own_tiles import TileMemory, default_tilings
@@ -49,8 +57,8 @@ def convolution(name, source, shape, outputs, kernel=1, stride=1, groups=1, resi
         input_shapes=(shape, *([result] if residual else [])),
         output_shape=result,
         geometry=geometry,
-        epilogue=("bias",) + (("add",) if residual else ()),
-        weight_elements=outputs * (geometry.reduction + 1),
+        epilogue=Epilogue(operators=("bias",) + (("add",) if residual else ())),
+        kernel=KernelShape(weight_elements=outputs * (geometry.reduction + 1)),
     )
 
 

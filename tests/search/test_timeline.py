@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from command_line import run_json
 from length import long_but
 
 import pimflow
@@ -69,8 +70,7 @@ def test_a_picture_is_the_same_every_time(found, tmp_path, suffix):
 
 def test_the_command_writes_what_is_asked_for(searched, tmp_path, capsys):
     files = [str(tmp_path / "t.json"), str(tmp_path / "t.html")]
-    assert main(["timeline", "toy", "--perfetto", files[0], "--plot", files[1], "--json", "--quiet"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = run_json(capsys, "timeline toy --perfetto", files[0], "--plot", files[1])
     assert printed["latency_ns"] == pytest.approx(searched.evaluation.latency_ns)
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["model"] == printed["model"]
     assert "stem.conv" in (tmp_path / "t.html").read_text()

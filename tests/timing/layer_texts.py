@@ -6,6 +6,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware.pim import PimSpec
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.profiler import BuiltIn
 
@@ -39,4 +40,4 @@ def layer_programs(draw: st.DrawFn) -> PimProgram:
     side = PimTarget(pim=NEWTON, channels=channels, dtype="fp16", profiler=BuiltIn())
     geometry = parse_layer(text)
     schedule = draw(st.sampled_from(side.schedules(geometry)))
-    return side.program(geometry, schedule, text)
+    return side.program(ProgramRequest(text, geometry, schedule))

@@ -10,12 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from pimflow.core.program import PimProgram
-from pimflow.errors import ProfilerError, UsageError
-from pimflow.hardware import PimSpec
-from pimflow.simulators.exports.aim_isr import export
-from pimflow.simulators.exports.aim_simulator import (
+from calibration.aim_simulator import (
     BEGIN,
     END,
     compare,
@@ -24,6 +19,11 @@ from pimflow.simulators.exports.aim_simulator import (
     summary,
     table,
 )
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import ProfilerError, UsageError
+from pimflow.hardware import PimSpec
+from pimflow.simulators.exports.aim_isr import export
 from pimflow.simulators.pim.timing import time_program
 
 AIM = PimSpec.load("aim-gddr6")

@@ -14,7 +14,7 @@ from timing_programs import with_timing
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.bound import lower_bound, simple_bound
 from pimflow.simulators.pim.timing import time_program
@@ -180,13 +180,11 @@ def test_no_loop_order_is_faster(layer):
     orders = {order for level in SCHEDULINGS for order in schedules(geometry, pim, dtype, level)}
     for order in orders:
         source = lower(
-            geometry,
+            ProgramRequest("layer", geometry, order),
             pim,
-            region="layer",
             dtype=dtype,
             channels=channels,
-            schedule=order,
-            only_busiest=True,
+            limits=LoweringLimits(only_busiest=True),
         )
         assert bound.cycles <= time_program(source, pim).cycles, (order, bound)
 

@@ -12,13 +12,14 @@ from refreshes import when_due
 from timing_programs import act, comp, program, read, write
 
 from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import Constraint
-from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, lockstep_phases, schedules
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
+from pimflow.pim_backend.programs.schedule import lockstep_phases, schedules
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
@@ -81,8 +82,8 @@ def test_channels_that_divide_the_work_share_it_evenly():
 @given(layers, st.integers(1, 20))
 def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, channels):
     for schedule in schedules(geometry, AIM, "fp16"):
-        assert Schedule.parse(str(schedule)) == schedule and schedule.pixel_groups
-        source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        assert LoopOrder.parse(str(schedule)) == schedule and schedule.pixel_groups
+        source = lower(ProgramRequest("x", geometry, schedule), AIM, dtype="fp16", channels=channels)
         source.validate()
         assert aim_isr.unsupported_reason(source) == ""
         assert product_coverage(source).exact
@@ -95,7 +96,7 @@ def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, c
 def test_instructions_of_a_step_are_all_of_a_kind(geometry, channels):
     """Results and products are one instruction for all channels; only what is written may need several."""
     for schedule in schedules(geometry, AIM, "fp16"):
-        source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        source = lower(ProgramRequest("x", geometry, schedule), AIM, dtype="fp16", channels=channels)
         for group, _ in aim_isr._steps(source):
             assert len({opcode for opcode, *_ in group}) <= 1
             assert len(group) <= 1 or next(iter(group))[0] in ("WR_GB", "WR_BIAS")
@@ -105,8 +106,8 @@ def test_a_vector_that_all_channels_hold_is_written_once():
     """36 tiles on 8 channels: four each, two at a time, and then one each in four of them."""
     for chunks, stationary, writes in ((1, "input", 8), (3, "output", 8 * (3 + 2) + 4 * 2)):
         geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=576)
-        order = Schedule(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
-        source = lower(geometry, AIM, region="x", dtype="fp16", channels=8, schedule=order)
+        order = LoopOrder(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
+        source = lower(ProgramRequest("x", geometry, order), AIM, dtype="fp16", channels=8)
         assert time_program(source, AIM).commands["GWRITE"] == writes
         assert product_coverage(source).exact and program_violations(source, AIM) == 0
 
@@ -115,14 +116,14 @@ def test_a_vector_that_all_channels_hold_is_written_once():
 def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
     """Seven tiles on four channels, two accumulators: one idles while the others have a second tile."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=16 * 7)
-    order = Schedule(
+    order = LoopOrder(
         stationary="input" if chunks == 1 else "output",
         buffers=1,
         overlap=False,
         accumulators=2,
         pixel_groups=1,
     )
-    source = lower(geometry, AIM, region="x", dtype="fp16", channels=4, schedule=order)
+    source = lower(ProgramRequest("x", geometry, order), AIM, dtype="fp16", channels=4)
     assert product_coverage(source).exact and program_violations(source, AIM) == 0
     lines = b"".join(text for text, _ in aim_isr.export(source)).decode().split("\n")
     words = [line.split()[1:] for line in lines if line.startswith("AiM ") and "EOC" not in line]
@@ -136,9 +137,9 @@ def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
 def test_accumulators_form_products_of_several_tiles_before_they_are_read():
     geometry = ConvGeometry(n=1, h=1, w=3, c=2048, oc=96)  # two chunks, six tiles
     spec = replace(FOREVER, accumulators=3)
-    order = Schedule(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
+    order = LoopOrder(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
     assert order in schedules(geometry, spec, "fp16")
-    source = lower(geometry, spec, region="x", dtype="fp16", channels=1, schedule=order)
+    source = lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=1)
     counts = time_program(source, spec).commands
     # Each of the two rounds of three tiles writes both chunks of a pixel once, and opens six rows; a pixel
     # begins on the row that the one before ended on.
@@ -167,7 +168,8 @@ def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumul
         spec = replace(AIM, accumulators=count)
         return min(
             time_program(
-                lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=order), spec
+                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels),
+                spec,
             ).cycles
             for order in schedules(geometry, spec, "fp16")
         )
@@ -179,7 +181,7 @@ def test_an_order_of_a_layer_fits_its_rows_one_by_one():
     """As pipelines take them: with fewer pixels than the order has groups."""
     layer, row = (ConvGeometry(n=1, h=h, w=4, c=64, oc=64) for h in (8, 1))
     for order in schedules(layer, AIM, "fp16"):
-        source = lower(row, AIM, region="x", dtype="fp16", channels=16, schedule=order)
+        source = lower(ProgramRequest("x", row, order), AIM, dtype="fp16", channels=16)
         assert product_coverage(source).exact and program_violations(source, AIM) == 0
 
 
@@ -245,7 +247,7 @@ def unroll(nodes: tuple) -> tuple:
 def test_loops_take_what_their_commands_take(geometry, channels, nREFI):
     spec = replace(AIM, timing=AIM.timing | {"nREFI": nREFI})
     for schedule in schedules(geometry, spec, "fp16"):
-        source = lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        source = lower(ProgramRequest("x", geometry, schedule), spec, dtype="fp16", channels=channels)
         flat = replace(source, channels=tuple(map(unroll, source.channels)))
         assert time_program(source, spec) == time_program(flat, spec)
 

@@ -17,7 +17,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError
 from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import TimingResult, issue_program, time_program, time_trace
@@ -93,7 +93,7 @@ def test_long_loops_under_the_published_timing(body, extent, spec, hiding):
 @pytest.mark.parametrize("spec", (NEWTON, SPECS[2]), ids=("nREFI 1900", "nREFI 401"))
 def test_layers(layer, spec):
     for schedule in schedules(SCALED[layer], spec, "fp16"):
-        source = lower(SCALED[layer], spec, region=layer, dtype="fp16", channels=3, schedule=schedule)
+        source = lower(ProgramRequest(layer, SCALED[layer], schedule), spec, dtype="fp16", channels=3)
         for channel in distinct_channels(source, spec):
             assert engine_counts(source, spec, channel)[0] == step_counts(source, spec, channel)
         flat = time_trace(expand_to_pim(source, 2), spec, FORK)

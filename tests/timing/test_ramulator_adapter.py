@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibration.ramulator_comparison import compare, table
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
 from pimflow.core.program import PimProgram
@@ -15,7 +16,6 @@ from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.pim.trace import expand_to_pim
 from pimflow.simulators.profiler import BuiltIn
-from pimflow.simulators.ramulator.comparison import compare, table
 from pimflow.simulators.ramulator.fork import Ramulator, parse_output
 
 # What the fork, built from 8dbb92f, printed for GWRITE, four G_ACT, 32 COMP, READRES.

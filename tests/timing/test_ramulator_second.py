@@ -4,11 +4,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from calibration.ramulator2 import PRINTED, Ramulator2Run, parse_output, simulate, traffic_table
 
 from pimflow.core.layer_text import parse_layer
 from pimflow.errors import ProfilerError, TraceError
 from pimflow.simulators.ramulator import load_store_trace
-from pimflow.simulators.ramulator.second import PRINTED, Ramulator2Run, parse_output, simulate, traffic_table
 
 # What Ramulator 2 (legacy/v2.0a, be93be7) printed for the trace of LAYER, by scripts/compare_ramulator.py.
 LAYER = "conv:2x3x33x31,24,5x5,s2x1,p2"

@@ -13,7 +13,7 @@ from timing_programs import act_all, comp, loop, program
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import COMMANDS
-from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.pim_runs import PimCost, PimRun
 from pimflow.simulators.pim.bound import lower_bound
@@ -91,7 +91,7 @@ def test_no_more_than_jedec_lets_come(newton):
 def test_no_program_beats_the_bound(geometry, name, data):
     pim = PimSpec.load(name)
     schedule = data.draw(st.sampled_from(schedules(geometry, pim, "fp16")))
-    lowered = lower(geometry, pim, region="conv", dtype="fp16", channels=2, schedule=schedule)
+    lowered = lower(ProgramRequest("conv", geometry, schedule), pim, dtype="fp16", channels=2)
     assert time_program(lowered, pim).cycles >= lower_bound(geometry, pim, "fp16", 2).cycles
 
 

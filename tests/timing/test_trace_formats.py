@@ -199,7 +199,8 @@ def test_aim_says_attention_over_a_cache(tmp_path, heads):
         positioned=True,
     )  # fmt: skip
     order = CacheSchedule.parse("keys vector-stationary, spread 4; values row-stationary, spread 2")
-    cached = CachedAttention.from_schedule(attention, order, aim, "fp16", channels=4, region="mixed")
+    layouts = order.layouts(attention, aim, "fp16", channels=4)
+    cached = CachedAttention.from_layouts("mixed", attention, order, layouts)
     assert {part.partition("__")[2] for part in cached.programs} == {
         *("new_keys", "scores", "new_values", "values")
     }

@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx_models import onnx_model
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UsageError
@@ -15,14 +16,13 @@ from pimflow.frontend import onnx_runtime
 
 def small(dims=("N", 4), output=("N", 2)):
     """x @ w, with w of ones."""
-    graph = helper.make_graph(
+    return onnx_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
-        [numpy_helper.from_array(np.ones((4, 2), np.float32), "w")],
+        {"x": dims},
+        {"y": output},
+        {"w": np.ones((4, 2), np.float32)},
+        name="small",
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
 def test_example_inputs_are_reproducible_normal_and_typed():
@@ -54,14 +54,7 @@ def embedding(rows, width, carriers, axis=0):
         numpy_helper.from_array(np.zeros((rows, width), np.float32), "table"),
         numpy_helper.from_array(np.array([6], np.int64), "six"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "embedding",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, (2, 3))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        stored,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnx_model(nodes, {"ids": (TensorProto.INT64, (2, 3))}, {"y": None}, stored, name="embedding")
 
 
 @pytest.mark.parametrize("carriers", [
@@ -124,9 +117,7 @@ def test_shapes_fix_what_is_dynamic_and_are_inferred_again():
 def test_a_question_mark_is_no_symbol():
     """Paddle's exporter calls every open dimension so."""
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("?", "?")) for n in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    model = zoo.load_model(helper.make_model(graph, ir_version=8), {"x": (2, 3)})
+    model = zoo.load_model(onnx_model(nodes, {"x": ("?", "?")}, {"y": ("?", "?")}), {"x": (2, 3)})
     assert zoo.example_inputs(model)["x"].shape == (2, 3)
 
 
@@ -257,14 +248,12 @@ def test_parse_shape():
 
 def test_nodes_without_a_name_of_their_own_get_one():
     nodes = [
-        onnx.helper.make_node("Relu", ["x"], ["a"]),
-        onnx.helper.make_node("Neg", ["a"], ["b"], "same"),
-        onnx.helper.make_node("Relu", ["b"], ["c"]),
-        onnx.helper.make_node("Neg", ["c"], ["y"], "Relu_a"),
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"], "same"),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Neg", ["c"], ["y"], "Relu_a"),
     ]
-    values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
-    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx_model(nodes, {"x": [2]}, {"y": [2]})
     named = [node.name for node in zoo.load_model(model).graph.node]
     assert named == ["Relu_a_", "same", "Relu_c", "Relu_a"]
     model.graph.node[3].name = "same"
@@ -284,13 +273,7 @@ def test_every_floating_point_type_is_fp32_inside(kind):
         helper.make_node("Add", ["a", "b"], ["c"]),
         helper.make_node("Add", ["c", "one"], ["y"]),
     ]
-    values = [
-        helper.make_tensor_value_info("x", TensorProto.INT64, [3]),
-        helper.make_tensor_value_info("y", kind, [3]),
-    ]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [unit])
-    opsets = [helper.make_opsetid("", 17)]
-    model = zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    model = zoo.load_model(onnx_model(nodes, {"x": (TensorProto.INT64, [3])}, {"y": (kind, [3])}, [unit]))
     (y,) = onnx_runtime.reference(model)({"x": np.array([0, 1, 2])})
     assert y.dtype == helper.tensor_dtype_to_np_dtype(kind)
     assert y.tolist() == [3, 4, 5]
@@ -304,9 +287,7 @@ def casts(kind, *between) -> onnx.ModelProto:
     nodes = [helper.make_node("Cast", ["x"], ["c"], to=kind)]
     nodes += [helper.make_node(op, [a] * n, [b]) for (op, n), a, b in zip(between, names, names[1:])]
     nodes.append(helper.make_node("Cast", names[-1:], ["y"], to=TensorProto.FLOAT))
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_model(nodes, {"x": [64]}, {"y": [64]})
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

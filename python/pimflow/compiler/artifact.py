@@ -10,13 +10,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
+from pimflow.core.json_form import json_form
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pimflow.compiler.packed_states import PackedStates
 
 VERSION = "pimflow-artifact/1"
+REPORT_VERSION = "pimflow-report/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
 UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them
@@ -245,11 +247,10 @@ class PlacedRegions:
         with convert_read_errors(directory, REGIONS):
             placed_regions = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
             _require_type(placed_regions, cls)
-            placed_regions.graph.require_order()
         return placed_regions
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(json_form(self), indent=1) + "\n"
 
 
 def load_device(directory: Path) -> PimSpec:
@@ -302,20 +303,95 @@ def enclosing_directory(file: Path) -> Path | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArtifactFiles:
+    """What a compiled directory holds.
+
+    Attributes
+    ----------
+    builds : sequence of Build
+        One a target, the requested target first.
+    interface : Interface
+        Without targets and digests, which `write` adds; with outputs and a pool if there are `c_files`.
+    placed_regions : PlacedRegions
+        The regions that the plan places.
+    pim : PimSpec
+        The device that the programs are for, stored so that they can be read without a device file.
+    timeline : str
+        The plan's timeline as JSON for Perfetto.
+    report : mapping
+        The report as JSON.
+    programs : mapping of str to PimProgram
+        By region.
+    traced_regions : collection of str
+        Regions to write command traces of, a ``.pim`` file for each channel.
+    c_files : mapping of str to bytes
+        The network in C, by file name; empty unless target C was requested.
+    front : mapping of str to Plan
+        Plans of a front, by file name.
+    """
+
+    builds: Sequence[Build]
+    interface: Interface
+    plan: Plan
+    placed_regions: PlacedRegions
+    pim: PimSpec
+    timeline: str
+    report: Mapping[str, object]
+    programs: Mapping[str, PimProgram]
+    traced_regions: Collection[str] = ()
+    c_files: Mapping[str, bytes] = field(default_factory=dict)
+    front: Mapping[str, Plan] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Write all files to an empty directory, but `INTERFACE` and `PAGE`."""
+        from pimflow.pim_backend.runtime.network_module import store
+
+        for build in self.builds:
+            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
+            if build.kernels.source:
+                (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
+        texts = {
+            **{name: plan.to_json() for name, plan in {PLAN: self.plan, **self.front}.items()},
+            REGIONS: self.placed_regions.to_json(),
+            PIM: self.pim.to_json(),
+            TIMELINE: self.timeline,
+        }
+        contents = {**self.c_files, **{name: text.encode() for name, text in texts.items()}}
+        for name, content in {**contents, REPORT: _report_bytes(self.report)}.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_bytes(content)
+        self._write_programs(directory)
+
+    def _write_programs(self, directory: Path) -> None:
+        (directory / "programs").mkdir()
+        stems = file_stems(self.programs)
+        for region, program in self.programs.items():
+            stem = stems[region]
+            (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
+            if region in self.traced_regions:
+                (directory / "traces" / stem).mkdir(parents=True)
+                for channel in range(len(program.channels)):
+                    with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
+                        trace.writelines(pim_text(program, channel))
+
+    def seal(self, directory: Path) -> Interface:
+        """The interface with the targets, and with digests of all files of `directory` but `UNSEALED`.
+
+        These files have the same bytes for the same inputs.
+        """
+        files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name not in UNSEALED)
+        return replace(
+            self.interface,
+            targets=(*([C_TARGET] if self.c_files else []), *(build.target for build in self.builds)),
+            sha256={str(p.relative_to(directory)): file_sha256(p) for p in files},
+        )
+
+
 def write(
-    target: str | os.PathLike,
+    target: str | os.PathLike[str],
+    files: ArtifactFiles,
     *,
-    builds: Sequence[Build],
-    interface: Interface,
-    plan: Plan,
-    placed_regions: PlacedRegions,
-    pim: PimSpec,
-    timeline: str,
-    report: Mapping[str, object],
-    programs: Mapping[str, PimProgram],
-    traced_regions: Collection[str],
-    c_files: Mapping[str, bytes] | None = None,
-    other_plans: Mapping[str, Plan] | None = None,
     page: Callable[[Path], bytes] | None = None,
     force: bool = False,
 ) -> WrittenDirectory:
@@ -323,66 +399,18 @@ def write(
 
     Parameters
     ----------
-    builds : sequence of Build
-        One a target, the requested target first.
-    placed_regions : PlacedRegions
-        The regions that the plan places.
-    pim : PimSpec
-        The device that the programs are for, stored so that they can be read without a device file.
-    timeline : str
-        The plan's timeline as JSON for Perfetto.
-    programs : mapping of str to PimProgram
-        By region.
-    traced_regions : collection of str
-        Regions to write command traces of, a ``.pim`` file for each channel.
-    c_files : mapping of str to bytes, optional
-        The network in C, by file name, if target C was requested; `interface` then has its outputs and its
-        pool.
-    other_plans : mapping of str to Plan, optional
-        Further plans, by file name.
     page : callable, optional
         Makes `PAGE` from the directory, after all other files are written.
     force : bool
         See `host.directories.check_target`.
     """
-    from pimflow.pim_backend.runtime.network_module import store
-    from pimflow.pim_backend.runtime.targets import C_TARGET
-
     with new_directory(target, KIND, force=force) as directory:
-        for build in builds:
-            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
-            if build.kernels.source:
-                (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
-        for name, content in (c_files or {}).items():
-            (directory / name).write_bytes(content)
-        for name, stored_plan in {PLAN: plan, **(other_plans or {})}.items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_text(stored_plan.to_json(), encoding="utf-8")
-        (directory / REGIONS).write_text(placed_regions.to_json(), encoding="utf-8")
-        (directory / PIM).write_text(pim.to_json(), encoding="utf-8")
-        (directory / TIMELINE).write_text(timeline, encoding="utf-8")
-        (directory / REPORT).write_bytes(_report_bytes(report))
-        (directory / "programs").mkdir()
-        stems = file_stems(programs)
-        for region, program in programs.items():
-            stem = stems[region]
-            (directory / "programs" / f"{stem}.pimprog").write_text(program.to_json(), encoding="utf-8")
-            if region in traced_regions:
-                (directory / "traces" / stem).mkdir(parents=True)
-                for channel in range(len(program.channels)):
-                    with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
-                        trace.writelines(pim_text(program, channel))
-        # All other files have the same bytes for the same inputs.
-        files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name not in UNSEALED)
-        sealed = replace(
-            interface,
-            targets=(*([C_TARGET] if c_files else []), *(build.target for build in builds)),
-            sha256={str(p.relative_to(directory)): file_sha256(p) for p in files},
-        )
-        (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
+        files.write(directory)
+        interface = files.seal(directory)
+        (directory / INTERFACE).write_text(interface.to_json(), encoding="utf-8")
         if page is not None:
             (directory / PAGE).write_bytes(page(directory))
-    return WrittenDirectory(path=Path(target), interface=sealed, page=page)
+    return WrittenDirectory(path=Path(target), interface=interface, page=page)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.phases import CacheProduct
-from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
+from pimflow.compiler.region_check import ROUNDED, ReferenceSums, RegionCheck
 from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
@@ -133,9 +133,14 @@ def _check_product(
         expected, magnitude = x64 @ w64, np.abs(x64) @ np.abs(w64)
         in_range = bool(np.abs(expected).max() < np.finfo(ROUNDED[dtype]).max)
         terms = y.reshape(*expected.shape[:2], -1, expected.shape[2])
-        partial = magnitude if terms.shape[2] > 1 else None
-        total = terms.sum(axis=2, dtype=np.float64)
-        error = error_over_bound(dtype, total, expected, magnitude, x.shape[-1], partial)
+        sums = ReferenceSums(
+            dtype=dtype,
+            expected=expected,
+            magnitude=magnitude,
+            products=x.shape[-1],
+            partial=magnitude if terms.shape[2] > 1 else None,
+        )
+        error = sums.error_over_bound(terms.sum(axis=2, dtype=np.float64))
     return [
         RegionCheck(region=program.region, error_over_bound=error, in_range=in_range)
         for program in cached.product_programs(product, group).values()

@@ -85,7 +85,7 @@ class Build:
     @property
     def can_run_here(self) -> bool:
         """Whether this machine has the device of the target, and the kernels are compiled."""
-        return not self.kernels.flaw and bool(self.device.exist)
+        return not self.kernels.problem and bool(self.device.exist)
 
     @property
     def device(self) -> tvm.runtime.Device:
@@ -132,7 +132,7 @@ def build(
     )
     name = targets.target_name(target)
     device, inputs = targets.target_device(target), states.types(network.inputs)
-    module = pack(executable, inputs, network.outputs, name, device, kernels.flaw)
+    module = pack(executable, inputs, network.outputs, name, device, kernels.problem)
     on_cpu = target.kind.name == "llvm"
     return Build(
         target=name,
@@ -164,16 +164,8 @@ def apply_search_result(
     layouts: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to `mod`, with its primitives, or with `choices` and `layouts` instead."""
-    planned_module = phases.apply_plan(
-        mod,
-        search_result.splits(),
-        search_result.programs(),
-        search_result.pipelines(),
-        search_result.system,
-        search_result.group_tilings(),
-        search_result.attention(),
-        search_result.channel_sets(),
-    )
+    rewrites = phases.PlanRewrites.from_search(search_result)
+    planned_module = phases.apply_plan(mod, rewrites, search_result.system)
     if choices:
         return with_primitives(planned_module, choices, layouts, views=search_result.system.uses_views)
     primitives = search_result.primitives()

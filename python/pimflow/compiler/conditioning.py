@@ -17,6 +17,7 @@ case.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -33,31 +34,43 @@ from pimflow.frontend.reference import Fp16Storage, Perturbed, Run
 RUNS = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputReference:
+    """What the outputs of a network are compared with.
+
+    Attributes
+    ----------
+    expected : sequence of ndarray
+        Outputs of the reference, in fp32.
+    perturbed : Perturbed, optional
+        The network's reference with random roundings; it runs if an output exceeds the bound of its type.
+    tolerance : float, optional
+        A fixed bound instead.
+    """
+
+    expected: Sequence[np.ndarray]
+    perturbed: Perturbed | None = None
+    tolerance: float | None = None
+
+
 def output_checks(
-    perturbed: Perturbed | None,
+    reference: OutputReference,
     stored: Fp16Storage,
     dtype: str,
     inputs: Mapping[str, np.ndarray],
     outputs: Sequence[np.ndarray],
-    expected: Sequence[np.ndarray],
-    tolerance: float | None = None,
 ) -> tuple[OutputCheck, ...]:
     """Compare every output with its reference.
 
     Parameters
     ----------
-    perturbed : Perturbed or None
-        The network's reference with random roundings; it runs if an output exceeds the bound of `dtype`.
-    stored : Stored
+    stored : Fp16Storage
         Tensors that the build stores in fp16.
     dtype : str
         The storage type: fp16 or fp32.
-    expected : sequence of ndarray
-        Outputs of the reference, in fp32.
-    tolerance : float, optional
-        A fixed bound instead.
     """
-    errors = [relative_error(y, reference) for y, reference in zip(outputs, expected, strict=True)]
+    expected, perturbed, tolerance = reference.expected, reference.perturbed, reference.tolerance
+    errors = [relative_error(y, y_expected) for y, y_expected in zip(outputs, expected, strict=True)]
     floors = [max(OUTPUT_BOUND[dtype], last_place(y)) if tolerance is None else tolerance for y in expected]
     is_beyond = any(not error <= floor for error, floor in zip(errors, floors))
     if not is_beyond or tolerance is not None or perturbed is None:

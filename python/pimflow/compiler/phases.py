@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
@@ -24,6 +24,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.placement import SearchResult
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -59,57 +60,67 @@ CacheProduct = tuple[CachedAttention, str, int]
 ALLOCATIONS = ("pool", "eager", "lazy")
 
 
-def apply_plan(
-    mod: tvm.IRModule,
-    splits: Mapping[str, Split],
-    programs: Mapping[str, PimProgram],
-    pipelines: Sequence[Pipeline] = (),
-    system: System | None = None,
-    tilings: Mapping[tuple[str, ...], GroupTiling] | None = None,
-    caches: Mapping[str, CachedAttention] | None = None,
-    channel_sets: Mapping[str, str] | None = None,
-) -> tvm.IRModule:
-    """Apply a plan to a canonical module: split, pipeline and outline its regions.
+@dataclass(frozen=True, kw_only=True)
+class PlanRewrites:
+    """What a plan does with a module.
 
-    Parameters
+    Attributes
     ----------
-    mod : IRModule
-        In canonical form.
     splits : mapping of str to Split
         By region that is split.
     programs : mapping of str to PimProgram
         By region wholly or partly on PIM; parts have the names of `stage_name`.
     pipelines : sequence of Pipeline
         Runs of regions that are done in stages.
-    system : System, optional
-        Gives the padding of the GPU's convolutions, and whether parts of tensors are views.
-    tilings : mapping of tuple of str to GroupTiling, optional
+    tilings : mapping of tuple of str to GroupTiling
         By group of regions that is one kernel over tiles.
-    caches : mapping of str to CachedAttention, optional
+    caches : mapping of str to CachedAttention
         By region of attention on PIM.
-    channel_sets : mapping of str to str, optional
+    channel_sets : mapping of str to str
         By region, the set of memory channels of its result (`core.channel_sets`), if there are several
         sets.
     """
-    target_system = system or default_system()
-    if channel_sets:
-        mod = with_channel_sets(mod, _sets_by_variable(mod, channel_sets, target_system))
+
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    programs: Mapping[str, PimProgram] = field(default_factory=dict)
+    pipelines: Sequence[Pipeline] = ()
+    tilings: Mapping[tuple[str, ...], GroupTiling] = field(default_factory=dict)
+    caches: Mapping[str, CachedAttention] = field(default_factory=dict)
+    channel_sets: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult) -> PlanRewrites:
+        """From a search result."""
+        return cls(
+            splits=search_result.splits(),
+            programs=search_result.programs(),
+            pipelines=search_result.pipelines(),
+            tilings=search_result.group_tilings(),
+            caches=search_result.attention(),
+            channel_sets=search_result.channel_sets(),
+        )
+
+
+def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None = None) -> tvm.IRModule:
+    """Apply a plan to a canonical module: split, pipeline and outline its regions.
+
+    `system` gives the padding of the GPU's convolutions, and whether parts of tensors are views.
+    """
+    target_system, splits = system or default_system(), rewrites.splits
+    if rewrites.channel_sets:
+        mod = with_channel_sets(mod, _sets_by_variable(mod, rewrites.channel_sets, target_system))
     cached = {
         name: attention_on_pim(attention)
-        for name, attention in caches_by_anchor(mod, caches or {}, target_system).items()
+        for name, attention in caches_by_anchor(mod, rewrites.caches, target_system).items()
     }
-    names = _programs_by_variable(mod, splits, programs)
+    names = _programs_by_variable(mod, splits, rewrites.programs)
     splits_by_axis = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
+    tilings = {covers: str(tiling) for covers, tiling in rewrites.tilings.items()}
     # Each pass visits the whole network; passes without work are left out.
     phases = [
         (OutlineAttention(cached), cached),
-        (
-            OutlineGroups(
-                {covers: str(tiling) for covers, tiling in (tilings or {}).items()}, target_system.uses_views
-            ),
-            tilings,
-        ),
-        (PipelineRows(pipelines), pipelines),
+        (OutlineGroups(tilings, target_system.uses_views), tilings),
+        (PipelineRows(rewrites.pipelines), rewrites.pipelines),
         (
             SplitMdDp(splits_by_axis["rows"], target_system.has_symmetric_padding, target_system.uses_views),
             splits_by_axis["rows"],

@@ -36,40 +36,46 @@ class RegionCheck:
         return self.error_over_bound <= 1
 
 
-def error_over_bound(
-    dtype: str,
-    y: np.ndarray,
-    expected: np.ndarray,
-    magnitude: np.ndarray,
-    products: int,
-    partial: np.ndarray | None = None,
-    roundings: int = 1,
-) -> float:
-    """The largest quotient of an element's error and its bound; infinity for NaN.
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSums:
+    """The reference of results: sums of products of rounded operands, in double precision.
 
-    The bound is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in the last place of
-    the storage type for each result that was rounded to it.
-
-    Parameters
+    Attributes
     ----------
-    y, expected : ndarray
-        Results, and their reference: rounded operands, summed in double precision.
+    dtype : str
+        Storage type of operands and results.
+    expected : ndarray
     magnitude : ndarray
         ``sum |x*w|`` of each result.
     products : int
-        K.
+        K, the number of products of a result.
     partial : ndarray, optional
         For results that are sums of several rounded sums: the sum of their magnitudes.
     roundings : int
         How often a result was rounded, if its sum was read and resumed; `partial` is of the rounded sums.
     """
-    roundoff = products * _UNIT_ROUNDOFF
-    error = roundoff / (1 - roundoff) * magnitude
-    rounded = np.abs(expected) if partial is None else partial
-    rounding_error = _HALF_ULP[dtype] * (rounded + roundings * error) + roundings * _HALF_SUBNORMAL[dtype]
-    # Each rounding also rounds the error of the one before.
-    bound = error + rounding_error * (1 + _HALF_ULP[dtype]) ** (roundings - 1)
-    difference = np.abs(y.astype(np.float64) - expected)
-    ratio = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
-    max_ratio = float(ratio.max())
-    return max_ratio if max_ratio == max_ratio else float("inf")
+
+    dtype: str
+    expected: np.ndarray
+    magnitude: np.ndarray
+    products: int
+    partial: np.ndarray | None = None
+    roundings: int = 1
+
+    def error_over_bound(self, y: np.ndarray) -> float:
+        """The largest quotient of an element's error in `y` and its bound; infinity for NaN.
+
+        The bound is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in the last place
+        of the storage type for each result that was rounded to it.
+        """
+        half_ulp, half_subnormal = _HALF_ULP[self.dtype], _HALF_SUBNORMAL[self.dtype]
+        roundoff = self.products * _UNIT_ROUNDOFF
+        error = roundoff / (1 - roundoff) * self.magnitude
+        rounded = np.abs(self.expected) if self.partial is None else self.partial
+        rounding_error = half_ulp * (rounded + self.roundings * error) + self.roundings * half_subnormal
+        # Each rounding also rounds the error of the one before.
+        bound = error + rounding_error * (1 + half_ulp) ** (self.roundings - 1)
+        difference = np.abs(y.astype(np.float64) - self.expected)
+        ratio = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
+        max_ratio = float(ratio.max())
+        return max_ratio if max_ratio == max_ratio else float("inf")

@@ -10,8 +10,8 @@ import numpy as np
 
 from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
-from pimflow.compiler.conditioning import output_checks
-from pimflow.compiler.region_check import RECTIFIED, ROUNDED, RegionCheck, error_over_bound
+from pimflow.compiler.conditioning import OutputReference, output_checks
+from pimflow.compiler.region_check import RECTIFIED, ROUNDED, ReferenceSums, RegionCheck
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -19,7 +19,7 @@ from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
-from pimflow.frontend.reference import Fp16Storage, Perturbed
+from pimflow.frontend.reference import Fp16Storage
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.pim_backend.runtime import codegen, targets
@@ -138,18 +138,11 @@ class BuildObservation:
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str]
 
-    def verify_outputs(
-        self,
-        perturbed: Perturbed | None,
-        expected: Sequence[np.ndarray],
-        tolerance: float | None = None,
-    ) -> Verification:
+    def verify_outputs(self, reference: OutputReference) -> Verification:
         """Compare the outputs by `output_checks`; this no longer needs the network."""
         return Verification(
             regions=self.regions,
-            outputs=output_checks(
-                perturbed, self.stored, self.dtype, self.inputs, self.outputs, expected, tolerance
-            ),
+            outputs=output_checks(reference, self.stored, self.dtype, self.inputs, self.outputs),
             violations_by_rule=self.violations_by_rule,
             inexact=self.inexact,
         )
@@ -177,7 +170,8 @@ def verify(
     tolerance : float, optional
         Bound on the error of every output, instead of that of `conditioning`.
     """
-    return observe(network, built, system, inputs).verify_outputs(network.perturbed, expected, tolerance)
+    reference = OutputReference(expected=expected, perturbed=network.perturbed, tolerance=tolerance)
+    return observe(network, built, system, inputs).verify_outputs(reference)
 
 
 def observe(
@@ -273,45 +267,33 @@ def check_region(
     results = y.reshape(-1, g.oc)
     start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))
     rows = max(1, _BLOCK_ELEMENTS // g.reduction) if g.groups == 1 else g.oc
-    tiling = BankTiling.from_program(program)
-    step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     max_error = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
-        begins = None if start is None else start[pixels, part]
-        error = _error_over_bound(
-            program.dtype, g, filters[part], x, results[:, part], pixels, begins, step, program.activation
-        )
-        if error is None:
+        sums = _reference_sums(program, filters[part], x, None if start is None else start[pixels, part])
+        if sums is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
-        max_error = max(max_error, error)
+        max_error = max(max_error, sums.error_over_bound(results[:, part]))
     return RegionCheck(region=program.region, error_over_bound=max_error)
 
 
-def _error_over_bound(
-    dtype: str,
-    geometry: ConvGeometry,
-    filters: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    pixels: slice,
-    initial: np.ndarray | None,
-    step: int,
-    activation: str,
-) -> float | None:
-    """`error_over_bound` in some channels of a region; None for values outside the range of `dtype`.
+def _reference_sums(
+    program: PimProgram, filters: np.ndarray, x: np.ndarray, initial: np.ndarray | None
+) -> ReferenceSums | None:
+    """The reference of a region in the channels of `filters`; None for values outside the range of its type.
 
-    Sums are rounded after every `step` elements of the reduction; the activation follows the last.
+    Where sums are resumed they are rounded after each part of the reduction; the activation follows the last.
     """
-    g = replace(geometry, oc=len(filters))
-    rounding = ROUNDED[dtype]
+    g, rounding = replace(program.geometry, oc=len(filters)), ROUNDED[program.dtype]
+    pixels, tiling = slice(program.pixel_begin, program.pixel_end), BankTiling.from_program(program)
+    step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     with np.errstate(over="ignore"):
         x64 = x.reshape(g.n, g.h, g.w, g.c).astype(rounding).astype(np.float64)
         w64 = filters.astype(rounding).astype(np.float64)
     if not (np.isfinite(x64).all() and np.isfinite(w64).all()):
         return None
-    expected, partial = np.zeros_like(y, np.float64), np.zeros_like(y, np.float64)
     magnitude = convolve(np.abs(x64), np.abs(w64), g)[pixels]
+    expected, partial = np.zeros_like(magnitude), np.zeros_like(magnitude)
     if initial is not None:
         with np.errstate(over="ignore"):
             start = initial.astype(rounding).astype(np.float64)
@@ -322,9 +304,14 @@ def _error_over_bound(
         partial += np.abs(expected)
         if not np.abs(expected).max() < np.finfo(rounding).max:
             return None
-    products = g.reduction + (initial is not None)
-    expected = np.clip(expected, *RECTIFIED[activation])
-    return error_over_bound(dtype, y, expected, magnitude, products, partial, len(parts))
+    return ReferenceSums(
+        dtype=program.dtype,
+        expected=np.clip(expected, *RECTIFIED[program.activation]),
+        magnitude=magnitude,
+        products=g.reduction + (initial is not None),
+        partial=partial,
+        roundings=len(parts),
+    )
 
 
 def convolve(

@@ -96,7 +96,7 @@ class IntegerProgram:
     def solve(self) -> Outcome:
         """Minimise the cost; stops after `TIME_LIMIT_S` with the best solution so far."""
         import numpy as np  # imported here: commands that solve nothing need not wait for these
-        from scipy import optimize, sparse  # type: ignore[import-untyped]
+        from scipy import optimize, sparse
 
         sizes = [len(entries) for entries, _, _ in self._rows]
         numbers = np.repeat(np.arange(len(sizes)), sizes)

@@ -19,6 +19,11 @@ FLAT = {"flat": True}
 OMITTED = {"omitted": True}
 
 
+def named(key: str) -> dict[str, str]:
+    """Metadata of a dataclass field: its key in JSON, if that is not its name."""
+    return {"key": key}
+
+
 def json_form(value: object) -> Json:
     """`value` as a JSON value: a dataclass becomes an object of its fields, in order, a tuple a list.
 
@@ -61,7 +66,7 @@ class JsonTree:
 
 
 def fields_form(tree: object) -> dict[str, Json]:
-    """A dataclass as a JSON object; see `FLAT` and `OMITTED`."""
+    """A dataclass as a JSON object; see `FLAT`, `OMITTED` and `named`."""
     assert dataclasses.is_dataclass(tree)
     row: dict[str, Json] = {}
     for field in dataclasses.fields(tree):
@@ -69,5 +74,5 @@ def fields_form(tree: object) -> dict[str, Json]:
         if field.metadata.get("flat"):
             row |= fields_form(value)
         elif value is not None or not field.metadata.get("omitted"):
-            row[field.name] = json_form(value)
+            row[field.metadata.get("key", field.name)] = json_form(value)
     return row

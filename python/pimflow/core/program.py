@@ -6,14 +6,15 @@ not of a flat list of commands.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from pimflow.core.commands import (
     residues,
     value_range,
 )
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
@@ -54,6 +56,10 @@ _OMITTED_DEFAULTS = (
     ("lanes", 1),
     ("added_channels", 0),
     ("activation", ""),
+)
+_POSITIVE_FIELDS = (
+    *("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns"),
+    *("readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"),
 )
 # Initial values of latches.
 INITIAL = ("", "bias", "add")
@@ -99,8 +105,8 @@ class PimProgram:
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
     channels : tuple of sequence of Node
         Command stream of each PIM channel.
-    schedule : str
-        Text of the loop order, for people.
+    schedule : LoopOrder or str
+        The loop order of a layer; of other programs a text for people.
     tile_gangs : int
         Number of gangs, from the first on, that hold weights, compute and return results; 0 for all.
     accumulators : int
@@ -144,7 +150,7 @@ class PimProgram:
     row_begin: int
     rows: int
     channels: tuple[Sequence[Node], ...]
-    schedule: str = ""
+    schedule: LoopOrder | str = ""
     buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
     tile_gangs: int = 0
@@ -174,7 +180,7 @@ class PimProgram:
         g = self.geometry
         return g if g.groups == 1 else g.dense(g.groups // self.matrices)
 
-    def matrix_of(self, pixel: np.ndarray) -> np.ndarray:
+    def matrix_indices(self, pixel: np.ndarray) -> np.ndarray:
         """Indices of the weight matrices by which the vectors of pixels are multiplied."""
         grouped = self.geometry.groups > 1
         return pixel // self.geometry.pixels if grouped else pixel % self.matrices
@@ -291,6 +297,7 @@ class PimProgram:
                 if name not in ("geometry", "channels")
                 and (name, getattr(self, name)) not in _OMITTED_DEFAULTS
             },
+            "schedule": str(self.schedule),
             "geometry": _fields(self.geometry),
         }
         lines = [json.dumps(header)[:-1] + ', "channels": [']
@@ -339,6 +346,8 @@ class PimProgram:
             channels = tuple(
                 parse_nodes(nodes, 0, f"channel {index}") for index, nodes in enumerate(table.pop("channels"))
             )
+            with contextlib.suppress(ValueError, TypeError):  # other texts are for people
+                table["schedule"] = LoopOrder.parse(table["schedule"])
             program = cls(**table, geometry=ConvGeometry(**geometry), channels=channels)
             program.validate()
         except ValueError as error:
@@ -357,7 +366,9 @@ class PimProgram:
         COMP whose columns cross the end of its buffer; loops nested deeper than `MAX_DEPTH`; an affine over
         more loops than enclose it.
         """
-        self._validate_fields()
+        self._validate_texts()
+        self._validate_sizes()
+        self._validate_geometry()
         if not 0 <= self.pixel_begin < self.pixel_end <= self.geometry.pixels:
             raise ValueError(f"pixels [{self.pixel_begin}, {self.pixel_end}) are not in the output")
         if not 1 <= len(self.channels) <= MAX_CHANNELS:
@@ -369,9 +380,9 @@ class PimProgram:
             except ValueError as error:
                 raise ValueError(f"channel {index}: {error}") from None
 
-    def _validate_fields(self) -> None:
+    def _validate_texts(self) -> None:
         for name in ("region", "pim", "schedule", "pim_digest"):
-            if not isinstance(getattr(self, name), str):
+            if not isinstance(getattr(self, name), (str, LoopOrder) if name == "schedule" else str):
                 raise ValueError(f"field '{name}' is not a text")
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
@@ -383,15 +394,9 @@ class PimProgram:
         if self.activation and self.row_begin <= self.table_row:
             table = f"row {self.table_row} has the table of '{self.activation}'"
             raise ValueError(f"field 'row_begin' is {self.row_begin}: {table}")
-        positive_fields = (
-            "banks",
-            "gangs",
-            "columns_per_row",
-            "elements_per_column",
-            "buffers",
-            "buffer_columns",
-        )
-        for name in (*positive_fields, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
+
+    def _validate_sizes(self) -> None:
+        for name in _POSITIVE_FIELDS:
             check_size(name, getattr(self, name), 1)
         buffer_elements = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * buffer_elements, 1)
@@ -404,6 +409,8 @@ class PimProgram:
             raise ValueError(f"{self.banks // self.gangs} banks a gang are no multiple of {self.lanes} lanes")
         if self.tile_gangs > self.gangs:
             raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
+
+    def _validate_geometry(self) -> None:
         for name, value in _fields(self.geometry).items():
             minimum = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
@@ -427,74 +434,62 @@ class PimProgram:
             )
 
     def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:
-        layer, vectors = self.geometry, self.vector_geometry
-
-        def require_range(name: str, affine: Affine, begin: int, end: int) -> None:
-            """Raise `ValueError` unless `affine` stays in ``[begin, end)``."""
-            minimum = maximum = affine.base
-            if affine.coefficients:
-                minimum, maximum = value_range(f"{name} of {type(node).__name__}", affine, extents)
-            if minimum < begin or maximum >= end:
-                raise ValueError(
-                    f"{name} {minimum}..{maximum} of {type(node).__name__} is not in [{begin}, {end})"
-                )
-
-        def require_pixel(affine: Affine, pixels: int = 1) -> None:
-            """Raise `ValueError` unless all `pixels` from `affine` on are pixels of the program."""
-            name = "pixel"
-            if layer.groups > 1:
-                matrix, affine = _matrix_and_pixel(affine, layer.pixels)
-                require_range("matrix", matrix, 0, self.matrices)
-                name = "pixel of its matrix"
-            require_range(name, affine, self.pixel_begin, self.pixel_end - pixels + 1)
-
-        if isinstance(node, GAct):
-            require_range("gang", Affine(node.gang), 0, self.computing_gangs)
-            if self.activation and node.row.base == self.table_row and not any(node.row.coefficients):
-                return
-            require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
-            return
+        operands = _NodeOperands(type(node).__name__, extents)
         if isinstance(node, Write):
-            self._validate_write(node, require_range)
+            self._validate_write(node, operands)
+            return
+        if isinstance(node, GAct):
+            operands.require("gang", Affine(node.gang), 0, self.computing_gangs)
+            is_table_row = node.row.base == self.table_row and not any(node.row.coefficients)
+            if not (self.activation and is_table_row):
+                operands.require("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
         latches = self.buffers if isinstance(node, Gwrite) else self.latches
-        require_range("buffer", Affine(node.buffer), 0, latches)
+        operands.require("buffer", Affine(node.buffer), 0, latches)
         if isinstance(node, Af):
             if not self.activation:
                 raise ValueError("an AF, but field 'activation' does not say what it applies")
-            require_range("row", node.row, self.table_row, self.table_row + 1)
-            return
-        if isinstance(node, Gwrite):
+            operands.require("row", node.row, self.table_row, self.table_row + 1)
+        elif isinstance(node, Gwrite):
             check_size("pixels", node.pixels, 1)
             check_size("columns", node.columns, 1)
-            require_range("column", Affine(node.bursts - 1), 0, self.buffer_columns)
-            require_pixel(node.pixel, node.pixels)
-            require_range("element", node.k, 0, vectors.reduction)
+            operands.require("column", Affine(node.bursts - 1), 0, self.buffer_columns)
+            self._require_pixels(operands, node.pixel, node.pixels)
+            operands.require("element", node.k, 0, self.vector_geometry.reduction)
         elif isinstance(node, Comp):
             check_size("count", node.count, 1)
-            require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
-            require_range("column", node.column, 0, self.columns_per_row - node.count + 1)
+            operands.require("row", node.row, self.row_begin, self.row_begin + self.rows)
+            operands.require("column", node.column, 0, self.columns_per_row - node.count + 1)
             if self.buffer_columns < self.columns_per_row:
                 self._validate_run(node, extents)
         else:
             if isinstance(node, Wrbias):
-                require_range("resumed", Affine(node.resumed), 0, 2)
+                operands.require("resumed", Affine(node.resumed), 0, 2)
                 if not (node.resumed or self.initial):
                     raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
-            require_pixel(node.pixel)
-            require_range("output channel", node.channel, 0, vectors.oc)
+            self._require_pixels(operands, node.pixel)
+            operands.require("output channel", node.channel, 0, self.vector_geometry.oc)
 
-    def _validate_write(self, node: Write, require_range: Callable[[str, Affine, int, int], None]) -> None:
+    def _require_pixels(self, operands: _NodeOperands, affine: Affine, pixels: int = 1) -> None:
+        """Raise `ValueError` unless all `pixels` from `affine` on are pixels of the program."""
+        name = "pixel"
+        if self.geometry.groups > 1:
+            matrix, affine = _matrix_and_pixel(affine, self.geometry.pixels)
+            operands.require("matrix", matrix, 0, self.matrices)
+            name = "pixel of its matrix"
+        operands.require(name, affine, self.pixel_begin, self.pixel_end - pixels + 1)
+
+    def _validate_write(self, node: Write, operands: _NodeOperands) -> None:
         for name in ("banks", "count", "elements"):
             check_size(name, getattr(node, name), 1)
         banks_per_gang = self.banks // self.gangs
-        require_range("gang", Affine(node.gang), 0, self.gangs)
-        require_range("bank", Affine(node.bank), 0, banks_per_gang - node.banks + 1)
-        require_range("row", node.row, self.row_begin, self.row_begin + self.rows)
-        require_range("column", node.column, 0, self.columns_per_row - node.count + 1)
-        require_range("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
-        require_range("pixel", node.pixel, self.pixel_begin, self.pixel_end)
-        require_range("element", node.k, 0, self.vector_geometry.reduction)
+        operands.require("gang", Affine(node.gang), 0, self.gangs)
+        operands.require("bank", Affine(node.bank), 0, banks_per_gang - node.banks + 1)
+        operands.require("row", node.row, self.row_begin, self.row_begin + self.rows)
+        operands.require("column", node.column, 0, self.columns_per_row - node.count + 1)
+        operands.require("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
+        operands.require("pixel", node.pixel, self.pixel_begin, self.pixel_end)
+        operands.require("element", node.k, 0, self.vector_geometry.reduction)
         lane = node.bank % self.lanes
         if (lane or node.banks % self.lanes) and lane + node.banks > self.lanes:
             raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are of parts of banks")
@@ -513,6 +508,21 @@ class PimProgram:
                 f"{comp.count} columns of Comp from {last_begin} of the buffer on leave its "
                 f"{self.buffer_columns}"
             )
+
+
+class _NodeOperands(NamedTuple):
+    """Operands of a node, whose affines are over loops of `extents`."""
+
+    node_name: str
+    extents: tuple[int, ...]
+
+    def require(self, name: str, affine: Affine, begin: int, end: int) -> None:
+        """Raise `ValueError` unless `affine` stays in ``[begin, end)``."""
+        minimum = maximum = affine.base
+        if affine.coefficients:
+            minimum, maximum = value_range(f"{name} of {self.node_name}", affine, self.extents)
+        if minimum < begin or maximum >= end:
+            raise ValueError(f"{name} {minimum}..{maximum} of {self.node_name} is not in [{begin}, {end})")
 
 
 def table_row(activation: str) -> int:

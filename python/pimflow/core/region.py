@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from pimflow.core.attention import Attention
@@ -329,6 +331,107 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
 
 
 @dataclass(frozen=True, kw_only=True)
+class Epilogue:
+    """What follows the product of a layer in the same kernel.
+
+    Attributes
+    ----------
+    operators : tuple of str
+        Bias, residual add, activation, in order.
+    clip_bounds : tuple of tuple of float
+        Lower and upper bound of each ``clip`` among them, in order.
+    """
+
+    operators: tuple[str, ...] = ()
+    clip_bounds: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """The operators that compute: without reshapes."""
+        return tuple(operator for operator in self.operators if operator != RESHAPE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelShape:
+    """What the GPU's model prices of a region, beside its tensors and its convolution.
+
+    Attributes
+    ----------
+    has_anchor : bool
+        False if every operator is elementwise or moves data.
+    fusible_inputs : tuple of int
+        Positions of those inputs whose deferred epilogue the kernel can apply as it reads them, if no earlier
+        region reads them.
+    weight_elements : int
+    extra_output_elements : int
+        Elements of extra outputs: tensors before its anchor that other regions read too.
+    workspace_elements : int
+        Elements of prologue results that schedules store in a workspace while the kernel runs, such as an
+        activation after a batch norm. Schedules recompute cheap operators instead.
+    append_elements : int
+        Elements that a region whose operator is `APPEND` writes into its first input, which its result is.
+    pooling : ConvGeometry, optional
+        The window of a pooling, as the geometry of a depthwise convolution.
+    product : Product, optional
+        The largest matrix product of a kernel without convolution: of two computed tensors, or a convolution
+        over one or three axes.
+    operations, multiplications : int
+        Other operations of a kernel without convolution (additions, comparisons, elementwise functions), and
+        the multiplications and divisions among them.
+    parts : tuple of Region
+        The kernels that a GPU launches for attention, in order.
+    """
+
+    has_anchor: bool = True
+    fusible_inputs: tuple[int, ...] = (0,)
+    weight_elements: int = 0
+    extra_output_elements: int = 0
+    workspace_elements: int = 0
+    append_elements: int = 0
+    pooling: ConvGeometry | None = None
+    product: Product | None = None
+    operations: int = 0
+    multiplications: int = 0
+    parts: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PimShape:
+    """What GPU kernels do before PIM computes the convolution or attention of a region.
+
+    Attributes
+    ----------
+    prologue_kernels : int
+        Kernels of the prologue; 0 if it only reshapes.
+    padding_copy_reason : str
+        Why padding the input by rows of zeros needs a copy of it; empty if no copy is needed.
+    """
+
+    prologue_kernels: int = 1
+    padding_copy_reason: str = ""
+
+
+# By key of a region in files, in their order, the field with its value; those of a part are "part.field".
+_FIELD_BY_KEY = {
+    "name": "name", "operator": "operator", "operators": "operators", "geometry": "geometry",
+    "prologue": "prologue", "prologue_kernels": "pim.prologue_kernels", "epilogue": "epilogue.operators",
+    "inputs": "inputs", "input_shapes": "input_shapes", "operands": "operands",
+    "kept_inputs": "extra_inputs", "taken_inputs": "kernel.fusible_inputs", "output_shape": "output_shape",
+    "weight_elements": "kernel.weight_elements", "kept_elements": "kernel.extra_output_elements",
+    "workspace_elements": "kernel.workspace_elements", "anchored": "kernel.has_anchor", "view": "is_view",
+    "padding_copied": "pim.padding_copy_reason", "role": "role", "pooling": "kernel.pooling",
+    "product": "kernel.product", "operations": "kernel.operations",
+    "multiplications": "kernel.multiplications", "attention": "attention", "parts": "kernel.parts",
+    "appended_elements": "kernel.append_elements", "clipped": "epilogue.clip_bounds",
+}  # fmt: skip
+# Keys on which `RegionGraph.digest` does not depend; attention is a part of its own there.
+_KEYS_BESIDE_DIGEST = {
+    *("prologue_kernels", "taken_inputs", "workspace_elements", "product", "operations", "multiplications"),
+    *("attention", "parts", "appended_elements", "clipped"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Region:
     """A layer with the operators that are fused into its kernel: the unit that the search places.
 
@@ -336,21 +439,21 @@ class Region:
     ----------
     name : str
         Name of the ONNX node it came from.
+    role : str
+        One of `ROLES`; only a decomposition sets it.
     operator : str
         Its anchor: ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention``; else the name of its first
         operator.
     operators : tuple of str
         Every operator, in order.
+    is_view : bool
+        True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
+        operands lie inside it, or a tensor in another shape.
     geometry : ConvGeometry, optional
         Geometry of the convolution or FC; None for other operators.
-    prologue : tuple of str
-        Operators before the convolution, such as the layout transform of a network's input.
-    prologue_kernels : int
-        Kernels of the prologue where PIM does the anchor; 0 if the prologue only reshapes.
-    epilogue : tuple of str
-        Operators after the convolution (bias, residual add, activation), in order.
-    clipped : tuple of tuple of float
-        Lower and upper bound of each ``clip`` in its epilogue, in order.
+    attention : Attention, optional
+        What a region whose operator is attention computes. Its inputs are Q, K and V, then a mask and
+        positions; if the prologue computes Q, its operands come last.
     inputs : tuple of str
         Regions that produce what it reads, or ``"%name"`` for graph inputs: the anchor's operands first, then
         the epilogue's.
@@ -358,73 +461,55 @@ class Region:
         Their shapes.
     operands : int
         Number of `inputs` that the anchor reads, directly or through its prologue.
-    kept_inputs : tuple of int
-        Positions of those `inputs` that are not the result of a region, but a second tensor that the region
-        stores (see `kept_elements`).
-    taken_inputs : tuple of int
-        Positions of those `inputs` whose deferred epilogue its kernel can apply as it reads them, if no
-        earlier region reads them.
+    extra_inputs : tuple of int
+        Positions of those `inputs` that are not the result of a region, but an extra output
+        (`KernelShape.extra_output_elements`).
     output_shape : tuple of int
-    weight_elements : int
-    kept_elements : int
-        Elements of second outputs: tensors before its anchor that other regions read too.
-    workspace_elements : int
-        Elements of prologue results that schedules store in a workspace while the kernel runs, such as an
-        activation after a batch norm. Schedules recompute cheap operators instead.
-    anchored : bool
-        False if every operator is elementwise or moves data.
-    view : bool
-        True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
-        operands lie inside it, or a tensor in another shape.
-    padding_copied : str
-        Why padding its input by rows of zeros needs a copy of it; empty if no copy is needed.
-    role : str
-        One of `ROLES`; only a decomposition sets it.
-    pooling : ConvGeometry, optional
-        The window of a pooling, as the geometry of a depthwise convolution.
-    product : Product, optional
-        The largest matrix product of a kernel without `geometry`: of two computed tensors, or a convolution
-        over one or three axes.
-    operations, multiplications : int
-        Other operations of a kernel without `geometry` (additions, comparisons, elementwise functions), and
-        the multiplications and divisions among them.
-    attention : Attention, optional
-        What a region whose operator is attention computes. Its inputs are Q, K and V, then a mask and
-        positions; if the prologue computes Q, its operands come last.
-    appended_elements : int
-        Elements that a region whose operator is `APPEND` writes into its first input, which its result is.
-    parts : tuple of Region
-        The kernels that a GPU launches for attention, in order.
+    prologue : tuple of str
+        Operators before the convolution, such as the layout transform of a network's input.
+    epilogue : Epilogue
+        Operators after the convolution.
+    kernel : KernelShape
+    pim : PimShape
     """
 
     name: str
+    role: str = ""
     operator: str
     operators: tuple[str, ...]
+    is_view: bool = False
     geometry: ConvGeometry | None = None
-    prologue: tuple[str, ...] = ()
-    prologue_kernels: int = field(default=1, repr=False)
-    epilogue: tuple[str, ...] = ()
+    attention: Attention | None = None
     inputs: tuple[str, ...]
     input_shapes: tuple[tuple[int, ...], ...]
     operands: int = 1
-    kept_inputs: tuple[int, ...] = ()
-    taken_inputs: tuple[int, ...] = field(default=(0,), repr=False)
+    extra_inputs: tuple[int, ...] = ()
     output_shape: tuple[int, ...]
-    weight_elements: int = 0
-    kept_elements: int = 0
-    workspace_elements: int = field(default=0, repr=False)
-    anchored: bool = True
-    view: bool = False
-    padding_copied: str = ""
-    role: str = ""
-    pooling: ConvGeometry | None = None
-    product: Product | None = field(default=None, repr=False)
-    operations: int = field(default=0, repr=False)
-    multiplications: int = field(default=0, repr=False)
-    attention: Attention | None = field(default=None, repr=False)
-    parts: tuple[Region, ...] = field(default=(), repr=False)
-    appended_elements: int = field(default=0, repr=False)
-    clipped: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    prologue: tuple[str, ...] = ()
+    epilogue: Epilogue = Epilogue()
+    kernel: KernelShape = KernelShape()
+    pim: PimShape = PimShape()
+
+    @classmethod
+    def from_table(cls, plain: Mapping[str, Any]) -> Region:
+        """The inverse of `to_table`; raises `TypeError` for keys that are missing or unknown."""
+        if not (isinstance(plain, Mapping) and plain.keys() <= _FIELD_BY_KEY.keys()):
+            raise TypeError("not the keys of a region")
+        fields: dict[str, Any] = {"epilogue": {}, "kernel": {}, "pim": {}}
+        for key, value in plain.items():
+            part, _, field = _FIELD_BY_KEY[key].rpartition(".")
+            (fields[part] if part else fields)[field] = value
+        return from_fields(cls, fields)
+
+    def to_table(self) -> dict[str, Any]:
+        """The region as one flat object of JSON, as `regions.json` has it."""
+        return {key: attrgetter(field)(self) for key, field in _FIELD_BY_KEY.items()}
+
+    def __repr__(self) -> str:
+        """What a plan depends on: `RegionGraph.digest` is made of this text."""
+        table = self.to_table().items()
+        fields = (f"{key}={value!r}" for key, value in table if key not in _KEYS_BESIDE_DIGEST)
+        return f"Region({', '.join(fields)})"
 
     @property
     def layer(self) -> ConvGeometry:
@@ -435,7 +520,7 @@ class Region:
     @property
     def macs(self) -> int:
         """Multiply-accumulates of its convolution, matrix product or attention; 0 if it is none of these."""
-        products = self.geometry or self.attention or self.product
+        products = self.geometry or self.attention or self.kernel.product
         return products.macs if products else 0
 
     @property
@@ -467,22 +552,17 @@ class Region:
     @functools.cached_property
     def result_inputs(self) -> tuple[str, ...]:
         """Those of `inputs` that are results of regions, or graph inputs."""
-        return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)
+        return tuple(name for i, name in enumerate(self.inputs) if i not in self.extra_inputs)
 
     @property
     def has_prologue_kernels(self) -> bool:
         """Whether GPU kernels do its prologue where PIM does the anchor."""
-        return bool(self.prologue and self.prologue_kernels)
-
-    @property
-    def epilogue_operators(self) -> tuple[str, ...]:
-        """The operators of the epilogue that compute: without reshapes."""
-        return tuple(kind for kind in self.epilogue if kind != RESHAPE)
+        return bool(self.prologue and self.pim.prologue_kernels)
 
     @property
     def first_result_input(self) -> str:
-        """The first of `inputs`; empty if that is not a result, but a second tensor of a region."""
-        return "" if 0 in self.kept_inputs else self.inputs[0]
+        """The first of `inputs`; empty if that is an extra output."""
+        return "" if 0 in self.extra_inputs else self.inputs[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -496,12 +576,12 @@ class RegionGraph:
     regions : tuple of Region
     outputs : tuple of str
         Regions of which the network returns a tensor.
-    kept_outputs : tuple of str
-        Those of `outputs` whose second tensor the network returns, not their result.
     runs : tuple of tuple of str
         Chains of regions that may be one kernel on the GPU.
     fusible : tuple of str
         Regions that may be fused with their neighbours into one tiled kernel.
+    extra_outputs : tuple of str
+        Those of `outputs` whose extra output the network returns, not their result.
     """
 
     name: str
@@ -509,16 +589,22 @@ class RegionGraph:
     outputs: tuple[str, ...]
     runs: tuple[tuple[str, ...], ...] = ()
     fusible: tuple[str, ...] = ()
-    kept_outputs: tuple[str, ...] = ()
+    extra_outputs: tuple[str, ...] = ()
 
     @classmethod
     def from_table(cls, plain: Mapping[str, Any]) -> RegionGraph:
-        """The graph in the form of `dataclasses.asdict`; raises `TypeError` or `ValueError` if it is none."""
-        graph = from_fields(cls, plain)
+        """The inverse of `to_table`, for untrusted data; raises `TypeError` or `ValueError`."""
+        fields = dict(plain)
+        graph = from_fields(cls, fields | {"extra_outputs": fields.pop("kept_outputs", ())})
         if not has_type(graph, cls):
             raise TypeError("not of the types of a graph of regions")
         graph.require_order()
         return graph
+
+    def to_table(self) -> dict[str, Any]:
+        """The graph as an object of JSON, as `regions.json` has it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"kept_outputs": fields.pop("extra_outputs")}
 
     def require_order(self) -> None:
         """Raise `ValueError` unless every region reads only earlier regions and inputs of the graph."""
@@ -533,7 +619,7 @@ class RegionGraph:
                 raise ValueError(f"region '{region.name}' reads what is not there")
             earlier.add(region.name)
         runs = {name for run in self.runs for name in run}
-        if not {*self.outputs, *self.kept_outputs, *self.fusible} | runs <= earlier:
+        if not {*self.outputs, *self.extra_outputs, *self.fusible} | runs <= earlier:
             raise ValueError("names of regions that are not there")
 
     def region(self, name: str) -> Region:
@@ -562,8 +648,8 @@ class RegionGraph:
         return {name: readers[-1] for name, readers in self.readers.items() if readers}
 
     def returns_result(self, name: str) -> bool:
-        """Whether the network returns the result of a region, not only its second tensor."""
-        return name in self.outputs and name not in self.kept_outputs
+        """Whether the network returns the result of a region, not only its extra output."""
+        return name in self.outputs and name not in self.extra_outputs
 
     def is_shared(self, name: str) -> bool:
         """Whether the result of a region is needed more than once: by regions, or as an output."""
@@ -578,9 +664,9 @@ class RegionGraph:
         return {name: tuple(region_readers) for name, region_readers in readers.items()}
 
     def tensor_bytes(self, dtype: str) -> dict[str, int]:
-        """Bytes of the graph's inputs, and of the regions' results together with their second tensors."""
+        """Bytes of the graph's inputs, and of the regions' results together with their extra outputs."""
         element = ELEMENT_BYTES[dtype]
-        sizes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
+        sizes = {r.name: (r.output_elements + r.kernel.extra_output_elements) * element for r in self.regions}
         for region in self.regions:
             for name, elements in zip(region.inputs, region.input_elements):
                 if name.startswith("%"):
@@ -604,12 +690,12 @@ class RegionGraph:
                 dict.fromkeys(buffer for input_name in region.inputs for buffer in storage[input_name])
             )
             steps.append((reads, (name,)))
-            storage[name] = (*reads, name) if region.view else (name,)
+            storage[name] = (*reads, name) if region.is_view else (name,)
             if region.operator == APPEND:
                 storage[name] = storage[region.inputs[0]]
-            if region.view or region.operator == APPEND:
+            if region.is_view or region.operator == APPEND:
                 size_bytes[name] = 0
-            if region.view and region.operator == "concat":
+            if region.is_view and region.operator == "concat":
                 parts = [buffer for buffer in reads if size_bytes[buffer]]
                 aliases |= dict.fromkeys(parts, name)
                 size_bytes |= dict.fromkeys(parts, sum(tensor_bytes[part] for part in region.inputs))
@@ -628,5 +714,5 @@ class RegionGraph:
     def digest(self) -> str:
         """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
         attention = [region.attention for region in self.regions if region.attention is not None]
-        identity = (self.regions, self.outputs, self.kept_outputs, *attention)
+        identity = (self.regions, self.outputs, self.extra_outputs, *attention)
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

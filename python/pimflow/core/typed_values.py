@@ -103,6 +103,9 @@ def _value_reader(kind: typing.Any) -> Reader:
             return tuple(read(value) for read, value in zip(element_reads, plain, strict=True))
 
         return read_elements
+    if hasattr(kind, "to_table"):  # defines its own form in files, as for `json_form`
+        read_table: Reader = kind.from_table
+        return read_table
     if dataclasses.is_dataclass(kind):
         return functools.partial(from_fields, typing.cast(type, kind))
     return kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else _identity

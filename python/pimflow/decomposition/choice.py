@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
@@ -15,89 +15,114 @@ from pimflow.errors import PlanError
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
-from pimflow.placement import Costs, Evaluation, Goal
+from pimflow.placement import Costs, Goal
 from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
-from pimflow.placement.decomposition_search import choose
+from pimflow.placement.decomposition_search import DecompositionChoice, choose
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 
-def choose_layers(
-    decomposed_network: DecomposedNetwork | None,
-    system: System,
-    costs: Costs,
-    goal: Goal,
-    *,
-    plan: Plan | None = None,
-    samples: Calibration | None = None,
-    fuse_activations: bool = False,
-    fuse: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
-) -> DecomposedNetwork | None:
-    """Choose which layers of `decomposed_network` are decomposed: with ``where=pays`` those that are cheaper.
+@dataclass(frozen=True, kw_only=True)
+class LayerSelector:
+    """Chooses which layers of a network are decomposed.
 
-    If errors are bounded, or there are several ranks to choose from, the result has the error of each layer.
-
-    Parameters
+    Attributes
     ----------
     goal : Goal
         What the search over layers and their chains minimises, and its bounds.
-    plan : Plan, optional
-        If given, it says which layers are decomposed, and by which rule.
-    samples : Calibration, optional
-        Samples on which errors of layers are measured if they are bounded. Without them, the error of a layer
-        is that of its filters.
     fuse_activations, fuse : bool
         See `pimflow.compile`.
-
-    Raises
-    ------
-    InfeasibleError
-        If no plan is within the bounds of `goal`, or the layers of `plan` are not.
     """
-    if decomposed_network is None or (decomposed_network.request.where == "all" and goal.max_error is None):
-        return decomposed_network
-    decomposed_networks, texts = (
-        decomposed_network.alternatives(progress),
-        [rule.text for rule in decomposed_network.request.rules],
-    )
-    samples = samples if goal.max_error is not None else None
-    needs_errors = goal.max_error is not None or len(decomposed_networks) > 1
-    errors = layer_errors(decomposed_networks, samples, progress) if needs_errors else {}
-    alone_ns: Mapping[str, tuple[float, float]] = {}
-    on_gpu: Evaluation | None = None
-    if decomposed_network.request.where == "all":
-        layers = dict.fromkeys(decomposed_network.chains, 0)
-    elif plan is not None:
-        planned_regions = {name for choice in plan.choices for name in choice.regions}
-        layers = {
-            layer: _rule_number(plan, layer, texts)
-            for layer, chain in decomposed_network.chains.items()
-            if planned_regions.intersection(chain)
-        }
-    else:
-        progress("choosing layers to decompose")
-        layer_alternatives = DecompositionAlternatives(
-            original=_regions(decomposed_network.original, system, fuse_activations, fuse),
-            decomposed=tuple(
-                _regions(alternative.network, system, fuse_activations, fuse)
-                for alternative in decomposed_networks
-            ),
+
+    system: System
+    costs: Costs
+    goal: Goal
+    fuse_activations: bool = False
+    fuse: bool = False
+    progress: Callable[[str], None] = lambda _: None
+
+    def choose(
+        self,
+        decomposed_network: DecomposedNetwork,
+        plan: Plan | None = None,
+        samples: Calibration | None = None,
+    ) -> DecomposedNetwork:
+        """Decompose the layers that the request or the plan says; with ``where=pays`` those that are cheaper.
+
+        If errors are bounded, or there are several ranks to choose from, the result has the error of each
+        layer.
+
+        Parameters
+        ----------
+        plan : Plan, optional
+            If given, it says which layers are decomposed, and by which rule.
+        samples : Calibration, optional
+            Samples on which errors of layers are measured if they are bounded. Without them, the error of a
+            layer is that of its filters.
+
+        Raises
+        ------
+        InfeasibleError
+            If no plan is within the bounds of the goal, or the layers of `plan` are not.
+        """
+        request, max_error = decomposed_network.request, self.goal.max_error
+        if request.where == "all" and max_error is None:
+            return decomposed_network
+        networks = decomposed_network.alternatives(self.progress)
+        texts = [rule.text for rule in request.rules]
+        samples = samples if max_error is not None else None
+        needs_errors = max_error is not None or len(networks) > 1
+        errors = layer_errors(networks, samples, self.progress) if needs_errors else {}
+        search_choice: DecompositionChoice | None = None
+        if request.where == "all":
+            layers = dict.fromkeys(decomposed_network.chains, 0)
+        elif plan is not None:
+            planned_regions = {name for choice in plan.choices for name in choice.regions}
+            layers = {
+                layer: _rule_number(plan, layer, texts)
+                for layer, chain in decomposed_network.chains.items()
+                if planned_regions.intersection(chain)
+            }
+        else:
+            search_choice = self._search(decomposed_network, networks, texts, errors)
+            layers = search_choice.layers
+        chosen_errors = {layer: errors[layer][rule] for layer, rule in layers.items() if needs_errors}
+        self.goal.require_error(decomposed_network.original.name, sum(chosen_errors.values()))
+        return replace(
+            combine_alternatives(networks, layers),
+            alone_ns=search_choice.standalone_ns if search_choice else {},
+            on_gpu=search_choice.on_gpu.evaluation if search_choice and search_choice.on_gpu else None,
+            errors=chosen_errors,
+            errors_measured=samples is not None,
+        )
+
+    def _search(
+        self,
+        decomposed_network: DecomposedNetwork,
+        networks: Sequence[DecomposedNetwork],
+        texts: Sequence[str],
+        errors: Mapping[str, tuple[float, ...]],
+    ) -> DecompositionChoice:
+        """Search over the layers and their chains by all rules."""
+        self.progress("choosing layers to decompose")
+        alternatives = DecompositionAlternatives(
+            original=self._regions(decomposed_network.original),
+            decomposed=tuple(self._regions(alternative.network) for alternative in networks),
             chains=decomposed_network.chains,
             rules=tuple(texts) or ("",),
             errors=errors,
         )
-        layer_choice = choose(layer_alternatives, system, costs, goal)
-        layers, alone_ns = layer_choice.layers, layer_choice.standalone_ns
-        on_gpu = None if layer_choice.on_gpu is None else layer_choice.on_gpu.evaluation
-    chosen_errors = {layer: errors[layer][rule] for layer, rule in layers.items()} if needs_errors else {}
-    goal.require_error(decomposed_network.original.name, sum(chosen_errors.values()))
-    return replace(
-        combine_alternatives(decomposed_networks, layers),
-        alone_ns=alone_ns,
-        on_gpu=on_gpu,
-        errors=chosen_errors,
-        errors_measured=samples is not None,
-    )
+        return choose(alternatives, self.system, self.costs, self.goal)
+
+    def _regions(self, network: Network) -> RegionGraph:
+        if self.fuse_activations:
+            network = activations.with_separate_phases(network)
+        return regions_of(
+            network.module,
+            network.name,
+            views=self.system.uses_views,
+            fuse=self.fuse,
+            fuse_activations=self.fuse_activations,
+        )
 
 
 def _rule_number(plan: Plan, layer: str, texts: Sequence[str]) -> int:
@@ -120,10 +145,3 @@ def remaining_options(
         return optimize_skips, fuse_activations
     chains = fuse_activations and activation_chains(decomposed_network.network.module)
     return optimize_skips if decomposed_network.layers else None, bool(chains)
-
-
-def _regions(network: Network, system: System, fuse_activations: bool, fuse: bool) -> RegionGraph:
-    module = activations.with_separate_phases(network).module if fuse_activations else network.module
-    return regions_of(
-        module, network.name, views=system.uses_views, fuse=fuse, fuse_activations=fuse_activations
-    )

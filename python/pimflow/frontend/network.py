@@ -157,25 +157,48 @@ def load(
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
         return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
     if program:
-        imported, pairs = torch_program.load(model), {}
-        if context is not None:
-            pairs = zoo.state_pairs(imported.data, imported.outputs, states)
-            shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
-        module = imported.canonical(shapes)
-        network = Network(
-            name=_default_name(model),
-            module=module,
-            inputs=relax_module.inputs(module),
-            reference=imported.reference,
-            output_names=imported.results,
-            perturbed=functools.partial(
-                perturbed_torch.reference_with_roundings, functools.partial(torch_program.open_program, model)
-            ),
-        )
-        return network if context is None else _with_caches(network, pairs, places)
+        return _torch_network(model, shapes, context, places, states)
+    return _onnx_network(model, shapes, batch, context, places, states)
+
+
+def _torch_network(
+    model: Model,
+    shapes: dict[str, tuple[int, ...]],
+    context: int | None,
+    places: int | None,
+    states: Mapping[str, str] | None,
+) -> Network:
+    """The network of a PyTorch program; parameters as of `load`."""
+    imported, pairs = torch_program.load(model), {}
+    if context is not None:
+        pairs = zoo.state_pairs(imported.data, imported.outputs, states)
+        shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
+    module = imported.canonical(shapes)
+    network = Network(
+        name=_default_name(model),
+        module=module,
+        inputs=relax_module.inputs(module),
+        reference=imported.reference,
+        output_names=imported.results,
+        perturbed=functools.partial(
+            perturbed_torch.reference_with_roundings, functools.partial(torch_program.open_program, model)
+        ),
+    )
+    return network if context is None else _with_caches(network, pairs, places)
+
+
+def _onnx_network(
+    model: Model,
+    shapes: dict[str, tuple[int, ...]],
+    batch: int | None,
+    context: int | None,
+    places: int | None,
+    states: Mapping[str, str] | None,
+) -> Network:
+    """The network of an ONNX model or of a name in the zoo; parameters as of `load`."""
     # Random weights are drawn later, directly into their final memory.
     state_options = {} if context is None else {"context": context, "states": dict(states or {})}
-    read = functools.partial(zoo.load_model, model, shapes, batch=batch, fill_weights=False, **state_options)
+    read = functools.partial(zoo.load_model, model, shapes, batch=batch, seed=None, **state_options)
     proto = read()
     name = (
         one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _default_name(model)

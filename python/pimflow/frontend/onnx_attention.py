@@ -194,15 +194,10 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
     q, k, v = (node.split_heads(x, count) for x, count in ((q, heads), (k, kv_heads), (v, kv_heads)))
     batch, _, tokens, size = shape(q)
     past = 0 if past_k is None else shape(past_k)[2]
-    total = node.constant(6)
-    length = node.present or (max(past, int(total.reshape(()))) if total is not None else 0)
-    if not length and not past:
-        length = tokens
-    if length < max(past, tokens):
-        raise UnsupportedOpError(
-            "the length of its cache is not known; declare the shape of its second result"
-        )
-    prompt = not past or (total is not None and int(total.reshape(())) == tokens)
+    constant = node.constant(6)
+    total = None if constant is None else int(constant.reshape(()))
+    length = _cache_length(node, past, total, tokens)
+    prompt = not past or total == tokens
     position = _first_positions(node, last, batch, 0 if prompt else None, tokens)
     if node.number("do_rotary"):
         if cosines is None or sines is None:
@@ -212,10 +207,8 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         interleaved = bool(node.number("rotary_interleaved"))
         q, k = (rotate(node, x, *angles, interleaved=interleaved) for x in (q, k))
     if past_k is not None and past_v is not None and past:
-        k, v = (
-            _update_cache(node, *update, position, length)
-            for update in ((past_k, k, "key"), (past_v, v, "value"))
-        )
+        updates = (past_k, k, "key"), (past_v, v, "value")
+        k, v = (_update_cache(node, *update, position, length) for update in updates)
     elif length > tokens:
         k, v = (node.emit(op.nn.pad(x, [0, 0, 0, 0, 0, length - tokens, 0, 0])) for x in (k, v))
     config = _attention_config(
@@ -224,17 +217,29 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         v,
         scale=node.number("scale") or size**-0.5,
         causal=bool(node.number("causal", 1)),
-        offset=0,
         window=max(int(node.number("local_window_size", -1)), 0),
         softcap=float(node.number("softcap")),
         positioned=not prompt,
+        masked=bias is not None,
     )
     operands = [q, k, v]
-    if bias is not None:
-        config = replace(config, masked=True)
-        operands.append(_additive_mask(node, bias, config))
-    result = node.emit_attention(config, [*operands, *([position] if config.positioned else [])])
-    return relax.Tuple([node.merge_heads(result), k, v][: max(node.results, 1)])
+    operands += [] if bias is None else [_additive_mask(node, bias, config)]
+    operands += [position] if config.positioned else []
+    return relax.Tuple(
+        [node.merge_heads(node.emit_attention(config, operands)), k, v][: max(node.results, 1)]
+    )
+
+
+def _cache_length(node: OnnxNode, past: int, total: int | None, tokens: int) -> int:
+    """Tokens in the cache after the step, of which `past` were there; `total` if the node says how many."""
+    length = node.present or (0 if total is None else max(past, total))
+    if not length and not past:
+        length = tokens
+    if length < max(past, tokens):
+        raise UnsupportedOpError(
+            "the length of its cache is not known; declare the shape of its second result"
+        )
+    return length
 
 
 def _split_packed(node: OnnxNode, x: relax.Expr, heads: int, kv_heads: int) -> list[relax.Expr]:

@@ -111,13 +111,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         for value in graph.input
         if value.name in dims
     }
-    past = dims["past_key_values.0.key"]
-    if past is None or len(past) != 4 or None in (past[1], past[3]):
-        raise ModelError(
-            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
-            "heads and head_size; export it so"
-        )
-    kv_heads, length, head_size = past[1], past[2], past[3]
+    kv_heads, length, head_size = _cache_sizes(dims["past_key_values.0.key"], where)
     token_dims = dims[TOKENS]
     (present_key,) = (output for output in graph.output if output.name == zoo.present_name(0, "key"))
     grows = length is None or (zoo.dims_of(present_key) or ())[2:3] != (length,)
@@ -127,7 +121,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
     context = None if length is None else length + grows
     cache = ((token_dims or (1,))[0] or 1, kv_heads, length or 1, head_size)
-    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), fill_weights=False)
+    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), seed=None)
     values = (*step_model.graph.value_info, *step_model.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]
@@ -148,6 +142,16 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         kinds=kinds,
         outputs=tuple(value.name for value in graph.output),
     )
+
+
+def _cache_sizes(past: tuple[int | None, ...] | None, where: str) -> tuple[int, int | None, int]:
+    """KV heads, tokens (None if open) and elements of a key, by the shape of a cache."""
+    if past is None or len(past) != 4 or past[1] is None or past[3] is None:
+        raise ModelError(
+            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
+            "heads and head_size; export it so"
+        )
+    return past[1], past[2], past[3]
 
 
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:

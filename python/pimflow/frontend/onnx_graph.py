@@ -15,13 +15,7 @@ from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_importer import NamingImporter
-from pimflow.frontend.onnx_rewrites import (
-    inference_graph,
-    is_supported,
-    opset_of,
-    refuse_training,
-    simplify,
-)
+from pimflow.frontend.onnx_rewrites import inference_graph, is_supported, opset_of, refuse_training, simplify
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr

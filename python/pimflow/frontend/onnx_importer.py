@@ -85,55 +85,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         domain, _, kind = op_name.rpartition(".")
         if (domain, kind) in CONVERTERS:
             return self._convert_language_operator(domain, kind, node_inputs, attrs)
-        if op_name in _PAIRWISE:
-            result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
-            if op_name == "Mean" and len(node_inputs) > 1:
-                count = relax.const(len(node_inputs), str(result.ty.dtype))
-                result = self.bb.normalize(relax.op.divide(result, count))
-        elif op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
-            base, exponent = (
-                self.bb.normalize(relax.op.astype(operand, "float64")) for operand in node_inputs
-            )
-            result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
-            result = self.bb.normalize(result)
-        elif op_name == "Compress" and isinstance(
-            selected := self._constant_value(node_inputs[1]), np.ndarray
-        ):
-            flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
-            places = relax.const(np.flatnonzero(selected))
-            result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
-        elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
-            result = self._exponential(op_name, node_inputs[0], attrs)
-        elif op_name == "ThresholdedRelu":  # the importer's multiplies, which gives NaN for infinity
-            x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
-            above = self.bb.normalize(relax.op.greater(x, bound))
-            result = self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
-        elif op_name == "LpNormalization":
-            result = self._normalise_length(node_inputs[0], attrs)
-        elif op_name == "ConvInteger":
-            result = super()._convert_operator("Conv", self._subtract_zero_points(*node_inputs), attrs, opset)
-        elif op_name == "Resize" and attrs.get("coordinate_transformation_mode") == _SYMMETRIC:
-            result = self._resize_about_centre(*self._resize_operands(node_inputs, attrs), opset)
-        elif op_name == "Dropout" and result_count > 1:
-            result = self._identity_dropout(*node_inputs)
-        elif op_name == "Split" and result_count == 1:
-            result = node_inputs[0]  # TVM returns a tuple only for several parts
-        elif op_name == "Gather" and _is_one_index(*node_inputs):
-            result = self._element(*node_inputs, attrs.get("axis", 0))
-        elif op_name == "Gather" and _is_table(*node_inputs):
-            result = relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
-        elif op_name == "Pad" and (padded := self._constant_pad(node_inputs, attrs)) is not None:
-            result = padded
-        else:
-            if op_name == "ConvTranspose" and "output_shape" in attrs:
-                attrs = _explicit_padding(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
-            elif op_name == "Resize":
-                node_inputs, attrs = self._resize_operands(node_inputs, attrs)
-            elif op_name in ("Scatter", "ScatterElements"):
-                _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
-            result = super()._convert_operator(op_name, node_inputs, attrs, opset)
-            if operator(result) == "take":  # the importer's reads out of bounds
-                result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
+        result = self._convert_otherwise(op_name, node_inputs, attrs, result_count)
+        if result is None:
+            result = self._convert_by_importer(op_name, node_inputs, attrs, opset)
         result = self._cast_to_declared(result, name)
         if result_count > 1 and isinstance(result.ty, relax.TensorType):
             raise ValueError(f"only the first of its {result_count} results can be computed")
@@ -142,6 +96,59 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             self.names |= layer_names(result, name, self.bb, self.names)
         elif name and op_name == "LayerNormalization":
             self.names[result.fields[0]] = name  # bound already; the other results are placeholders
+        return result
+
+    def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
+        """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
+        if op_name in _PAIRWISE:
+            result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
+            if op_name == "Mean" and len(node_inputs) > 1:
+                count = relax.const(len(node_inputs), str(result.ty.dtype))
+                result = self.bb.normalize(relax.op.divide(result, count))
+            return result
+        if op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
+            base, exponent = (
+                self.bb.normalize(relax.op.astype(operand, "float64")) for operand in node_inputs
+            )
+            result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
+            return self.bb.normalize(result)
+        if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
+            flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
+            places = relax.const(np.flatnonzero(selected))
+            return self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
+        if op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
+            return self._exponential(op_name, node_inputs[0], attrs)
+        if op_name == "ThresholdedRelu":  # the importer's multiplies, which gives NaN for infinity
+            x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
+            above = self.bb.normalize(relax.op.greater(x, bound))
+            return self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
+        if op_name == "LpNormalization":
+            return self._normalise_length(node_inputs[0], attrs)
+        if op_name == "Dropout" and result_count > 1:
+            return self._identity_dropout(*node_inputs)
+        if op_name == "Split" and result_count == 1:
+            return node_inputs[0]  # TVM returns a tuple only for several parts
+        if op_name == "Gather" and _is_one_index(*node_inputs):
+            return self._element(*node_inputs, attrs.get("axis", 0))
+        if op_name == "Gather" and _is_table(*node_inputs):
+            return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
+        return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None
+
+    def _convert_by_importer(self, op_name, node_inputs, attrs, opset):
+        """Convert an operator by TVM's importer, with operands and attributes that it converts rightly."""
+        if op_name == "ConvInteger":
+            op_name, node_inputs = "Conv", self._subtract_zero_points(*node_inputs)
+        elif op_name == "ConvTranspose" and "output_shape" in attrs:
+            attrs = _explicit_padding(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
+        elif op_name == "Resize":
+            node_inputs, attrs = self._resize_operands(node_inputs, attrs)
+            if attrs.get("coordinate_transformation_mode") == _SYMMETRIC:
+                return self._resize_about_centre(node_inputs, attrs, opset)
+        elif op_name in ("Scatter", "ScatterElements"):
+            _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
+        result = super()._convert_operator(op_name, node_inputs, attrs, opset)
+        if operator(result) == "take":  # the importer's reads out of bounds
+            result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
         return result
 
     def _convert_language_operator(
@@ -239,6 +246,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         last = shape(x)[axis] - 1
 
         def take(indices: np.ndarray) -> relax.Expr:
+            """The elements of `x` at constant places along the axis, within the map."""
             inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
             return self._normal(relax.op.take(x, inside, axis, mode="clip"))
 

@@ -100,6 +100,7 @@ class OnnxNode:
             return self.emit(relax.Call(self.builder.add_func(function, NAME), list(operands)), "")
 
         def emit(value: relax.Expr, part: str) -> relax.Var:
+            """Emit a value of attention, and note its variable."""
             var = self.emit(value, "" if part == "values" else part)
             if parts is not None:
                 parts[part] = var

@@ -51,6 +51,7 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the model for inputs by name."""
         with convert_runtime_errors():
             outputs = session.run(None, dict(values))
         return [

@@ -152,14 +152,17 @@ def _windows(torch: Any) -> dict[str, Operator]:
         return call.pad(x, ends, value=value), (0,) * half
 
     def conv(x, w, b=None, group=1, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), **_):
+        """A convolution in NCHW; parameters are the operands and attributes of ONNX."""
         x, padding = pad(x, list(pads))
         return call.conv2d(x, w, b, tuple(strides), padding, tuple(dilations), group)
 
     def max_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, **_):
+        """The maximum of each window."""
         x, padding = pad(x, list(pads), float("-inf"))
         return call.max_pool2d(x, kernel_shape, tuple(strides), padding, ceil_mode=bool(ceil_mode))
 
     def average_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, count_include_pad=0, **_):
+        """The mean of each window."""
         x, padding = pad(x, list(pads))
         return call.avg_pool2d(
             x, kernel_shape, tuple(strides), padding, bool(ceil_mode), bool(count_include_pad)
@@ -177,6 +180,7 @@ def _moves(torch: Any) -> dict[str, Operator]:
     """Operators that only move elements, by ONNX name."""
 
     def cut(x, starts, ends, axes=None, steps=None):
+        """A slice, by ranges of axes."""
         names = range(len(starts)) if axes is None else axes.tolist()
         pace = [1] * len(starts) if steps is None else steps.tolist()
         window = [slice(None)] * x.ndim
@@ -188,6 +192,7 @@ def _moves(torch: Any) -> dict[str, Operator]:
         return x.reshape([x.shape[i] if dim == 0 else dim for i, dim in enumerate(dims.tolist())])
 
     def shuffle(x, blocksize, mode=b"DCR"):
+        """Channels moved into blocks of pixels."""
         n, c, h, w = x.shape
         deep = c // blocksize**2
         if mode == b"CRD":

@@ -39,23 +39,18 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
 
     class RoundingInterpreter(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
+            """The result of a node, rounded as the stored values are."""
             operator = _operator(node)
             if not operator:
                 return super().run_node(node)
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             if node in narrow:
-                x, weights, bias, *rest = (*args, *[None] * (3 - len(args)))
-                operands = (
-                    round_to_fp16(x),
-                    round_to_fp16(weights),
-                    *([None] if len(args) > 2 else []),
-                    *rest,
-                )
+                operands = (*map(round_to_fp16, args[:2]), *[None] * (len(args) > 2), *args[3:])
                 product = round_to_fp16(self.call_function(node.target, operands, kwargs))
-                if bias is None:
+                if len(args) < 3 or args[2] is None:
                     return product
                 behind = product.dim() - 2 if operator in _CONVOLUTIONS else 0
-                return product + bias.reshape(-1, *[1] * behind)
+                return product + args[2].reshape(-1, *[1] * behind)
             if operator in _PRODUCTS:
                 x, weights, *rest = args
                 terms = weights[0].numel() if operator in _CONVOLUTIONS else x.shape[-1]
@@ -69,6 +64,7 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the program with roundings, for inputs in order."""
         with torch.no_grad():
             result = RoundingInterpreter(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
         return [y.numpy() for y in _pytree.tree_leaves(result)]

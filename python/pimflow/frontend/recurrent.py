@@ -66,33 +66,17 @@ class _UnrolledLayer:
         self.prefix = node.name or node.output[0]
         attrs = attributes(node)
         operands = [*node.input, *[""] * (8 - len(node.input))]
-        x, w, r, b, lengths, h0, c0, peepholes = operands
+        x, w, r, b, _, h0, c0, _ = operands
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
             attrs.get("direction", b"forward")
         ]
         kinds = [a.decode() for a in attrs.get("activations", ())] or [
             *_ACTIVATIONS[node.op_type] * len(directions)
         ]
-        for name, value in (
-            ("sequence_lens", lengths),
-            ("P", peepholes),
-            ("clip", attrs.get("clip")),
-            ("input_forget", attrs.get("input_forget")),
-            ("layout", attrs.get("layout")),
-            ("activations", not set(kinds) <= {"Sigmoid", "Tanh", "Relu"}),
-        ):
-            if value:
-                raise self._unsupported(f"with '{name}' is not supported")
+        self._require_supported(attrs, operands, kinds)
         if not all(name in weights for name in (w, r, b) if name):
             raise self._unsupported("with computed weights is not supported; make them initializers")
-        dims = [d.dim_value for d in values[x].type.tensor_type.shape.dim] if x in values else []
-        if len(dims) != 3 or 0 in dims:
-            raise self._unsupported(
-                "over a sequence of unknown length; fix the shapes of the inputs with --shape"
-            )
-        self.steps, self.batch, width = dims
-        if self.steps > LIMIT:
-            raise self._unsupported(f"over {self.steps} steps: {LIMIT} are supported; use shorter inputs")
+        self.steps, self.batch, width = self._sequence_sizes(values.get(x))
         self.linear_before_reset = bool(attrs.get("linear_before_reset"))
         matrices = [numpy_helper.to_array(weights[name]) for name in (w, r)]
         self.hidden, gates = matrices[1].shape[2], GATES[node.op_type]
@@ -103,30 +87,45 @@ class _UnrolledLayer:
         kinds_per_direction = len(kinds) // len(directions)
         finals = []
         for d, direction in enumerate(directions):
-            halves = np.split(biases[d], 2)
             state = [self._initial(name, d, biases.dtype) for name in (h0, c0)]
-            finals.append(
-                self._unroll(
-                    rows,
-                    [m[d].T for m in matrices],
-                    halves,
-                    state,
-                    direction,
-                    kinds[d * kinds_per_direction :],
-                )
+            direction_kinds = kinds[d * kinds_per_direction :]
+            halves, transposed = np.split(biases[d], 2), [m[d].T for m in matrices]
+            finals.append(self._unroll(rows, transposed, halves, state, direction, direction_kinds))
+        self._emit_results(finals)
+
+    def _require_supported(self, attrs: dict, operands: list[str], kinds: list[str]) -> None:
+        """Raise `UnsupportedOpError` for attributes and operands that change what the layer computes."""
+        for name, value in (
+            ("sequence_lens", operands[4]),
+            ("P", operands[7]),
+            ("clip", attrs.get("clip")),
+            ("input_forget", attrs.get("input_forget")),
+            ("layout", attrs.get("layout")),
+            ("activations", not set(kinds) <= {"Sigmoid", "Tanh", "Relu"}),
+        ):
+            if value:
+                raise self._unsupported(f"with '{name}' is not supported")
+
+    def _sequence_sizes(self, x: onnx.ValueInfoProto | None) -> list[int]:
+        """Steps, batch and width of the sequence `x`."""
+        dims = [] if x is None else [d.dim_value for d in x.type.tensor_type.shape.dim]
+        if len(dims) != 3 or 0 in dims:
+            raise self._unsupported(
+                "over a sequence of unknown length; fix the shapes of the inputs with --shape"
             )
+        if dims[0] > LIMIT:
+            raise self._unsupported(f"over {dims[0]} steps: {LIMIT} are supported; use shorter inputs")
+        return dims
+
+    def _emit_results(self, finals: list[tuple[list[str], list[str]]]) -> None:
+        """Add the nodes of the results, from the hidden states and the last state of each direction."""
         sequences = [self._emit("Concat", list(steps), axis=0) for steps, _ in finals]
         shape = self._constant(np.array([self.steps, 1, self.batch, self.hidden]))
-        results = [
-            self._concat([self._emit("Reshape", [y, shape]) for y in sequences], 1),
-            *(
-                self._concat(
-                    [self._emit("Unsqueeze", [s[i], self._constant(np.array([0]))]) for _, s in finals], 0
-                )
-                for i in range(len(finals[0][1]))
-            ),
-        ]
-        for result, output in zip(results, node.output):
+        results = [self._concat([self._emit("Reshape", [y, shape]) for y in sequences], 1)]
+        for i in range(len(finals[0][1])):
+            last = [self._emit("Unsqueeze", [s[i], self._constant(np.array([0]))]) for _, s in finals]
+            results.append(self._concat(last, 0))
+        for result, output in zip(results, self.node.output):
             if output:
                 self.nodes.append(helper.make_node("Identity", [result], [output], f"{self.prefix}.{output}"))
 

@@ -68,6 +68,7 @@ def _refuse_empty_tensors(mod: tvm.IRModule) -> None:
         empty: list[str] = []
 
         def note(expr: relax.Expr, product: bool = product, empty: list[str] = empty) -> None:
+            """Add the shape of an empty operand to `empty`."""
             read = isinstance(expr, tvm.ir.GenericConst) or (product and isinstance(expr, relax.Var))
             dims = (sizes(expr.ty) if read else None) or ()
             if 0 in dims:
@@ -162,6 +163,7 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     total = 0
 
     def add(expr: relax.Expr) -> None:
+        """Add the bytes of a constant to the total."""
         nonlocal total
         if isinstance(expr, tvm.ir.GenericConst):
             total += math.prod(expr.value.shape) * np.dtype(str(expr.value.dtype)).itemsize
@@ -174,6 +176,7 @@ def reference(mod: tvm.IRModule) -> Reference:
     """Reference of `mod`: TVM's own pipeline compiles it for the CPU."""
 
     def prepare() -> Run:
+        """Compile the module for the CPU."""
         plain = relax.transform.DecomposeOpsForInference()(mod)
         executable = tvm.compile(plain, tvm.target.Target("llvm"))
         return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))

@@ -83,6 +83,7 @@ def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, run: Run) -> 
     places = {state.name: original_inputs[state.name][0][2] for state in states}
 
     def run_original(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the original network, whose caches are operands and results."""
         if POSITION not in original_inputs and POSITION in values:
             full = min(places.values())
             if not (values[POSITION] == full).all():

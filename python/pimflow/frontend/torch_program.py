@@ -170,12 +170,14 @@ def path_of(node: torch.fx.Node) -> str:
 
 def _reference(program: torch.export.ExportedProgram) -> Reference:
     def prepare() -> Run:
+        """Load the module of the program."""
         import torch
         from torch.utils import _pytree
 
         module = program.module()
 
         def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            """Results of the program for inputs in order."""
             with torch.no_grad():
                 result = module(*(torch.from_numpy(x.copy()) for x in values.values()))
             return [y.numpy() for y in _pytree.tree_leaves(result)]

@@ -11,7 +11,7 @@ from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import layers_from_onnx
 from pimflow.fusion.plan import FusionPlan, GroupReport
 from pimflow.fusion.region_layers import layers_from_regions
-from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
+from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, FusionRules, fuse_layers
 from pimflow.fusion.tiling import TILES, GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
@@ -24,6 +24,7 @@ __all__ = [
     "TILES",
     "Accelerator",
     "FusionPlan",
+    "FusionRules",
     "Group",
     "GroupReport",
     "GroupTiling",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
 
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UnknownNameError, UsageError
@@ -12,6 +15,7 @@ from pimflow.hardware.accelerator import AcceleratorEnergy
 
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+Quantity = TypeVar("Quantity", float, np.ndarray)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +55,15 @@ class Accelerator:
         """Bytes of an element of `dtype`."""
         return ELEMENT_BYTES[self.dtype]
 
-    def memory_ns(self, traffic_bytes: float) -> float:
+    def memory_ns(self, traffic_bytes: Quantity) -> Quantity:
         """Time to move bytes between DRAM and on-chip memory."""
         return traffic_bytes / self.bytes_per_second * 1e9
 
-    def compute_ns(self, operations: float) -> float:
+    def compute_ns(self, operations: Quantity) -> Quantity:
         """Time of arithmetic."""
         return operations / self.operations_per_second * 1e9
 
-    def energy_pj(self, traffic_bytes: float, operations: float) -> float:
+    def energy_pj(self, traffic_bytes: Quantity, operations: Quantity) -> Quantity:
         """Energy of DRAM traffic and arithmetic; an operation is half a MAC, on-chip memory is free."""
         prices = self.energy.energy
         return traffic_bytes * prices["dram_pj_per_byte"] + operations / 2 * prices[f"mac_{self.dtype}_pj"]
@@ -86,14 +90,12 @@ def parse_rate(text: str, option: str, units: tuple[str, ...], example: str) -> 
 
 def _parse(text: str, option: str, units: tuple[str, ...], example: str) -> float:
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*", text)
-    try:
-        number = float(match.group(1)) if match else math.nan
-    except ValueError:
-        number = math.nan
     scales = {prefix + unit: scale for unit in units for prefix, scale in _PREFIXES.items()}
-    if math.isnan(number) or match.group(2) not in scales:
-        raise UsageError(f"{option} {text}: unknown number or unit; write it as {example}")
-    value = number * scales[match.group(2)]
+    number, unit = match.groups() if match else ("", "")
+    try:
+        value: float = float(number) * scales[unit]
+    except (KeyError, ValueError):
+        raise UsageError(f"{option} {text}: unknown number or unit; write it as {example}") from None
     if not 0 < value < math.inf:
         raise UsageError(f"{option} {text}: give a positive number")
     return value

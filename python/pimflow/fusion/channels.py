@@ -51,14 +51,14 @@ def keeps_channels(layer: Layer) -> bool:
     """Whether each channel of the result needs only the same channel of every operand."""
     channels = layer.maps[0][3].output_extent
     is_per_channel = all(maps[3] == RangeMap.same(channels) for maps in layer.maps)
-    return is_per_channel and not layer.kept_elements and layer.filters in (1, channels)
+    return is_per_channel and not layer.extra_output_elements and layer.filters in (1, channels)
 
 
 def forms_channels(layer: Layer) -> bool:
     """Whether weights can be loaded for one channel of the result at a time."""
     return (
         layer.macs > 0
-        and not layer.kept_elements
+        and not layer.extra_output_elements
         and layer.filters == layer.maps[0][3].output_extent
         and all(maps[3] == RangeMap.same(maps[3].extent) for maps in layer.maps[1:])
     )
@@ -66,7 +66,7 @@ def forms_channels(layer: Layer) -> bool:
 
 def sums_channels(layer: Layer) -> bool:
     """Whether results are sums over all channels of the only operand."""
-    if layer.macs == 0 or layer.kept_elements or len(layer.inputs) != 1:
+    if layer.macs == 0 or layer.extra_output_elements or len(layer.inputs) != 1:
         return False
     channels = layer.maps[0][3]
     reads_all_channels = (
@@ -97,7 +97,7 @@ def single_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
     for step, layer in enumerate(layers):
         inner_maps = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in formed_names]
         is_padded = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
-        if is_padded or layer.view or layer.kept_elements or sums or (step and not inner_maps):
+        if is_padded or layer.view or layer.extra_output_elements or sums or (step and not inner_maps):
             return None
         has_same_channels = layer.maps[0][3].output_extent == count
         if has_same_channels and all(axis == RangeMap.same(count) for axis in inner_maps):
@@ -156,7 +156,8 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
                 yield run
         if not (keeps_channels(first) or forms_channels(first)):
             continue
-        formed_names, last_reader, channels = set(), 0, first.maps[0][3].output_extent
+        formed_names: set[str] = set()
+        last_reader, channels = 0, first.maps[0][3].output_extent
         for end in range(begin + 1, len(layers) + 1):
             layer = layers[end - 1]
             if end > begin + 1 and layer.maps[0][3].extent != channels:
@@ -207,6 +208,7 @@ def fitting_runs(
         last.setdefault(name, step)
 
     def run_elements(run: ChannelRun, single: bool) -> int:
+        """Elements of the tiles that are live in a step, channel by channel unless `single`."""
         channel_counts = set() if single else channels_on_chip(layers, (run,))
         alive = sum(
             -(-elements[name] // channels(name)) if name in channel_counts else elements[name]

@@ -122,7 +122,10 @@ def convex_sets(
     for index in reversed(range(len(links))):
         for later in _bit_positions(readers[index]):
             reached[index] |= reached[later] | 1 << later
-    sets, level = [], [((index,), 1 << index, tensors[index]) for index in range(len(links))]
+    sets: list[tuple[int, ...]] = []
+    level: list[tuple[tuple[int, ...], int, int]] = [
+        ((index,), 1 << index, tensors[index]) for index in range(len(links))
+    ]
     while level:
         sets += [entry[0] for entry in level]
         if len(sets) > MAX_SETS:

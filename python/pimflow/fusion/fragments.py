@@ -58,7 +58,10 @@ class ProductTile:
         taps = layer.maps[0][1].window * layer.maps[0][2].window
         macs = pixels * filters * channels * taps
         return cls(
-            rows=_fragments(pixels), columns=_fragments(filters), steps=taps * _fragments(channels), macs=macs
+            rows=-(-pixels // FRAGMENT),
+            columns=_fragments(filters),
+            steps=taps * _fragments(channels),
+            macs=macs,
         )
 
     @functools.cached_property
@@ -100,5 +103,5 @@ class ProductTile:
         return self.units * self.steps * (GATHER_ACCESSES * self.register_tile[0] + self.register_tile[1])
 
 
-def _fragments(size: int | np.ndarray) -> int | np.ndarray:
+def _fragments(size: int) -> int:
     return -(-size // FRAGMENT)

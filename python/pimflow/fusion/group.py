@@ -12,13 +12,7 @@ import numpy as np
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, channels_on_chip, run_weights, single_run
-from pimflow.fusion.fragments import (
-    FRAGMENT,
-    MAX_SUMS,
-    STAGING_BYTES,
-    ProductTile,
-    is_product,
-)
+from pimflow.fusion.fragments import FRAGMENT, MAX_SUMS, STAGING_BYTES, ProductTile, is_product
 from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
@@ -112,7 +106,7 @@ class Group:
         )
         for layer in self.layers:
             times = 1 if layer.name in self.resident else self.tiling.tiles
-            total += layer.weight_elements * times + layer.kept_elements
+            total += layer.weight_elements * times + layer.extra_output_elements
         return total
 
     def _work(self, quantity: str) -> int:
@@ -145,7 +139,8 @@ class Group:
     def tile(self, tensor: str) -> Shape:
         """The largest part of a tensor that is on chip at once."""
         channels = self.channels_on_chip.get(tensor, self.graph.shapes[tensor][3])
-        return (*(axis[tensor].longest for axis in self.spans), pad_channels(channels, self.lanes))
+        n, h, w = (axis[tensor].longest for axis in self.spans)
+        return n, h, w, pad_channels(channels, self.lanes)
 
     @property
     def sum_tensors(self) -> frozenset[str]:
@@ -154,7 +149,7 @@ class Group:
 
     def uses_tensor_cores(self, layer: Layer) -> bool:
         """Whether the products of a layer run on tensor cores."""
-        return self.tensor_cores and is_product(layer) and self.product_tile(layer).is_profitable
+        return self.tensor_cores and is_product(layer) and bool(self.product_tile(layer).is_profitable)
 
     def product_tile(self, layer: Layer) -> ProductTile:
         """The fragments of a layer's product in the largest tile."""
@@ -230,8 +225,8 @@ class Group:
                 overlays[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
-                rows = layer.maps[0][1]
-                lead = row_lead(rows, *map(np.int64, (h, w)), c, *map(np.int64, (oh, ow)), oc, np.int64(n))
+                operand, result = [*map(np.asarray, (h, w, c))], [*map(np.asarray, (oh, ow, oc))]
+                lead = row_lead(layer.maps[0][1], operand, result, np.asarray(n))
                 overlays[step] = (name, int(lead) * element_bytes)
         return overlays
 
@@ -320,11 +315,11 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
     while True:
         live = Liveness(steps=len(group.layers), lifetimes=classes.blocks())
         bytes_by_step = [live.live_bytes(step) for step in range(live.steps)]
-        step = max(remaining, key=bytes_by_step.__getitem__, default=None)
-        if max(bytes_by_step) <= capacity_bytes or step is None:
+        joined_step = max(remaining, key=bytes_by_step.__getitem__, default=None)
+        if max(bytes_by_step) <= capacity_bytes or joined_step is None:
             break
         trial = _AliasClasses(classes.lives)
-        trial.join(group.layers[step].name, *remaining.pop(step))
+        trial.join(group.layers[joined_step].name, *remaining.pop(joined_step))
         if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(bytes_by_step):
             classes = trial
     lifetimes = tuple(classes.lives.values())

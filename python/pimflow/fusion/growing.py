@@ -7,6 +7,7 @@ to the group, so it takes a fixed number of array operations over all tilings.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from dataclasses import dataclass
 
@@ -37,10 +38,15 @@ class Tile:
         Whether rows stay on chip from tile to tile.
     """
 
-    sizes: tuple[np.ndarray, np.ndarray, np.ndarray]
+    sizes: tuple[np.ndarray, ...]
     elements: np.ndarray
     touched: np.ndarray
     retained: np.ndarray
+
+
+def _grid(values: np.ndarray, axis: int) -> np.ndarray:
+    """Values along one of three axes."""
+    return np.expand_dims(values, [x for x in range(3) if x != axis])
 
 
 class GrowingGroup:
@@ -50,7 +56,7 @@ class GrowingGroup:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
         self.positions: list[int] = []  # the last layer first
         count = len(candidates.tiles)
-        self.required: dict[str, tuple[Hull, Hull, Hull]] = {}
+        self.required: dict[str, tuple[Hull, ...]] = {}
         self.tiles: dict[str, Tile] = {}
         self.load_elements: dict[str, np.ndarray] = {}
         self.first: dict[str, int] = {}  # steps are counted from the last layer
@@ -62,9 +68,8 @@ class GrowingGroup:
         self.saved_by_weights = np.zeros((MAX_LAYERS, count), np.int64)
         self.filters = np.zeros((MAX_LAYERS, 1), np.int64)
         self.resident_elements = np.zeros(count, np.int64)  # elements that live over all steps
-        self.store_elements = np.zeros(
-            count, np.int64
-        )  # by results and further results; loads are in `load_elements`
+        # by results and extra outputs; loads are in `load_elements`
+        self.store_elements = np.zeros(count, np.int64)
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
         self.may_fit_untiled = True  # whether untiled maps may fit, channel by channel
@@ -82,13 +87,14 @@ class GrowingGroup:
         layer, step = self.graph.layers[position], len(self.positions)
         name, shape = layer.name, self.graph.shapes[layer.name]
         self.positions.append(position)
-        required = self.required.pop(name, (None, None, None))
+        required = self.required.pop(name, None)
         if self.graph.is_stored(name, self.positions):
             pieces = [axis.pieces(extent) for axis, extent in zip(self.candidates.axes, shape)]
-            required = tuple(hull(have, piece) for have, piece in zip(required, pieces))
+            required = tuple(hull(have, piece) for have, piece in zip(required or (None,) * 3, pieces))
             self.allowed &= self.candidates.fits(shape)
             self.store_elements += math.prod(shape)
-        self.store_elements += layer.kept_elements
+        self.store_elements += layer.extra_output_elements
+        assert required is not None, "a later layer reads what is not stored"
         tile, fresh = self._tile(required, shape[3])
         self._set_live(name, tile, step, self.last.setdefault(name, step))
         self.load_elements.pop(name, None)
@@ -102,7 +108,7 @@ class GrowingGroup:
         if self.reuse == "deep":
             self._add_overlay_savings(layer, tile, step)
 
-    def _tile(self, required: tuple[Hull, Hull, Hull], channels: int) -> tuple[Tile, list[Hull]]:
+    def _tile(self, required: tuple[Hull, ...], channels: int) -> tuple[Tile, list[Hull]]:
         sizes, totals, fresh = [], [], []
         for axis, (begin, end) in zip(self.candidates.axes, required):
             on_chip, new = axis.tile_extents(begin, end)
@@ -167,18 +173,10 @@ class GrowingGroup:
         elif overlappable(layer):
             n, h, w = operand.sizes
             _, oh, ow = tile.sizes
-            grid = lambda a, axis: np.expand_dims(a, [x for x in range(3) if x != axis])  # noqa: E731
-            channels, filters = self.graph.shapes[dying[0]][3], self.graph.shapes[layer.name][3]
-            lead = row_lead(
-                layer.maps[0][1],
-                grid(h, 1),
-                grid(w, 2),
-                channels,
-                grid(oh, 1),
-                grid(ow, 2),
-                filters,
-                grid(n, 0),
-            ).ravel()
+            channels, filters = (np.asarray(self.graph.shapes[x][3]) for x in (dying[0], layer.name))
+            operand_sizes = _grid(h, 1), _grid(w, 2), channels
+            result_sizes = _grid(oh, 1), _grid(ow, 2), filters
+            lead = row_lead(layer.maps[0][1], operand_sizes, result_sizes, _grid(n, 0)).ravel()
             combined = np.maximum(lead + operand.elements, tile.elements)
             saving = np.maximum(0, operand.elements + tile.elements - combined) * free
             (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
@@ -202,11 +200,12 @@ class GrowingGroup:
             layers = self.layers
             channel_counts, last = channels_on_chip(layers, (run,)), layers[-1].name if run.sums else ""
             channels = {name: self.graph.shapes[name][3] for name in self.tiles}
-            return sum(
+            elements = (
                 tile.elements * channel_counts.get(name, channels[name]) // channels[name]
                 * (sum_elements if name == last else 1)
                 for name, tile in self.tiles.items()
             )  # fmt: skip
+            return functools.reduce(np.add, elements)
         if self.reuse == "none":
             return self.resident_elements
         rows = slice(0, len(self.positions))

@@ -11,7 +11,7 @@ from pimflow.core.ranges import RangeMap
 
 Shape = tuple[int, int, int, int]
 AXES = ("n", "h", "w", "c")
-Maps = tuple[RangeMap, RangeMap, RangeMap, RangeMap]
+Maps = tuple[RangeMap, ...]
 
 # The rows of the paper's Table 1, in its order, and kinds of other networks.
 KINDS = (
@@ -62,7 +62,7 @@ class Layer:
         Whether each element of the result reads only the same element of the operands.
     view : bool
         Whether the unfused layer moves nothing, since its operands are parts of its result.
-    kept_elements : int
+    extra_output_elements : int
         Elements that are stored besides the result, fused or not.
     """
 
@@ -76,7 +76,7 @@ class Layer:
     operations: int = 0
     in_place: bool = False
     view: bool = False
-    kept_elements: int = 0
+    extra_output_elements: int = 0
 
     @property
     def filter_elements(self) -> int:
@@ -127,7 +127,7 @@ class LayerGraph:
         if layer.view:
             return 0
         read = sum(self.elements(name) for name in dict.fromkeys(layer.inputs))
-        return read + layer.weight_elements + self.elements(layer.name) + layer.kept_elements
+        return read + layer.weight_elements + self.elements(layer.name) + layer.extra_output_elements
 
     def is_stored(self, tensor: str, members: Container[int]) -> bool:
         """Whether a group with the layers at positions `members` has to store a tensor that it computes."""
@@ -144,7 +144,8 @@ class LayerGraph:
 
     def ancestors(self, positions: Sequence[int]) -> set[int]:
         """Positions of all other layers that these layers depend on."""
-        ancestors, queue = set(), list(positions)
+        ancestors: set[int] = set()
+        queue = list(positions)
         while queue:
             new_sources = self.sources[queue.pop()] - ancestors - set(positions)
             ancestors |= new_sources
@@ -161,4 +162,4 @@ class LayerGraph:
     def ideal_elements(self) -> int:
         """Elements that move even if all layers are fused: inputs, weights, outputs."""
         ends = sum(self.elements(name) for name in (*self.inputs, *dict.fromkeys(self.outputs)))
-        return ends + sum(layer.weight_elements + layer.kept_elements for layer in self.layers)
+        return ends + sum(layer.weight_elements + layer.extra_output_elements for layer in self.layers)

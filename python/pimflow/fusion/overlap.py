@@ -6,6 +6,7 @@ row-major order, all channels of a pixel side by side (Deep Fusion, section 3.2 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,9 +78,8 @@ def _first_needed(rows: RangeMap, columns: RangeMap, channels: int) -> np.ndarra
 
 
 def row_lead(
-    rows: RangeMap, height: np.ndarray, width: np.ndarray, channels: int, oh: np.ndarray, ow: np.ndarray,
-    filters: int, images: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    rows: RangeMap, operand: Sequence[np.ndarray], result: Sequence[np.ndarray], images: np.ndarray
+) -> np.ndarray:
     """A sufficient lead for tiles of many sizes at once, at any position in the layer.
 
     It assumes that a row of results is written before the first row that it reads is free, so it is at most a
@@ -87,11 +87,12 @@ def row_lead(
 
     Parameters
     ----------
-    height, width, oh, ow : ndarray
-        Rows and columns of operand and result in memory.
+    operand, result : sequence of ndarray
+        Rows, columns and channels in memory.
     images : ndarray
         Number of images in memory, one after the other.
     """
+    (height, width, channels), (oh, ow, filters) = operand, result
     pad = max(0, rows.pad_before)
     lead = np.zeros(np.broadcast(height, width, oh, ow, images).shape, np.int64)
     for row in (0, pad // rows.stride, pad // rows.stride + 1, None):

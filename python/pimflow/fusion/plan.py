@@ -170,8 +170,5 @@ class FusionPlan:
         """The plan with every layer as a group."""
         groups = tuple(Group(graph=self.graph, begin=i, end=i + 1) for i in range(len(self.graph.layers)))
         return FusionPlan(
-            graph=self.graph,
-            accelerator=self.accelerator,
-            groups=groups,
-            placements=(None,) * len(groups),
+            graph=self.graph, accelerator=self.accelerator, groups=groups, placements=(None,) * len(groups)
         )

@@ -28,33 +28,28 @@ def layers_from_regions(regions: RegionGraph) -> LayerGraph:
             if name.startswith("%"):
                 shapes.setdefault(name, _input_shape(region, dims))
         layers.append(_layer(region, shapes))
-    return LayerGraph(
-        name=regions.name,
-        layers=tuple(layers),
-        shapes=shapes,
-        outputs=regions.outputs,
-    )
+    return LayerGraph(name=regions.name, layers=tuple(layers), shapes=shapes, outputs=regions.outputs)
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
     """Shape as (n, h, w, c): missing axes in the middle are 1, additional ones are merged into h."""
     if len(dims) > 3:
         return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
-    return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
-        len(dims), (dims[0], dims[1] if len(dims) > 2 else 1, 1, dims[-1])
-    )
+    if len(dims) < 2:
+        return (1, 1, 1, math.prod(dims))
+    return (dims[0], dims[1] if len(dims) > 2 else 1, 1, dims[-1])
 
 
 def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
     """NHWC shape of a network input; the layer that reads it transforms the layout."""
-    window = region.geometry or region.pooling
+    window = region.geometry or region.kernel.pooling
     if window is not None and len(dims) == 4 and (window.h, window.w, window.c) == (*dims[2:], dims[1]):
         return (window.n, window.h, window.w, window.c)
     return _shape(dims)
 
 
 def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
-    window = region.geometry or region.pooling
+    window = region.geometry or region.kernel.pooling
     result = _shape(region.output_shape)
     if window is not None and math.prod(window_result := _window_shape(window)) == region.output_elements:
         result = window_result  # a reshape after the window moves nothing
@@ -67,10 +62,10 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
         if window is not None and not maps and x == (window.n, window.h, window.w, window.c):
             channels = RangeMap.blocks(window.c, window.oc, window.groups)
             maps.append((RangeMap.same(window.n), window.rows, window.columns, channels))
-        elif region.view and region.operator == "concat" and x[:3] == result[:3]:
+        elif region.is_view and region.operator == "concat" and x[:3] == result[:3]:
             maps.append((*map(RangeMap.same, x[:3]), RangeMap.concat_operand(x[3], begin, result[3])))
             begin += x[3]
-        elif moves or (region.anchored and window is None):
+        elif moves or (region.kernel.has_anchor and window is None):
             maps.append(_reduction_maps(region, x, result))
         else:
             maps.append(broadcast_maps(x, result))
@@ -82,20 +77,22 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     filters = geometry.oc if geometry else 1
     macs = geometry.macs if geometry else 0
     taps = window.kh * window.kw if window and not geometry else 1
-    steps = 0 if region.view else taps + len(region.epilogue) - (1 if geometry else 0)
-    kind = _KINDS.get(region.operator, "other" if region.anchored else "eltwise")
+    steps = 0 if region.is_view else taps + len(region.epilogue.operators) - (1 if geometry else 0)
+    kind = _KINDS.get(region.operator, "other" if region.kernel.has_anchor else "eltwise")
     return Layer(
         name=region.name,
-        kind="pooling" if region.pooling else kind,
+        kind="pooling" if region.kernel.pooling else kind,
         inputs=region.inputs,
         maps=tuple(maps),
-        weight_elements=region.weight_elements,
-        filters=min(filters, max(1, region.weight_elements)),
+        weight_elements=region.kernel.weight_elements,
+        filters=min(filters, max(1, region.kernel.weight_elements)),
         macs=macs,
         operations=2 * macs + region.output_elements * steps,
-        in_place=not region.anchored and not moves and all(shapes[name] == result for name in region.inputs),
-        view=region.view,
-        kept_elements=region.kept_elements,
+        in_place=not region.kernel.has_anchor
+        and not moves
+        and all(shapes[name] == result for name in region.inputs),
+        view=region.is_view,
+        extra_output_elements=region.kernel.extra_output_elements,
     )
 
 

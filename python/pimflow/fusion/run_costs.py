@@ -67,6 +67,13 @@ class Objective:
             return self.accelerator.energy_pj(traffic_bytes, operations)
         return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
 
+    def values_within(
+        self, limit_ns: float, traffic_elements: np.ndarray, operations: np.ndarray
+    ) -> np.ndarray:
+        """`values`, infinite for groups that take longer than `limit_ns`."""
+        values = self.values(traffic_elements, operations)
+        return np.where(self.time_ns(traffic_elements, operations) <= limit_ns, values, np.inf)
+
     def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
         """Times of groups whose traffic and arithmetic overlap."""
         moving = self.accelerator.memory_ns(traffic_elements * self.accelerator.element_bytes)
@@ -99,10 +106,10 @@ class RunCosts:
         self._infeasible_untiled: set[tuple[int, ...]] = set()
         layer_costs = [(graph.traffic_elements(layer), layer.operations) for layer in graph.layers]
         self.single_layers = [
-            CostedGroup(positions=(position,), objective=float(objective.values(*cost)))
+            CostedGroup(positions=(position,), objective=float(objective.values(*map(np.asarray, cost))))
             for position, cost in enumerate(layer_costs)
         ]
-        self._layer_ns = [float(objective.time_ns(*cost)) for cost in layer_costs]
+        self._layer_ns = [float(objective.time_ns(*map(np.asarray, cost))) for cost in layer_costs]
         self._columns: dict[int, list[CostedGroup | None]] = {}
 
     def __len__(self) -> int:
@@ -111,7 +118,8 @@ class RunCosts:
     def runs_ending_at(self, end: int) -> list[CostedGroup | None]:
         """Runs that end before layer `end`, shortest first; None for unprofitable ones."""
         if end not in self._columns:
-            growing, column = self.empty_group(), []
+            growing = self.empty_group()
+            column: list[CostedGroup | None] = []
             while len(column) < min(end, MAX_LAYERS):
                 fits, best = self.grow(growing, [end - 1 - len(column)])
                 if not fits:
@@ -206,17 +214,13 @@ class RunCosts:
         """The best of the tilings `indices`, which fit, and the layers whose weights stay on chip."""
         objective, layers_ns = self.objective, sum(self._layer_ns[position] for position in positions)
         moved_elements = (growing.store_elements + sum(growing.load_elements.values()))[indices]
-        moved_elements = moved_elements + sum(size for size, _ in growing.weights)
-        operations = growing.operations[indices]
         remaining_weights = sum(size for size, _ in growing.weights)
-        tiles, free_elements = (
-            growing.candidates.tiles[indices],
-            objective.capacity_elements - streamed[indices],
-        )
+        moved_elements, operations = moved_elements + remaining_weights, growing.operations[indices]
+        tiles = growing.candidates.tiles[indices]
+        free_elements = objective.capacity_elements - streamed[indices]
         fits_all_weights = (resident[indices] <= objective.capacity_elements) | (self.reuse == "none")
         # lower bounds of all tilings, and the values of tilings that load weights once
-        values = objective.values(moved_elements, operations)
-        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
+        values = objective.values_within(layers_ns, moved_elements, operations)
         once = values[fits_all_weights | (tiles == 1) | (free_elements >= remaining_weights)]
         feasible = np.isfinite(values) & (values <= once.min(initial=np.inf))
         if not feasible.any():
@@ -233,8 +237,7 @@ class RunCosts:
             free_elements = free_elements - size * (stays & ~fits_all_weights)
             moved_elements = moved_elements + size * (tiles - 1) * ~stays
             resident_masks.append(stays)
-        values = objective.values(moved_elements, operations)
-        values = np.where(objective.time_ns(moved_elements, operations) <= layers_ns, values, np.inf)
+        values = objective.values_within(layers_ns, moved_elements, operations)
         best = np.lexsort((tiles, operations, values))[0]
         if not np.isfinite(values[best]):
             return None

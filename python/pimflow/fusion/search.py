@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pimflow.errors import InfeasibleError, UnknownNameError
 from pimflow.fusion.accelerator import Accelerator
@@ -19,22 +20,12 @@ HALOS = ("recompute", "retain")
 OBJECTIVES = ("traffic", "time", "energy")
 
 
-def fuse_layers(
-    graph: LayerGraph,
-    accelerator: Accelerator | None = None,
-    *,
-    reuse: str = "deep",
-    search: str = "optimal",
-    halo: str = "recompute",
-    objective: str = "traffic",
-    progress: Callable[[float], None] | None = None,
-) -> FusionPlan:
-    """Cut `graph` into groups of layers and place their tiles on chip.
+@dataclass(frozen=True, kw_only=True)
+class FusionRules:
+    """How layers are grouped; raises `UnknownNameError` for an unknown name.
 
-    Parameters
+    Attributes
     ----------
-    accelerator : Accelerator, optional
-        The accelerator of the paper by default.
     reuse : str
         One of `REUSES`; see `Group`.
     search : str
@@ -46,6 +37,32 @@ def fuse_layers(
         stay on chip.
     objective : str
         ``traffic``, ``time`` or ``energy``. No group is slower than its single layers.
+    """
+
+    reuse: str = "deep"
+    search: str = "optimal"
+    halo: str = "recompute"
+    objective: str = "traffic"
+
+    def __post_init__(self) -> None:
+        choices = {"reuse": REUSES, "search": SEARCHES, "halo": HALOS, "objective": OBJECTIVES}
+        for kind, names in choices.items():
+            if getattr(self, kind) not in names:
+                raise UnknownNameError(kind, getattr(self, kind), names)
+
+
+def fuse_layers(
+    graph: LayerGraph,
+    accelerator: Accelerator | None = None,
+    rules: FusionRules | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> FusionPlan:
+    """Cut `graph` into groups of layers and place their tiles on chip.
+
+    Parameters
+    ----------
+    accelerator : Accelerator, optional
+        The accelerator of the paper by default.
     progress : callable, optional
         Called with the share that is done.
 
@@ -53,29 +70,25 @@ def fuse_layers(
     ------
     InfeasibleError
         If the smallest tile of a layer does not fit on chip.
-    UnknownNameError
-        For an unknown name of an option.
     """
-    for kind, name, choices in (
-        ("reuse", reuse, REUSES),
-        ("search", search, SEARCHES),
-        ("halo", halo, HALOS),
-        ("objective", objective, OBJECTIVES),
-    ):
-        if name not in choices:
-            raise UnknownNameError(kind, name, choices)
-    accelerator = accelerator or Accelerator()
+    accelerator, rules = accelerator or Accelerator(), rules or FusionRules()
     _check_smallest_tiles(graph, accelerator)
-    costs = RunCosts(graph, Objective(accelerator, objective), reuse, halo, progress or (lambda share: None))
-    groups, placements = _placeable_groups(_greedy if search == "greedy" else _best_runs, costs)
-    if search == "optimal" and (cover := ConvexCover(costs)).has_non_runs:
+    costs = RunCosts(
+        graph,
+        Objective(accelerator, rules.objective),
+        rules.reuse,
+        rules.halo,
+        progress or (lambda share: None),
+    )
+    groups, placements = _placeable_groups(_greedy if rules.search == "greedy" else _best_runs, costs)
+    if rules.search == "optimal" and (cover := ConvexCover(costs)).has_non_runs:
         groups, placements = min((groups, placements), _placeable_groups(cover.best, costs), key=_value)
     ordered = graph.with_order([position for group in groups for position in group.positions])
     begins = itertools.accumulate((len(group.positions) for group in groups), initial=0)
     return FusionPlan(
         graph=ordered,
         accelerator=accelerator,
-        groups=tuple(group.group(ordered, reuse, begin) for group, begin in zip(groups, begins)),
+        groups=tuple(group.group(ordered, rules.reuse, begin) for group, begin in zip(groups, begins)),
         placements=placements,
     )
 

@@ -21,7 +21,7 @@ COLUMN_PARTS = (1, 2, 4, 7, 8, 14, 28, 56)
 class TilingCandidates:
     """All combinations of cuts along n, h and w."""
 
-    axes: tuple[AxisParts, AxisParts, AxisParts]
+    axes: tuple[AxisParts, ...]
 
     @classmethod
     def from_graph(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
@@ -31,7 +31,7 @@ class TilingCandidates:
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
         retain_rows = [parts for parts in rows if parts > 1] if halo == "retain" else []
         columns = [parts for parts in COLUMN_PARTS if parts <= longest[2]]
-        cuts = ((images, []), (rows, retain_rows), (columns, []))
+        cuts: list[tuple[list[int], list[int]]] = [(images, []), (rows, retain_rows), (columns, [])]
         return cls(
             axes=tuple(
                 AxisParts(parts=np.array(a + b), retain=np.array([False] * len(a) + [True] * len(b)))

@@ -7,7 +7,6 @@ the time runs out.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pimflow.host import native
 from pimflow.memory.pools import live_sections, lower_bound_bytes, pool_end_bytes, step_bytes
 
 _search = native.get("pimflow.memory.search")
-_FOUND, _NONE, _STOPPED = range(3)
+_FEASIBLE, _INFEASIBLE, _STOPPED = range(3)
 _FIRST_NODES = 20_000
 
 
@@ -77,14 +76,25 @@ def solve(
     )
     deadline = time.monotonic() + seconds
     rows, count = _buffer_rows(buffers)
-    goal = math.inf if capacity_bytes is None else capacity_bytes
-    decision_only = capacity_bytes is not None
 
     def is_done() -> bool:
         """Whether the question is answered, or the time is up."""
-        if decision_only and (solution.pool_bytes <= goal or solution.lower_bound_bytes > goal):
+        if capacity_bytes is not None and not (
+            solution.lower_bound_bytes <= capacity_bytes < solution.pool_bytes
+        ):
             return True
         return solution.is_optimal or time.monotonic() >= deadline
+
+    def try_capacity(capacity: int, nodes: int) -> int:
+        """Search a plan of at most `capacity` bytes; one that is found becomes the solution."""
+        offsets, remaining_seconds = np.zeros(len(buffers), np.int64), max(deadline - time.monotonic(), 0.0)
+        outcome: int
+        outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, remaining_seconds)
+        solution.nodes += searched_nodes
+        if outcome == _FEASIBLE:
+            solution.offsets = offsets.tolist()
+            solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
+        return outcome
 
     nodes = _FIRST_NODES
     while not is_done():
@@ -93,40 +103,18 @@ def solve(
         # Pools of packed plans are multiples of `step`.
         capacity = low if capacity_bytes is None else capacity_bytes // step * step
         while not is_done() and low < solution.pool_bytes:
-            outcome = _try_capacity(
-                solution, buffers, rows, count, capacity, nodes, deadline - time.monotonic()
-            )
-            if outcome == _NONE:
+            outcome = try_capacity(capacity, nodes)
+            if outcome == _INFEASIBLE:
                 solution.lower_bound_bytes = max(
                     solution.lower_bound_bytes, min(capacity + step, solution.pool_bytes)
                 )
-            if decision_only:
+            if capacity_bytes is not None:
                 break
-            if outcome != _FOUND:
+            if outcome != _FEASIBLE:
                 low = capacity + step
             capacity = low + (solution.pool_bytes - low) // (2 * step) * step
         nodes *= 2
     return solution
-
-
-def _try_capacity(
-    solution: Incumbent,
-    buffers: Sequence[Lifetime],
-    rows: np.ndarray,
-    count: int,
-    capacity: int,
-    nodes: int,
-    seconds: float,
-) -> int:
-    offsets = np.zeros(len(buffers), np.int64)
-    outcome: int
-    searched_nodes: int
-    outcome, searched_nodes = _search(rows, offsets, count, capacity, nodes, max(seconds, 0.0))
-    solution.nodes += searched_nodes
-    if outcome == _FOUND:
-        solution.offsets = offsets.tolist()
-        solution.pool_bytes = pool_end_bytes(buffers, solution.offsets)
-    return outcome
 
 
 def _buffer_rows(buffers: Sequence[Lifetime]) -> tuple[np.ndarray, int]:

@@ -56,55 +56,12 @@ def pool_view(
         Name, begin, end (exclusive), offset and size in bytes of each buffer. A buffer that is part of
         another is drawn as an outline only.
     """
-    outermost = _outermost(rectangles)
-    rows = [
-        {
-            "name": name,
-            "label": name.partition(":")[2] or name if name in outermost else "",
-            "opacity": 1.0 if name in outermost else 0.0,
-            "outline": 1.0 if name in outermost else 0.35,  # faint, since it may cross a name
-            "begin": begin,
-            "end": end,
-            "low": offset / MB,
-            "high": (offset + size) / MB,
-            "middle": (begin + end) / 2,
-            "centre": (offset + size / 2) / MB,
-            "size": size / MB,
-            "colour": PALETTE[index % len(PALETTE)],
-        }
-        for index, (name, begin, end, offset, size) in enumerate(rectangles)
-        if size
-    ]
-    rows.sort(key=lambda row: -float(str(row["opacity"])))  # parts are drawn above their wholes
+    rows = _rectangle_rows(rectangles)
     lines = [
         {"bytes": pool_bytes / MB, "what": f"pool: {pool_bytes / MB:.3f} MB"},
         {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},
     ]
     high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # a line of text
-    x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
-    x["axis"] = {"format": "d", "tickMinStep": 1}
-    x["scale"] = {"domain": [0, max((end for _, _, end, _, _ in rectangles), default=1)], "nice": False}
-    hover_text = tooltip(
-        ("name", "tensor of"),
-        ("begin", "from step", "d"),
-        ("end", "to before step", "d"),
-        ("low", "offset, MB", ".6f"),
-        ("size", "size, MB", ".6f"),
-    )
-    boxes: Chart = {
-        "params": [zoom_parameter("x", "y")],
-        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": {"field": "low", "type": "quantitative", "title": "offset in the pool, MB"},
-            "y2": {"field": "high"},
-            "color": {"field": "colour", "type": "nominal", "scale": None},
-            "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
-            "strokeOpacity": {"field": "outline", "type": "quantitative", "scale": None},
-            "tooltip": hover_text,
-        },
-    }
     label_position: Chart = {
         "x": {"field": "middle", "type": "quantitative"},
         "y": {"field": "centre", "type": "quantitative"},
@@ -122,9 +79,63 @@ def pool_view(
             },
         },
     }
+    last_step = max((end for _, _, end, _, _ in rectangles), default=1)
     return {
         "data": {"values": rows},
-        "layer": [boxes, bar_names("label", "begin", "end", label_position, high), bounds],
+        "layer": [_boxes(last_step), bar_names("label", "begin", "end", label_position, high), bounds],
+    }
+
+
+def _rectangle_rows(rectangles: Sequence[tuple[str, int, int, int, int]]) -> list[dict[str, object]]:
+    """The rows of the chart's data, those of parts after their wholes."""
+    outermost = _outermost(rectangles)
+    rows: list[dict[str, object]] = [
+        {
+            "name": name,
+            "label": name.partition(":")[2] or name if name in outermost else "",
+            "opacity": 1.0 if name in outermost else 0.0,
+            "outline": 1.0 if name in outermost else 0.35,  # faint, since it may cross a name
+            "begin": begin,
+            "end": end,
+            "low": offset / MB,
+            "high": (offset + size) / MB,
+            "middle": (begin + end) / 2,
+            "centre": (offset + size / 2) / MB,
+            "size": size / MB,
+            "colour": PALETTE[index % len(PALETTE)],
+        }
+        for index, (name, begin, end, offset, size) in enumerate(rectangles)
+        if size
+    ]
+    rows.sort(key=lambda row: row["name"] not in outermost)
+    return rows
+
+
+def _boxes(last_step: int) -> Chart:
+    """The layer of rectangles, over steps up to `last_step`."""
+    x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
+    x["axis"] = {"format": "d", "tickMinStep": 1}
+    x["scale"] = {"domain": [0, last_step], "nice": False}
+    hover_text = tooltip(
+        ("name", "tensor of"),
+        ("begin", "from step", "d"),
+        ("end", "to before step", "d"),
+        ("low", "offset, MB", ".6f"),
+        ("size", "size, MB", ".6f"),
+    )
+    return {
+        "params": [zoom_parameter("x", "y")],
+        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "end"},
+            "y": {"field": "low", "type": "quantitative", "title": "offset in the pool, MB"},
+            "y2": {"field": "high"},
+            "color": {"field": "colour", "type": "nominal", "scale": None},
+            "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "strokeOpacity": {"field": "outline", "type": "quantitative", "scale": None},
+            "tooltip": hover_text,
+        },
     }
 
 

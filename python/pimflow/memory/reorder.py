@@ -23,7 +23,7 @@ from pimflow.memory.pools import alias_class, lower_bound_bytes, merge_aliases
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
-_FOUND, _NONE = range(2)  # another outcome: the search stopped without an answer
+_FEASIBLE, _INFEASIBLE = range(2)  # another outcome: the search stopped without an answer
 # Width of the search, which is how many executed sets a layer keeps: of the first round, its growth, its
 # maximum.
 _FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
@@ -111,9 +111,9 @@ class StepGraph:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
         element, workspaces = ELEMENT_BYTES[dtype], dict[str, str]()
         for region in graph.regions if not count_inputs else ():
-            if region.workspace_elements:
+            if region.kernel.workspace_elements:
                 workspaces[region.name] = f"workspace of {region.name}"
-                size_bytes[workspaces[region.name]] = region.workspace_elements * element
+                size_bytes[workspaces[region.name]] = region.kernel.workspace_elements * element
         by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
         for names in step_regions:
@@ -336,10 +336,10 @@ def _search_round(graph: StepGraph, state: _Progress, width: int, backwards: boo
             len(graph.steps), *graph.tables, order, limit, width, backwards, remaining_seconds
         )
         state.sets += sets
-        if outcome == _FOUND:
+        if outcome == _FEASIBLE:
             state.order, state.peak_bytes = tuple(order.tolist()), value
         else:
             low = min(value, state.peak_bytes)  # below `value`, the search would make the same choices
-            if outcome == _NONE:
+            if outcome == _INFEASIBLE:
                 state.bound_bytes = max(state.bound_bytes, low)
         limit = low + (state.peak_bytes - low) // (2 * unit) * unit

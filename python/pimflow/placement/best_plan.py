@@ -191,14 +191,13 @@ class SearchResult(SearchedNetwork):
     def _attention(self) -> dict[str, CachedAttention]:
         pim_target = self.costs.pim_target
         return {
-            cache.region: CachedAttention.from_schedule(
+            cache.region: CachedAttention.from_layouts(
+                cache.region,
                 cache.attention,
                 cache.schedule,
-                pim_target.pim,
-                pim_target.dtype,
-                channels=pim_target.channels,
-                region=cache.region,
-                row_begin=cache.row_begin,
+                cache.schedule.layouts(
+                    cache.attention, pim_target.pim, pim_target.dtype, pim_target.channels, cache.row_begin
+                ),
             )
             for cache in self.placed_caches()
         }

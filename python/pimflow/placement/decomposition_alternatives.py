@@ -98,10 +98,10 @@ class DecompositionAlternatives:
             and self._is_equivalent(
                 _side_result_readers(graph, first.name), _side_result_readers(self.original, layer)
             )
-            and layer not in self.original.kept_outputs
+            and layer not in self.original.extra_outputs
             and (first.prologue, first.operands) == (original_layer.prologue, original_layer.operands)
-            and first.kept_elements == original_layer.kept_elements
-            and not any(link.kept_elements for link in links[1:])
+            and first.kernel.extra_output_elements == original_layer.kernel.extra_output_elements
+            and not any(link.kernel.extra_output_elements for link in links[1:])
             and _epilogue_properties(last) == _epilogue_properties(original_layer)
         )
 
@@ -155,7 +155,7 @@ class DecompositionAlternatives:
                 for region in regions
             ),
             outputs=tuple(results.get(name, name) for name in base.outputs),
-            kept_outputs=base.kept_outputs,
+            extra_outputs=base.extra_outputs,
             runs=tuple(run for run in self.decomposed[0].runs if region_names.issuperset(run)),
             fusible=tuple(region.name for region in regions if region.name in self._fusible),
         )
@@ -194,7 +194,7 @@ class DecompositionAlternatives:
 def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Name of each operand, whether it is a tensor kept beside a result, and its shape."""
     return [
-        (name, i in region.kept_inputs, shape)
+        (name, i in region.extra_inputs, shape)
         for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
     ]
 

@@ -143,6 +143,13 @@ def memory_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
     return _bars(rows, name or "memory, and the largest layer's footprint", "MiB", "what")
 
 
+# Marks of points in charts of Vega-Lite.
+_SHAPES = (
+    *("circle", "cross", "square", "diamond"),
+    *("triangle-up", "triangle-down", "triangle-left", "stroke"),
+)
+
+
 def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = "") -> Chart:
     """Figures 6 to 9: time over memory or workspace, of the front, the greedy selection, and `kinds`."""
 
@@ -170,20 +177,8 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
         colours = ["#4477aa", *["#59636e"] * len(names)][: len(names)]
     series: Chart = {"field": "what", "type": "nominal", "sort": names, "legend": legend_at_top(3)}
     colour = {**series, "scale": {"domain": names, "range": colours}}
-    shapes = (
-        "circle",
-        "cross",
-        "square",
-        "diamond",
-        "triangle-up",
-        "triangle-down",
-        "triangle-left",
-        "stroke",
-    )
-    shape = {
-        **series,
-        "scale": {"domain": names, "range": [shapes[i % len(shapes)] for i in range(len(names))]},
-    }
+    shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(names))]
+    shape = {**series, "scale": {"domain": names, "range": shapes}}
     line: Chart = {
         "transform": [{"filter": "datum.what == 'integer program'"}],
         "mark": {"type": "line", "interpolate": "step-after", "color": "#4477aa"},

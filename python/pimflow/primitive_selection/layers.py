@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Provenance, Task
-from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.core.rewrite import GpuRewrite
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.errors import ProfileError
@@ -37,12 +37,12 @@ def separate_concats(graph: RegionGraph) -> RegionGraph:
     concat_names: dict[tuple[str, tuple[int, ...]], str] = {}
     for region in graph.regions:
         kept_names = {
-            i: concat_names.get((region.inputs[i], region.input_shapes[i])) for i in region.kept_inputs
+            i: concat_names.get((region.inputs[i], region.input_shapes[i])) for i in region.extra_inputs
         }
         region = replace(
             region,
             inputs=tuple(kept_names.get(i) or name for i, name in enumerate(region.inputs)),
-            kept_inputs=tuple(i for i, name in kept_names.items() if not name),
+            extra_inputs=tuple(i for i, name in kept_names.items() if not name),
         )
         operands = _concat_operand_count(region)
         if operands:
@@ -55,9 +55,9 @@ def separate_concats(graph: RegionGraph) -> RegionGraph:
                     operators=("concat",),
                     inputs=region.inputs[:operands],
                     input_shapes=region.input_shapes[:operands],
-                    kept_inputs=tuple(i for i in region.kept_inputs if i < operands),
+                    extra_inputs=tuple(i for i in region.extra_inputs if i < operands),
                     output_shape=shape,
-                    anchored=False,
+                    kernel=KernelShape(has_anchor=False),
                 )
             )
             concat_names[region.name, shape] = name
@@ -66,10 +66,13 @@ def separate_concats(graph: RegionGraph) -> RegionGraph:
                 inputs=(name, *region.inputs[operands:]),
                 input_shapes=(shape, *region.input_shapes[operands:]),
                 operands=region.operands - operands + 1,
-                kept_inputs=tuple(i - operands + 1 for i in region.kept_inputs if i >= operands),
+                extra_inputs=tuple(i - operands + 1 for i in region.extra_inputs if i >= operands),
                 prologue=tuple(op for op in region.prologue if op != "concat"),
                 operators=tuple(op for op in region.operators if op != "concat"),
-                kept_elements=max(0, region.kept_elements - math.prod(shape)),
+                kernel=replace(
+                    region.kernel,
+                    extra_output_elements=max(0, region.kernel.extra_output_elements - math.prod(shape)),
+                ),
             )
         regions.append(region)
     return replace(graph, regions=tuple(regions))
@@ -93,7 +96,7 @@ def _concat_operand_count(region: Region) -> int:
 
 def _leading_operators(region: Region) -> tuple[str, ...]:
     """Operators of a region before its pool or reduction."""
-    pools = region.anchored and region.operator in region.operators
+    pools = region.kernel.has_anchor and region.operator in region.operators
     return region.operators[: region.operators.index(region.operator)] if pools else ()
 
 
@@ -105,8 +108,8 @@ def _operand_shape(region: Region) -> tuple[int, ...]:
 
 def _window(region: Region) -> ConvGeometry | None:
     """Window of a pool, as that of a depthwise convolution; of a reduction, the whole map. Else None."""
-    if region.pooling or region.operator not in REDUCTIONS or not region.anchored:
-        return region.pooling
+    if region.kernel.pooling or region.operator not in REDUCTIONS or not region.kernel.has_anchor:
+        return region.kernel.pooling
     n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
     channels = region.output_elements // max(n, 1)
     # A reduction over channels is excluded: it has h * w outputs an inference.
@@ -124,7 +127,9 @@ def _supported_layouts(region: Region, target: str) -> tuple[str, ...]:
         # A single pixel has the same bytes in all layouts.
         operators, shapes = _leading_operators(region), shapes[:-1]
     is_fixed = (
-        {*MOVES, "strided_slice"} & set(operators) or region.geometry or (region.anchored and not window)
+        {*MOVES, "strided_slice"} & set(operators)
+        or region.geometry
+        or (region.kernel.has_anchor and not window)
     )
     if is_fixed or any(len(shape) != 4 for shape in shapes):
         return ("HWC",)
@@ -136,7 +141,7 @@ def _supported_layouts(region: Region, target: str) -> tuple[str, ...]:
 def _supports_layout(region: Region, layout: str) -> bool:
     """Whether a primitive of `layout` can compute a region: its other operators have to support it too."""
     leading_operators = region.prologue[1:] if _is_chw_input(region) else region.prologue
-    moved = {*MOVES, "concat", "strided_slice"} & {*leading_operators, *region.epilogue}
+    moved = {*MOVES, "concat", "strided_slice"} & {*leading_operators, *region.epilogue.operators}
     pixel = region.geometry.oh * region.geometry.ow == 1
     if layout == "CHWc16" and "nn.prelu" in region.operators:  # its slopes are not in blocks
         return False

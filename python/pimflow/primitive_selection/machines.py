@@ -137,8 +137,8 @@ class Card(Machine):
         built, kernels = compile_kernels(
             lambda: tvm.compile(scheduled, self.target, tir_pipeline="s_tir"), self.target
         )
-        if kernels.flaw:
-            raise ProfilerError(kernels.flaw)
+        if kernels.problem:
+            raise ProfilerError(kernels.problem)
         return built.mod
 
 

@@ -64,80 +64,108 @@ def compiler() -> str:
     return f"TVM {tvm.__version__}, LLVM {llvm}"
 
 
-def measure(
-    layers: Iterable[ConvGeometry],
-    moves: Iterable[Move],
-    max_primitives: int | None = None,
-    cache: ResultCache | None = None,
-    progress: Progress = lambda _: None,
-    extra_keys: Iterable[tuple[str, ConvGeometry]] = (),
-    machine: Machine | None = None,
-    pools: Iterable[tuple[Pooling, str]] = (),
-) -> Profile:
-    """Measure primitives for `layers`, layout transforms, and pools in layouts.
+class Measurer:
+    """Measures primitives, layout transforms and pools on a machine.
 
     Parameters
     ----------
-    max_primitives : int, optional
-        How many primitives of a layer to measure, the most promising first; all by default. Times of other
-        primitives that `cache` has are returned too.
     cache : ResultCache, optional
         Stores times, by the machine's names, its threads and the code.
-    extra_keys : iterable of (str, ConvGeometry)
-        Further primitives to measure, each with its layer.
+    progress : callable
+        Called with the share that is done.
     machine : Machine, optional
         The machine to measure on; by default this one.
-
-    Raises
-    ------
-    ProfilerError
-        If the machine is gone; times measured until then are stored.
     """
-    machine = machine or Machine()
-    device, code = machine.device, code_digest(has_c_kernels=machine.has_c_kernels)
-    cached_times = Measurements(cache, code, device)
-    layers, small_keys = list(dict.fromkeys(layers)), [*sorted(set(moves)), *dict.fromkeys(pools)]
-    primitives_by_layer = {layer: measuring_order(layer, device.target) for layer in layers}
-    all_keys = [(p.name, layer) for layer, primitives in primitives_by_layer.items() for p in primitives]
-    known_ns = cached_times.get([*all_keys, *small_keys])
-    times = {key: known_ns[key] for key in all_keys if key in known_ns}
-    requested = [
-        (p.name, layer)
-        for layer, primitives in primitives_by_layer.items()
-        for p in primitives[:max_primitives]
-    ]
-    missing = [key for key in dict.fromkeys([*requested, *extra_keys]) if key not in times]
-    untimed = [key for key in small_keys if key not in known_ns]
-    total = len(missing) + len(untimed)
-    failed: dict[tuple[str, ConvGeometry], str] = {}
-    for done, key in enumerate(missing, start=1):
+
+    def __init__(
+        self,
+        cache: ResultCache | None = None,
+        progress: Progress = lambda _: None,
+        machine: Machine | None = None,
+    ):
+        self._machine, self._progress = machine or Machine(), progress
+        self._code = code_digest(has_c_kernels=self._machine.has_c_kernels)
+        self._measurements = Measurements(cache, self._code, self._machine.device)
+
+    def measure(
+        self,
+        layers: Iterable[ConvGeometry],
+        moves: Iterable[Move],
+        max_primitives: int | None = None,
+        extra_keys: Iterable[tuple[str, ConvGeometry]] = (),
+        pools: Iterable[tuple[Pooling, str]] = (),
+    ) -> Profile:
+        """Measure primitives for `layers`, layout transforms, and pools in layouts.
+
+        Parameters
+        ----------
+        max_primitives : int, optional
+            How many primitives of a layer to measure, the most promising first; all by default. Times of
+            other primitives that the cache has are returned too.
+        extra_keys : iterable of (str, ConvGeometry)
+            Further primitives to measure, each with its layer.
+
+        Raises
+        ------
+        ProfilerError
+            If the machine is gone; times measured until then are stored.
+        """
+        device = self._machine.device
+        small_keys = [*sorted(set(moves)), *dict.fromkeys(pools)]
+        keys_by_layer = {
+            layer: [(primitive.name, layer) for primitive in measuring_order(layer, device.target)]
+            for layer in dict.fromkeys(layers)
+        }
+        all_keys = [key for keys in keys_by_layer.values() for key in keys]
+        known_ns = self._measurements.get([*all_keys, *small_keys])
+        times = {key: known_ns[key] for key in all_keys if key in known_ns}
+        requested = [key for keys in keys_by_layer.values() for key in keys[:max_primitives]]
+        missing = [key for key in dict.fromkeys([*requested, *extra_keys]) if key not in times]
+        untimed = [key for key in small_keys if key not in known_ns]
+        total = len(missing) + len(untimed)
+        failed = self._measure_primitives(missing, times, total)
+        for begin in range(0, len(untimed), MOVES_AT_ONCE):
+            part = untimed[begin : begin + MOVES_AT_ONCE]
+            known_ns |= self._small_times_ns(part)
+            self._progress((len(missing) + begin + len(part)) / total)
+        small_times_ns = {key: known_ns[key] for key in small_keys}
+        return Profile(
+            device=device,
+            code=self._code,
+            times_ns=times,
+            moves_ns={key: ns for key, ns in small_times_ns.items() if not isinstance(key[0], Pooling)},
+            pools_ns={key: ns for key, ns in small_times_ns.items() if isinstance(key[0], Pooling)},
+            failed=failed,
+        )
+
+    def _measure_primitives(
+        self,
+        keys: Sequence[tuple[str, ConvGeometry]],
+        times: dict[tuple[str, ConvGeometry], float],
+        total: int,
+    ) -> dict[tuple[str, ConvGeometry], str]:
+        """Measure primitives and add their times to `times`; returns why others failed."""
+        failed: dict[tuple[str, ConvGeometry], str] = {}
+        for done, key in enumerate(keys, start=1):
+            try:
+                times[key] = primitive_ns(*key, self._machine)
+            except Exception as error:  # a compiler may raise anything
+                self._machine.require_answer()
+                failed[key] = last_line(error)
+            else:
+                self._measurements.put({key: times[key]})
+            self._progress(done / total)
+        return failed
+
+    def _small_times_ns(self, keys: Sequence[Move | tuple[Pooling, str]]) -> dict:
+        """Measure transforms and pools in one module."""
         try:
-            times[key] = primitive_ns(*key, machine)
-        except Exception as error:  # a compiler may raise anything
-            machine.require_answer()
-            failed[key] = last_line(error)
-        else:
-            cached_times.put({key: times[key]})
-        progress(done / total)
-    for begin in range(0, len(untimed), MOVES_AT_ONCE):
-        part = untimed[begin : begin + MOVES_AT_ONCE]
-        try:
-            times_ns = dict(zip(part, small_ns(part, machine)))
+            times_ns = dict(zip(keys, small_ns(keys, self._machine)))
         except Exception:  # a broken connection may raise anything
-            machine.require_answer()
+            self._machine.require_answer()
             raise
-        known_ns |= times_ns
-        cached_times.put(times_ns)
-        progress((len(missing) + begin + len(part)) / total)
-    small_times_ns = {key: known_ns[key] for key in small_keys}
-    return Profile(
-        device=device,
-        code=code,
-        times_ns=times,
-        moves_ns={key: ns for key, ns in small_times_ns.items() if not isinstance(key[0], Pooling)},
-        pools_ns={key: ns for key, ns in small_times_ns.items() if isinstance(key[0], Pooling)},
-        failed=failed,
-    )
+        self._measurements.put(times_ns)
+        return times_ns
 
 
 class Measurements:

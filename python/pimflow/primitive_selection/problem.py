@@ -163,7 +163,7 @@ class SelectionProblem:
         total = 0
         for r in self.graph.regions:
             filters = r.geometry.oc * r.geometry.reduction if r.geometry and r.name in chosen else 0
-            total += align_up(FP32_BYTES * max(0, r.weight_elements - filters))
+            total += align_up(FP32_BYTES * max(0, r.kernel.weight_elements - filters))
         return total
 
     def placements(self, tensor: str) -> tuple[TensorPlacement, ...]:

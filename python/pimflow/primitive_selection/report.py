@@ -191,7 +191,7 @@ def plan_primitives(search_result: SearchResult, operators: SearchResult) -> Pla
     operators : SearchResult
         Result of the same search without primitives.
     """
-    costs, graph, choices = search_result.generator.costs, search_result.graph, []
+    costs, graph, choices = search_result.costs, search_result.graph, []
     for name, primitive in search_result.primitives().items():
         candidate, region = search_result.candidate_by_region[name], graph.region(name)
         cost = Cost.from_candidate(candidate)

@@ -30,14 +30,7 @@ from pimflow.primitive_selection.report import (
     SelectionReport,
     TimesReport,
 )
-from pimflow.primitive_selection.search import (
-    Point,
-    fastest,
-    front,
-    greedy,
-    minimise,
-    uniform_selection,
-)
+from pimflow.primitive_selection.search import Point, fastest, front, greedy, minimise, uniform_selection
 from pimflow.primitive_selection.time_sources import Progress, selection_times
 from pimflow.primitives import PRIMITIVES, Primitive
 

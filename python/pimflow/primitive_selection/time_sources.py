@@ -97,14 +97,8 @@ class PrimitiveTimes:
 
         options, layers = self._options, self._layers
         max_primitives = 0 if options.profile == "predicted" else options.measure
-        profile = measuring.measure(
-            layers.primitive_layers.values(),
-            layers.moves.values(),
-            max_primitives,
-            self._cache,
-            progress,
-            machine=self._machine,
-            pools=layers.pool_layouts,
+        profile = measuring.Measurer(self._cache, progress, self._machine).measure(
+            layers.primitive_layers.values(), layers.moves.values(), max_primitives, pools=layers.pool_layouts
         )
         measured_now = is_remote(options.device) or self._on_gpu
         profile.require_device(self._machine.device, None if measured_now else options.device)
@@ -129,7 +123,8 @@ class PrimitiveTimes:
         if keys:
             from pimflow.primitive_selection import measuring
 
-            new_profile = measuring.measure([], [], 0, self._cache, extra_keys=keys, machine=self._machine)
+            measurer = measuring.Measurer(self._cache, machine=self._machine)
+            new_profile = measurer.measure([], [], 0, extra_keys=keys)
             times, failed = (
                 self.profile.times_ns | new_profile.times_ns,
                 self.profile.failed | new_profile.failed,

@@ -34,10 +34,7 @@ def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements
-    return [
-        *before,
-        replace(last, input_bytes=last.input_bytes + residual_bytes, output_bytes=result_bytes),
-    ]
+    return [*before, replace(last, input_bytes=last.input_bytes + residual_bytes, output_bytes=result_bytes)]
 
 
 def unsupported_primitive_reason(primitive: Primitive, region: Region) -> str:
@@ -50,7 +47,7 @@ def unsupported_primitive_reason(primitive: Primitive, region: Region) -> str:
         return "nothing says how long it takes"
     if region.geometry is None or not has_choice(region) or not primitive.applies(region.geometry):
         return "it does not apply to the layer"
-    if region.kept_elements or {*GATHERS}.intersection(region.prologue):
+    if region.kernel.extra_output_elements or {*GATHERS}.intersection(region.prologue):
         return "the kernel of the region also joins, or stores, what others read"
     return ""
 

@@ -175,8 +175,5 @@ class Primitive:
                 lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes
         return Extents(
-            places=places,
-            lanes=lanes,
-            pixels=round_up(pixels, pixel),
-            channels=round_up(layer.oc, channel),
+            places=places, lanes=lanes, pixels=round_up(pixels, pixel), channels=round_up(layer.oc, channel)
         )

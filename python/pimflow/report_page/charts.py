@@ -40,24 +40,42 @@ class Bar:
     end_us: float
 
 
-def task_bars(
-    resource: str,
-    name: str,
-    layers: Sequence[str],
-    begin_us: float,
-    end_us: float,
-    also: Sequence[str] = (),
-    *,
-    baseline: bool = False,
-) -> list[Bar]:
-    """The bars of a task, in the rows of its resource and of the others that it occupies."""
-    rows = [GPU_ONLY] if baseline else [ROWS[resource], *(ROWS[held_resource] for held_resource in also)]
-    kind = "baseline" if baseline else resource
-    layers_text = ", ".join(layers)
-    return [
-        Bar(row=row, kind=kind, name=name, layers=layers_text, begin_us=begin_us, end_us=end_us)
-        for row in rows
-    ]
+@dataclass(frozen=True, kw_only=True)
+class ChartTask:
+    """A task on the timeline.
+
+    Attributes
+    ----------
+    also : sequence of str
+        Other resources that it occupies.
+    is_baseline : bool
+        Whether it is of the baseline, which has a row of its own.
+    """
+
+    resource: str
+    name: str
+    layers: Sequence[str]
+    begin_us: float
+    end_us: float
+    also: Sequence[str] = ()
+    is_baseline: bool = False
+
+    def bars(self) -> list[Bar]:
+        """The bars of the task, in the rows of its resource and of the others that it occupies."""
+        rows = (
+            [GPU_ONLY] if self.is_baseline else [ROWS[resource] for resource in (self.resource, *self.also)]
+        )
+        return [
+            Bar(
+                row=row,
+                kind="baseline" if self.is_baseline else self.resource,
+                name=self.name,
+                layers=", ".join(self.layers),
+                begin_us=self.begin_us,
+                end_us=self.end_us,
+            )
+            for row in rows
+        ]
 
 
 def sort_bars(bars: Sequence[Bar]) -> list[Bar]:
@@ -92,12 +110,25 @@ def timeline(
     ]
     y: Chart = {"field": "row", "type": "nominal", "sort": rows, "title": None}
     y["axis"] = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
-    end_us = max([latency_us, *(bar.end_us for bar in bars)])
+    tasks = _task_layer(y, max([latency_us, *(bar.end_us for bar in bars)]))
+    match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
+    if is_searchable:
+        tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
+    where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
+    names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
+    parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
+    heading: Chart = {"title": title} if title else {}
+    if is_searchable:
+        heading["params"] = [{"name": "search", "value": ""}]
+    return chart(width=WIDTH, height=_ROW * len(rows), **heading, **parts)
+
+
+def _task_layer(y: Chart, end_us: float) -> Chart:
+    """The bars of the timeline, from 0 to `end_us`, in the rows of `y`."""
     x: Chart = {"field": "begin", "type": "quantitative", "title": "time, us"}
     x["scale"] = {"domain": [0, end_us], "nice": False}
-    kinds = list(COLOURS)
-    match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
-    tasks: Chart = {
+    colour_scale = {"domain": list(COLOURS), "range": list(COLOURS.values())}
+    return {
         "params": [zoom_parameter("x")],
         "mark": {
             "type": "bar",
@@ -110,12 +141,7 @@ def timeline(
             "x": x,
             "x2": {"field": "end"},
             "y": y,
-            "color": {
-                "field": "kind",
-                "type": "nominal",
-                "scale": {"domain": kinds, "range": list(COLOURS.values())},
-                "legend": None,
-            },
+            "color": {"field": "kind", "type": "nominal", "scale": colour_scale, "legend": None},
             "tooltip": tooltip(
                 ("name", "task"),
                 ("layers", "layers"),
@@ -125,58 +151,17 @@ def timeline(
             ),
         },
     }
-    if is_searchable:
-        tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
-    where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
-    names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
-    parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
-    heading: Chart = {"title": title} if title else {}
-    if is_searchable:
-        heading["params"] = [{"name": "search", "value": ""}]
-    return chart(width=WIDTH, height=_ROW * len(rows), **heading, **parts)
 
 
 def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
     """Chart of the steps between accountings; `terms` are names, and latencies (ns) with that charge."""
-    values = []
-    before = 0.0
-    for position, (name, latency_ns) in enumerate(terms):
-        is_total = position in (0, len(terms) - 1) and not name.startswith("searched")
-        kind = "latency" if is_total else ("more" if latency_ns >= before else "less")
-        begin = 0.0 if is_total else before
-        change = latency_ns - begin
-        values.append(
-            {
-                "term": name,
-                "begin": begin / 1e3,
-                "end": latency_ns / 1e3,
-                "top": max(begin, latency_ns) / 1e3,
-                "kind": kind,
-                "label": f"{change / 1e3:+.1f}" if not is_total else f"{change / 1e3:.1f}",
-                "speedup": baseline_ns / latency_ns,
-            }
-        )
-        before = latency_ns
-    if terms:
-        last = terms[-1][1]
-        values.append(
-            {
-                "term": "plan",
-                "begin": 0.0,
-                "end": last / 1e3,
-                "top": last / 1e3,
-                "kind": "latency",
-                "label": f"{last / 1e3:.1f}",
-                "speedup": baseline_ns / last,
-            }
-        )
     colours = {"domain": ["latency", "more", "less"], "range": ["#4477aa", "#cc3311", "#228833"]}
     x: Chart = {"field": "term", "type": "nominal", "sort": None, "title": None}
     x["axis"] = {"labelAngle": -25, "labelLimit": 180}
     return chart(
         width=WIDTH,
         height=280,
-        data={"values": values},
+        data={"values": _waterfall_steps(terms, baseline_ns)},
         layer=[
             {
                 "mark": {"type": "bar", "width": {"band": 0.72}},
@@ -212,9 +197,45 @@ def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
     )
 
 
+def _waterfall_steps(terms: Sequence[tuple[str, float]], baseline_ns: float) -> list[Chart]:
+    """The bars of a waterfall: a term each, and the plan at the end."""
+    values: list[Chart] = []
+    before = 0.0
+    for position, (name, latency_ns) in enumerate(terms):
+        is_total = position in (0, len(terms) - 1) and not name.startswith("searched")
+        kind = "latency" if is_total else ("more" if latency_ns >= before else "less")
+        begin = 0.0 if is_total else before
+        change = latency_ns - begin
+        values.append(
+            {
+                "term": name,
+                "begin": begin / 1e3,
+                "end": latency_ns / 1e3,
+                "top": max(begin, latency_ns) / 1e3,
+                "kind": kind,
+                "label": f"{change / 1e3:+.1f}" if not is_total else f"{change / 1e3:.1f}",
+                "speedup": baseline_ns / latency_ns,
+            }
+        )
+        before = latency_ns
+    if terms:
+        last = terms[-1][1]
+        values.append(
+            {
+                "term": "plan",
+                "begin": 0.0,
+                "end": last / 1e3,
+                "top": last / 1e3,
+                "kind": "latency",
+                "label": f"{last / 1e3:.1f}",
+                "speedup": baseline_ns / last,
+            }
+        )
+    return values
+
+
 def energy(by_plan: Mapping[str, Mapping[str, float]]) -> Chart:
     """Chart of energy (pJ) by consumer, with a bar for each plan."""
-    plans = list(by_plan)
     parts = {
         name: max(energies.get(name, 0.0) for energies in by_plan.values())
         for energies in by_plan.values()
@@ -226,9 +247,7 @@ def energy(by_plan: Mapping[str, Mapping[str, float]]) -> Chart:
         for name in order
         for plan, energies in by_plan.items()
     ]
-    return bar_groups(
-        values, "part", "plan", "mj", "energy, mJ", [name.replace("_", " ") for name in order], plans
-    )
+    return bar_groups(values, "part", "plan", "mj", "energy, mJ")
 
 
 def bar_groups(
@@ -237,14 +256,21 @@ def bar_groups(
     series: str,
     value: str,
     title: str,
-    groups: Sequence[str],
-    names: Sequence[str],
     form: str = ".4~g",
 ) -> Chart:
-    """Chart of horizontal bars, one for each series in each group, with its figure at the end."""
-    y: Chart = {"field": group, "type": "nominal", "sort": list(groups), "title": None}
+    """Chart of horizontal bars, one for each series in each group, with its figure at the end.
+
+    Parameters
+    ----------
+    values : sequence of mapping of str to object
+        The bars, in the order of groups and series.
+    group, series, value : str
+        Fields of `values`.
+    """
+    groups, names = (list(dict.fromkeys(row[field] for row in values)) for field in (group, series))
+    y: Chart = {"field": group, "type": "nominal", "sort": groups, "title": None}
     y["axis"] = {"labelLimit": 190, "ticks": False}
-    offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
+    offset: Chart = {"field": series, "type": "nominal", "sort": names}
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
     x: Chart = {"field": value, "type": "quantitative", "title": title}
     x["axis"] = {"tickCount": 8, "labelSeparation": 6}
@@ -263,8 +289,8 @@ def bar_groups(
                     "color": {
                         "field": series,
                         "type": "nominal",
-                        "sort": list(names),
-                        "scale": {"domain": list(names), "range": colours[: len(names)]},
+                        "sort": names,
+                        "scale": {"domain": names, "range": colours[: len(names)]},
                         "legend": legend_at_top(3),
                     },
                     "tooltip": tooltip((group, "of"), (series, "in"), (value, title, form)),

@@ -135,9 +135,7 @@ def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
             values.append({"what": label if position else ACCOUNTED, "plan": name, "x": ratio})
     labels = list(dict.fromkeys(str(value["what"]) for value in values))
     title = "speed-up over the GPU alone"
-    yield page.chart(
-        "conventions", charts.bar_groups(values, "what", "plan", "x", title, labels, list(plans), ".3f")
-    )
+    yield page.chart("conventions", charts.bar_groups(values, "what", "plan", "x", title, ".3f"))
     columns = [column("", "what", least=150), *_plan_columns(plans)]
     columns.append(column("geometric mean", "mean", least=110))
     yield page.table("speedups", columns, _means(values, labels, list(plans)))

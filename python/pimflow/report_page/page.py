@@ -82,6 +82,25 @@ def _short_name(convention: str) -> str:
 
 def _head(plan: StoredPlan) -> str:
     report = plan.report
+    digests = "".join(
+        f"<dt>{label}</dt><dd><code>{escape(d)}</code></dd>" for label, d in plan.digests.items()
+    )
+    devices = (
+        f"{report['gpu']} ({report['gpu_channels']} channels) and "
+        f"{report['pim']} ({report['pim_channels']} channels), {report['channel_sharing']}, "
+        f"{report['dtype']}, accounting {report['accounting']}, timing {report['timing']}, "
+        f"launches {report['launches']}. PIM is simulated."
+    )
+    return (
+        f"<h1>{escape(report['model'])} on {escape(report['system'])}</h1>"
+        f"<p class='faint'>{escape(devices)}</p>"
+        f"{cards(_figures(report))}"
+        f"<details><summary class='note'>digests</summary><dl>{digests}</dl></details>"
+    )
+
+
+def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The rows of the `cards` at the top."""
     violations = report["timing_violations"]
     legal = "legality not judged" if violations is None else f"{violations} illegal commands"
     check_text = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
@@ -90,7 +109,7 @@ def _head(plan: StoredPlan) -> str:
     sources = sorted(
         {source for row in report["regions"] for source in _time_sources(row).split(", ") if source}
     )
-    rows = [
+    return [
         (
             "latency",
             f"{report['latency_ns'] / 1e6:.4f} ms",
@@ -117,20 +136,6 @@ def _head(plan: StoredPlan) -> str:
         ),
         ("times are", "; ".join(sources) or "analytic", "the worst task of each resource", "words"),
     ]
-    digests = "".join(
-        f"<dt>{label}</dt><dd><code>{escape(d)}</code></dd>" for label, d in plan.digests.items()
-    )
-    devices = (
-        f"{report['gpu']} ({report['gpu_channels']} channels) and "
-        f"{report['pim']} ({report['pim_channels']} channels), {report['channel_sharing']}, "
-        f"{report['dtype']}, accounting {report['accounting']}, timing {report['timing']}, "
-        f"launches {report['launches']}. PIM is simulated."
-    )
-    return (
-        f"<h1>{escape(report['model'])} on {escape(report['system'])}</h1>"
-        f"<p class='faint'>{escape(devices)}</p>"
-        f"{cards(rows)}<details><summary class='note'>digests</summary><dl>{digests}</dl></details>"
-    )
 
 
 def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:

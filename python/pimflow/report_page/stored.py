@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
+from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, REPORT_VERSION, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
-from pimflow.report_page.charts import Bar, sort_bars, task_bars
+from pimflow.report_page.charts import Bar, ChartTask, sort_bars
 
 _OPENING_BYTES = 3000  # number of bytes of a program that are read to show its first commands
 _OPENING_LINES = 24
@@ -60,6 +60,9 @@ class StoredPlan:
             report, timeline, plan, sealed = (
                 read_json(path / file, ArtifactError) for file in (REPORT, TIMELINE, PLAN, INTERFACE)
             )
+            # Reports that were written before they had this key have the same other keys.
+            if report.get("schema_version", REPORT_VERSION) != REPORT_VERSION:
+                raise ValueError("schema_version")
             digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
             return cls(
                 path=path,
@@ -108,12 +111,14 @@ def _bars(timeline: dict[str, Any]) -> tuple[Bar, ...]:
     for event in timeline["traceEvents"]:
         if event["ph"] == "X":
             args, begin_us = event["args"], event["ts"]
-            details = (
-                event["name"],
-                args["regions"],
-                begin_us,
-                begin_us + event["dur"],
-                args.get("also", ()),
+            task = ChartTask(
+                resource=RESOURCES[event["tid"]],
+                name=event["name"],
+                layers=args["regions"],
+                begin_us=begin_us,
+                end_us=begin_us + event["dur"],
+                also=args.get("also", ()),
+                is_baseline=event["pid"] != 0,
             )
-            bars += task_bars(RESOURCES[event["tid"]], *details, baseline=event["pid"] != 0)
+            bars += task.bars()
     return tuple(sort_bars(bars))

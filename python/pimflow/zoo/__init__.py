@@ -1,14 +1,6 @@
 """The embedded networks, and how any ONNX network is loaded; without TVM."""
 
-from pimflow.zoo.catalogue import (
-    GRAPHS,
-    ModelInfo,
-    all_names,
-    decoder_weights,
-    describe,
-    load,
-    names,
-)
+from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.examples import example_arrays, example_inputs, input_types
 from pimflow.zoo.indices import index_bounds
 from pimflow.zoo.language.graph import past_name, present_name

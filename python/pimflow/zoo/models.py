@@ -21,10 +21,9 @@ from pimflow.zoo.states import context_shapes, state_pairs
 def load_model(
     model: str | os.PathLike | onnx.ModelProto,
     shapes: dict[str, Shape] | None = None,
-    seed: int = 0,
+    seed: int | None = 0,
     *,
     batch: int | None = None,
-    fill_weights: bool = True,
     context: int | None = None,
     states: dict[str, str] | None = None,
 ) -> onnx.ModelProto:
@@ -36,12 +35,11 @@ def load_model(
         A name of the zoo, else the path of an ``.onnx`` file; or a model, which is not changed.
     shapes : dict of str to tuple of int, optional
         Shapes of inputs with dynamic dimensions. A symbol that is fixed in one input is fixed in all.
-    seed : int, optional
-        Seed of the weights of a graph-only model, see :func:`load`.
+    seed : int or None, optional
+        Seed of the weights of a graph-only model, see :func:`load`. With None they are not drawn, but stay
+        inputs, see :func:`is_weight`.
     batch : int, optional
         Batch size, which replaces the first dimension of every input.
-    fill_weights : bool, optional
-        Whether weights of a graph-only model are drawn; else they stay inputs, see :func:`is_weight`.
     context : int, optional
         Of a decoder: the context in tokens, from which shapes follow; see `states.context_shapes`.
     states : dict of str to str, optional
@@ -64,24 +62,7 @@ def load_model(
         If the file cannot be read, is no valid ONNX model, has two nodes of one name or a dynamic input that
         `shapes` does not fix, or contradicts `shapes`.
     """
-    if isinstance(model, onnx.ModelProto):
-        where, new_model = f"model '{model.graph.name}'", onnx.ModelProto()
-        new_model.CopyFrom(model)
-    elif isinstance(model, str) and model in catalogue.all_names():
-        where, new_model = f"model '{model}'", catalogue.read_graph(model, context)
-    elif isinstance(model, str) and not _is_path(model):
-        raise UnknownNameError("model", model, catalogue.all_names())
-    elif not isinstance(model, str | os.PathLike):
-        raise UsageError(
-            f"model is a name, a file, an ONNX model, a Relax module or a program of torch.export, "
-            f"not {type(model).__name__}"
-        )
-    else:
-        where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
-    if not new_model.graph.node:
-        raise ModelError(f"{where}: has no nodes; give an ONNX model")
-    if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
-        raise ModelError(f"{where}: its weights are in another file; give the path of the model")
+    where, new_model = _open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
         check_unique_names(new_model, where)
@@ -111,13 +92,38 @@ def load_model(
         check_sizes(new_model, where)
         if batch is not None:
             check_batch(new_model, batch, where)
-        if fill_weights:
+        if seed is not None:
             weights.fill(new_model, seed)  # last, since the steps above copy the model several times
         return new_model
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None
     except (EncodeError, ValueError) as error:
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
+
+
+def _open_copy(
+    model: str | os.PathLike | onnx.ModelProto, context: int | None
+) -> tuple[str, onnx.ModelProto]:
+    """What errors call `model`, and a copy of it that may be changed; its weights are in it."""
+    if isinstance(model, onnx.ModelProto):
+        where, new_model = f"model '{model.graph.name}'", onnx.ModelProto()
+        new_model.CopyFrom(model)
+    elif isinstance(model, str) and model in catalogue.all_names():
+        where, new_model = f"model '{model}'", catalogue.read_graph(model, context)
+    elif isinstance(model, str) and not _is_path(model):
+        raise UnknownNameError("model", model, catalogue.all_names())
+    elif not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"model is a name, a file, an ONNX model, a Relax module or a program of torch.export, "
+            f"not {type(model).__name__}"
+        )
+    else:
+        where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
+    if not new_model.graph.node:
+        raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
+        raise ModelError(f"{where}: its weights are in another file; give the path of the model")
+    return where, new_model
 
 
 def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:

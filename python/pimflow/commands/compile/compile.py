@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from pimflow.commands.shared.options import PlanKeywords, as_system
 from pimflow.commands.shared.report import Report
 from pimflow.commands.shared.report_text import summary
 from pimflow.commands.shared.search import SearchRequest
-from pimflow.commands.simulate import trace as tracing
+from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
@@ -35,6 +37,7 @@ from pimflow.decomposition.calibration import Data
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import SearchResult
+from pimflow.report_page.page import render_page
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +99,7 @@ class Compiled:
         """
         base = self.search_result.system
         names = [
-            name for name in convention_names(conventions, base) if name in self.report.conventions_missing
+            name for name in convention_names(conventions, base) if name in self.report.conventions.missing
         ]
         if not names:
             return self
@@ -145,6 +148,7 @@ def compile(
     pareto: int | None = None,
     conventions: str | Sequence[str] = ALL,
     emit_traces: bool = False,
+    dump_ir: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = lambda _: None,
     **keywords: Unpack[PlanKeywords],
@@ -189,8 +193,11 @@ def compile(
         complete, and its report lists those that are missing (`Compiled.with_conventions`).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
+    dump_ir : path, optional
+        Directory to write the module after every pass to, numbered, as TVMScript (docs/compilation.md).
     force : bool
-        Whether to write although `out` has other files, which stay, or changed files, which are replaced.
+        Whether to write although `out` or `dump_ir` has other files, which stay, or changed files, which are
+        replaced.
     progress : callable
         Called with a text that says what is being done.
 
@@ -209,54 +216,50 @@ def compile(
     search_request = SearchRequest.from_arguments(target_system, **keywords)
     request = steps.CompileRequest(
         **vars(search_request),
+        channel_counts=None if choice is None else choice.counts,
+        calibration=calibration,
+        inputs=inputs,
         tolerance=tolerance,
         pareto=pareto,
         emit_traces=emit_traces,
+        dump_ir=dump_ir,
         out=out,
         force=force,
         progress=progress,
     )
-    request = steps.check_request(request, calibration)
-    prepared, reference = steps.prepare_network(request, model, inputs, calibration)
-    placed = steps.place_network(request, prepared)
-    points = steps.front(request, model, prepared, placed)
+    request = steps.check_request(request)
+    with ir_dump.dump_ir(dump_ir, force=force):
+        compiled = _compile(request, model, begin)
+    return compiled.with_conventions(conventions, progress)
+
+
+def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compiled:
+    """Compile a network without searches under other conventions; `begin` is when it began."""
+    prepared, reference = steps.prepare_network(request, model)
+    placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
     build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
-    changes = steps.changes(request, prepared, placed, reference, selection, build_set, points)
-    report = steps.assemble_report(placed, build_set, verification, reference, changes, begin)
-    if choice is not None:
-        report = replace(report, channel_counts=choice.counts)
-    programs = placed.search_result.programs()
+    extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None
-    if out is not None:
-        traced_regions = tracing.traceable_regions(programs, progress) if emit_traces else ()
-        progress("writing")
-        interface = steps.interface(request, reference, build_set)
-        directory = steps.write_directory(
-            request,
-            placed.search_result,
-            build_set,
-            verification,
-            interface,
-            report,
-            programs,
-            traced_regions,
-            points,
-        )
-    compiled = Compiled(
+    if request.out is not None:
+        files = steps.artifact_files(request, placed, build_set, verification, reference, report)
+        request.progress("writing")
+        page = functools.partial(render_page, name=Path(request.out).name)
+        directory = artifact.write(request.out, files, page=page, force=request.force)
+    return Compiled(
         search_result=placed.search_result,
         builds=build_set.builds,
-        programs=programs,
+        programs=placed.search_result.programs(),
         verification=verification,
         report=report,
         convention_search=convention_search,
         directory=directory,
     )
-    return compiled.with_conventions(conventions, progress)
 
 
 def _channels(

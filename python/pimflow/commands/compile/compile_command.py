@@ -66,6 +66,12 @@ def add_arguments(sub: CommandParser) -> None:
     )
     sub.option(
         "output",
+        "--dump-ir",
+        metavar="FOLDER",
+        help="write the module after every pass to a directory, numbered, as TVMScript",
+    )
+    sub.option(
+        "output",
         "--tolerance",
         metavar="X",
         type=float,
@@ -113,13 +119,14 @@ def run(args: argparse.Namespace) -> None:
                 pareto=args.pareto,
                 conventions=NONE,
                 emit_traces=args.emit_traces,
+                dump_ir=args.dump_ir,
                 force=args.force,
                 progress=progress,
                 **keywords,
             )
         report = compiled.report
         if args.plot:
-            front.draw(args.plot, report.front or (), f"{report.model} on {report.system}")
+            front.draw(args.plot, report.extras.front or (), f"{report.model} on {report.system.name}")
         if not args.json:
             print((table if args.layers else summary)(report, args.output))
             streams.deliver()  # the rest takes a while, and may be interrupted
@@ -127,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
             report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
         output.print_json(report.to_json())
-    elif report.conventions:
+    elif report.conventions.searched:
         print(conventions_text(report))
 
 
@@ -135,7 +142,7 @@ def _check(args: argparse.Namespace) -> None:
     from pimflow.host import pictures
 
     if args.explain is not None:
-        unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot", "layers"]
+        unused = ["output", "emit_traces", "dump_ir", "tolerance", "calibration", "pareto", "plot", "layers"]
         unused += ["conventions"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         if args.pim_channels == "auto":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -14,26 +13,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pimflow.commands.compile.conventions import ConventionSearch
-from pimflow.commands.compile.make_report import make_report
+from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.compile.pareto import require_points, search_front
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared import prepare
+from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.options import plan_modes, require_effect, require_type
 from pimflow.commands.shared.prepare import PreparedNetwork
-from pimflow.commands.shared.report import Changes, GpuPart, PoolReport, Report
+from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
-from pimflow.compiler import artifact, build
-from pimflow.compiler.artifact import Interface, WrittenDirectory
+from pimflow.commands.simulate import trace as tracing
+from pimflow.compiler import artifact, build, ir_dump
+from pimflow.compiler.artifact import ArtifactFiles, Interface
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
+from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
-from pimflow.compiler.plan_pools import PoolChoice
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
-from pimflow.core.program import PimProgram
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, Data, agreement
 from pimflow.decomposition.network import DecomposedNetwork
@@ -49,7 +49,6 @@ from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
-from pimflow.report_page.page import render_page
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -61,18 +60,21 @@ Progress = Callable[[str], None]
 class CompileRequest(SearchRequest):
     """The request of a compilation: that of a search, and what is built and written."""
 
+    channel_counts: tuple[ChannelCount, ...] | None
+    calibration: Data | None
+    inputs: Mapping[str, np.ndarray] | None
     tolerance: float | None
     pareto: int | None
     emit_traces: bool
+    dump_ir: str | os.PathLike[str] | None
     out: str | os.PathLike[str] | None
     force: bool
     progress: Progress
 
 
-def check_request(request: CompileRequest, calibration: Data | None) -> CompileRequest:
+def check_request(request: CompileRequest) -> CompileRequest:
     """Check a request before any work, and return it with its final goal."""
-    if request.out is not None:
-        check_target(request.out, artifact.KIND, force=request.force)
+    _check_directories(request)
     require_type("tolerance", request.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if request.tolerance is not None and not 0 < request.tolerance < 1:
         raise UsageError(f"tolerance {request.tolerance:g} is not between 0 and 1")
@@ -94,12 +96,28 @@ def check_request(request: CompileRequest, calibration: Data | None) -> CompileR
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
-    if calibration is not None and request.options.decomposition_request is None:
+    if request.calibration is not None and request.options.decomposition_request is None:
         raise UsageError(
             "--calibration compares a decomposed network with the original: give --decompose too"
         )
     # Primitives of the GPU are part of the plan; those of a CPU are selected later, for its code.
     return replace(request, goal=goal, select=None if goal.primitives else request.select)
+
+
+def _check_directories(request: CompileRequest) -> None:
+    """Raise an error unless the directories of a request can be written, and neither is in the other."""
+    if request.out is not None:
+        check_target(request.out, artifact.KIND, force=request.force)
+    if request.dump_ir is None:
+        return
+    check_target(request.dump_ir, ir_dump.KIND, force=request.force)
+    if request.out is not None:
+        out, modules = Path(request.out).resolve(), Path(request.dump_ir).resolve()
+        if out.is_relative_to(modules) or modules.is_relative_to(out):
+            raise UsageError(
+                f"--dump-ir {request.dump_ir} and -o {request.out}: one directory is the other or in it; "
+                "name separate ones"
+            )
 
 
 def _with_budget(request: CompileRequest) -> CompileRequest:
@@ -152,14 +170,13 @@ class ReferenceRun:
             self.samples = None
 
 
-def prepare_network(
-    request: CompileRequest, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
-) -> tuple[PreparedNetwork, ReferenceRun]:
+def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
     """Load and prepare the network of `model`, and compute its reference."""
     request.progress("loading")
     network = prepare.load(model, request.options)
     prepare.require_decomposed(network, request.options)
     network.require_memory()
+    inputs, calibration = request.inputs, request.calibration
     interface = Interface(
         inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
     )
@@ -174,23 +191,27 @@ def prepare_network(
     return prepared, reference
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedNetwork:
-    """The plan of a network; see `Question.place_network` for `pool`, and `Report` for `gpu_known`."""
-
-    search_result: SearchResult
-    search_seconds: float
-    gpu_known: dict[str, int]
-    pool: PoolChoice | None
-
-
-def place_network(request: CompileRequest, prepared: PreparedNetwork) -> PlacedNetwork:
-    """Search the plan of a network, or apply the one that is given."""
+def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwork) -> PlacedNetwork:
+    """Search the plan of a network, or apply the one that is given; search the front if requested."""
     request.progress("searching")
     begin = time.perf_counter()
     search_result, pool = request.place_network(prepared)
-    seconds, gpu_known = time.perf_counter() - begin, search_result.costs.kernel_counts()
-    return PlacedNetwork(search_result=search_result, search_seconds=seconds, gpu_known=gpu_known, pool=pool)
+    placed = PlacedNetwork(
+        search_result=search_result,
+        search_seconds=time.perf_counter() - begin,
+        gpu_known=search_result.costs.kernel_counts(),
+        pool=pool,
+    )
+    if request.pareto is None:
+        return placed
+    request.progress("searching the front")
+
+    def load() -> Network:
+        """The network again: objectives may decompose other layers."""
+        return prepare.load(model, request.options)
+
+    front = search_front(request, load, prepared.network, search_result, request.pareto)
+    return replace(placed, front=front)
 
 
 def convention_search(
@@ -203,22 +224,6 @@ def convention_search(
         plan=request.plan,
         copies_graph=prepared.regions_for(copies),
         copies_original=prepared.original_regions_for(copies),
-    )
-
-
-def front(
-    request: CompileRequest, model: Model, prepared: PreparedNetwork, placed: PlacedNetwork
-) -> tuple[ParetoPoint, ...] | None:
-    """The front of plans, if requested; `model` is loaded again if objectives decompose other layers."""
-    if request.pareto is None:
-        return None
-    request.progress("searching the front")
-    return search_front(
-        request,
-        lambda: prepare.load(model, request.options),
-        prepared.network,
-        placed.search_result,
-        request.pareto,
     )
 
 
@@ -263,8 +268,10 @@ def build_targets(
     if not request.in_c:
         return BuildSet(builds=builds, c_part=None)
     request.progress("building C")
-    inputs, expected = reference.inputs, reference.expected
-    c_part = c_code.c_network(network, request.system, choices, layouts, inputs, expected, request.tolerance)
+    outputs = OutputReference(
+        expected=reference.expected, perturbed=network.perturbed, tolerance=request.tolerance
+    )
+    c_part = c_code.c_network(network, request.system, choices, layouts, reference.inputs, outputs)
     return BuildSet(builds=builds, c_part=c_part)
 
 
@@ -295,29 +302,29 @@ def with_kernel_times(
     return primitive_selection.with_network(selection, network_ns)
 
 
-def changes(
+def extra_reports(
     request: CompileRequest,
     prepared: PreparedNetwork,
     placed: PlacedNetwork,
     reference: ReferenceRun,
     selection: Selection | None,
     build_set: BuildSet,
-    points: Sequence[ParetoPoint] | None,
-) -> Changes:
-    """The parts of the report that are not about placement."""
+) -> ExtraReports:
+    """The parts of the report about what was requested beside a plan."""
     search_result, order = placed.search_result, prepared.order
     primitives: SelectionReport | PlanPrimitives | None = None
     if search_result.goal.primitives:
         primitives = plan_primitives(search_result, replace_primitives(search_result, request.plan))
     elif selection is not None:
         primitives = primitive_selection.summary(selection)
-    return Changes(
+    return ExtraReports(
         order=None if order is None else order_report(order, search_result, request.plan, request.costs),
         decomposition=reference.decomposition,
         skips=None if prepared.skips is None else prepared.skips.summary(),
         primitives=primitives,
         c_part=None if build_set.c_part is None else build_set.c_part.report,
-        front=None if points is None else _with_plan_files(request, points),
+        front=None if placed.front is None else _with_plan_files(request, placed.front),
+        channel_counts=request.channel_counts,
     )
 
 
@@ -335,19 +342,17 @@ def assemble_report(
     build_set: BuildSet,
     verification: Verification,
     reference: ReferenceRun,
-    changes: Changes,
+    extras: ExtraReports,
     begin: float,
 ) -> Report:
     """The report of a compiled and verified network."""
     target_build = build_set.builds[0]
     return make_report(
-        placed.search_result,
+        placed,
         verification,
         gpu_part=_gpu_part(placed.search_result, target_build, reference.inputs),
-        memory=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
-        changes=changes,
-        gpu_known=placed.gpu_known,
-        search_seconds=placed.search_seconds,
+        pool=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
+        extras=extras,
         wall_seconds=time.perf_counter() - begin,
     )
 
@@ -360,11 +365,11 @@ def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[
         measured_on = str(target_build.device.device_name)
     kernels = target_build.kernels
     return GpuPart.from_search(
-        search_result, target_build.target, kernels.compiler, kernels.flaw, measured_ns, measured_on
+        search_result, target_build.target, kernels.compiler, kernels.problem, measured_ns, measured_on
     )
 
 
-def interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
+def _interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
     """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
     interface, packed = reference.interface, build_set.builds[0].states.to_table()
     states = {
@@ -378,26 +383,22 @@ def interface(request: CompileRequest, reference: ReferenceRun, build_set: Build
     return replace(interface, cpu=targets.cpu_name()) if request.select is not None else interface
 
 
-def write_directory(
+def artifact_files(
     request: CompileRequest,
-    search_result: SearchResult,
+    placed: PlacedNetwork,
     build_set: BuildSet,
     verification: Verification,
-    interface: Interface,
-    summary: Report,
-    programs: Mapping[str, PimProgram],
-    traced_regions: Collection[str],
-    points: Sequence[ParetoPoint] | None,
-) -> WrittenDirectory:
-    """Write the compiled directory."""
-    assert request.out is not None
-    system, plans = search_result.system, [point.plan for point in points or ()]
+    reference: ReferenceRun,
+    report: Report,
+) -> ArtifactFiles:
+    """What the compiled directory holds."""
+    search_result = placed.search_result
+    system, programs = search_result.system, search_result.programs()
+    plans = [point.plan for point in placed.front or ()]
     names = front_files("", len(plans))
-    front_plans = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
-    return artifact.write(
-        request.out,
+    return ArtifactFiles(
         builds=build_set.builds,
-        interface=interface,
+        interface=_interface(request, reference, build_set),
         plan=search_result.plan,
         placed_regions=artifact.PlacedRegions(
             graph=search_result.graph,
@@ -408,11 +409,9 @@ def write_directory(
         ),
         pim=system.pim,
         timeline=PlanTrace.from_search(search_result).to_perfetto(),
-        report=summary.to_json(),
+        report=report.to_json(),
         programs=programs,
-        traced_regions=traced_regions,
-        c_files=None if build_set.c_part is None else build_set.c_part.source.files(),
-        other_plans=front_plans,
-        page=functools.partial(render_page, name=Path(request.out).name),
-        force=request.force,
+        traced_regions=tracing.traceable_regions(programs, request.progress) if request.emit_traces else (),
+        c_files={} if build_set.c_part is None else build_set.c_part.source.files(),
+        front={name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)},
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from pimflow.commands.shared.prepare import with_other_copies
-from pimflow.commands.shared.report import AccountingTerm, Convention, Report
+from pimflow.commands.shared.report import AccountingTerm, Convention, ConventionsReport, Report
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
@@ -204,17 +204,17 @@ class ConventionSearch:
 
 def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]) -> Report:
     """Return `report`, of a plan for `base`, with the gains under further conventions."""
-    systems = convention_systems(base)
-    by_name = {convention.name: convention for convention in report.conventions} | {
+    systems, known = convention_systems(base), report.conventions
+    by_name = {convention.name: convention for convention in known.searched} | {
         name: Convention(name=name, what=systems[name].text, speedup=gain.speedup, gap=gain.gap)
         for name, gain in gains.items()
     }
-    return replace(
-        report,
-        conventions=tuple(by_name[name] for name in systems if name in by_name),
-        conventions_missing=tuple(name for name in systems if name not in by_name),
-        accounting_terms=next((gain.terms for gain in gains.values() if gain.terms), report.accounting_terms),
+    conventions = ConventionsReport(
+        searched=tuple(by_name[name] for name in systems if name in by_name),
+        missing=tuple(name for name in systems if name not in by_name),
+        accounting_terms=next((gain.terms for gain in gains.values() if gain.terms), known.accounting_terms),
     )
+    return replace(report, conventions=conventions)
 
 
 def accounting_terms(partial: SearchResult, full: SearchResult) -> tuple[AccountingTerm, ...]:

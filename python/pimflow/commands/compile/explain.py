@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.commands.shared.layer_details import all_candidates, cost_sources, schedule_text
+from pimflow.commands.shared.layer_details import all_candidates, schedule_text
 from pimflow.commands.shared.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
@@ -129,7 +129,7 @@ class Explanation:
         for candidate in shown:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             deferred_epilogues = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
-            sources = ", ".join(f"{resource} {source}" for resource, source in cost_sources(cost).items())
+            sources = ", ".join(f"{resource} {source.value}" for resource, source in cost.known.items())
             schedule = candidate.schedule if candidate.schedule not in candidate.name else ""
             lines.append(
                 f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
@@ -167,7 +167,7 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
     """Explain the choice for a region: all candidates with tasks and costs, and the reason."""
     chosen = search_result.candidate_by_region[region.name]
     unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
-    has_epilogue = region.epilogue and region.geometry and not unsupported_reason
+    has_epilogue = region.epilogue.operators and region.geometry and not unsupported_reason
     generator = search_result.generator
     lower_bounds = elementwise_pim.elementwise_bounds(
         region, search_result.system, generator.task_builder.submission_ns

@@ -3,91 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Cost
-from pimflow.core.rewrite import SplitRewrite
-from pimflow.core.stages import whole_name
-from pimflow.decomposition.report import DecompositionReport
-from pimflow.hardware import System
-from pimflow.placement import SearchResult
-from pimflow.placement.solvers.capacity import loaded_weight_bytes
-from pimflow.placement.solvers.evaluate import savings_pj
-from pimflow.placement.solvers.plan_memory import PlanMemory
-
-if TYPE_CHECKING:
-    from pimflow.compiler.verification import Verification
-
 from pimflow.commands.compile.conventions import convention_systems
+from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import (
     LayerSize,
     candidate_reports,
-    cost_sources,
     program_reports,
     schedule_text,
 )
 from pimflow.commands.shared.report import (
-    BASELINE,
-    Baselines,
-    Changes,
-    Estimate,
+    ConventionsReport,
+    EnergyReport,
+    ExtraReports,
     GpuPart,
+    MemoryReport,
+    PlanReport,
     PoolReport,
     RegionReport,
     Report,
+    SystemReport,
+    VerificationReport,
 )
+from pimflow.core.candidate import Cost
+from pimflow.core.rewrite import SplitRewrite
+from pimflow.core.stages import whole_name
+from pimflow.decomposition.report import DecompositionReport
+from pimflow.placement import SearchResult
+
+if TYPE_CHECKING:
+    from pimflow.compiler.plan_pools import PoolChoice
+    from pimflow.compiler.verification import Verification
 
 
-# Long because each of more than 50 figures takes a line.
+@dataclass(frozen=True, kw_only=True)
+class PlacedNetwork:
+    """The plan of a network, and how it was found.
+
+    Attributes
+    ----------
+    gpu_known : dict of str to int
+        See `SystemReport`.
+    pool : PoolChoice, optional
+        See `SearchRequest.place_network`.
+    front : tuple of ParetoPoint, optional
+        The front of plans, if one was searched.
+    """
+
+    search_result: SearchResult
+    search_seconds: float
+    gpu_known: dict[str, int]
+    pool: PoolChoice | None = None
+    front: tuple[ParetoPoint, ...] | None = None
+
+
 def make_report(
-    search_result: SearchResult,
+    placed: PlacedNetwork,
     verification: Verification,
     *,
-    gpu_known: dict[str, int],
     gpu_part: GpuPart,
-    memory: PoolReport,
-    changes: Changes,
-    search_seconds: float,
+    pool: PoolReport,
+    extras: ExtraReports,
     wall_seconds: float,
 ) -> Report:
-    """Create the report of a network that was searched, built and verified; conventions are added later."""
-    from pimflow.compiler.verification import CHECKED_TIMING  # loads TVM, so only here
-
-    system, baseline, evaluation = search_result.system, search_result.baseline, search_result.evaluation
-    costs, violations = search_result.costs, verification.timing_violations
-    placed_bytes = loaded_weight_bytes(system, search_result.candidates)
+    """Create the report of a network that was placed, built and verified; conventions are added later."""
+    search_result = placed.search_result
     return Report(
         model=search_result.graph.name,
-        system=system.name,
-        gpu=system.gpu.name,
-        pim=system.pim.name,
-        gpu_channels=search_result.plan.gpu_channels,
-        pim_channels=system.pim_channels,
-        dtype=system.dtype,
-        accounting=system.accounting,
-        timing=costs.pim_target.profiler.name,
-        gpu_profiler=costs.profiling.gpu.name,
-        gpu_known=gpu_known,
-        scheduling=system.scheduling,
-        copies=system.copies,
-        padding=system.padding,
-        splits=search_result.generator.split_policy,
-        channel_sharing=system.channel_sharing,
-        launches=system.launches,
-        baseline=BASELINE,
-        mixture_gpu_only=Baselines.from_search(search_result).mixture,
-        latency_gpu_only_ns=baseline.latency_ns,
-        latency_ns=evaluation.latency_ns,
-        estimate=Estimate.from_search(search_result),
-        speedup=search_result.speedup,
-        conventions=(),
-        conventions_missing=tuple(convention_systems(system)),
-        accounting_terms=(),
-        energy_gpu_only_pj=baseline.energy_pj,
-        energy_pj=evaluation.energy_pj,
-        energies_gpu_only_pj=baseline.energies_pj,
-        energies_pj=evaluation.energies_pj,
-        savings_pj=savings_pj(evaluation, baseline),
+        system=SystemReport.from_search(search_result, placed.gpu_known),
+        plan=PlanReport.from_search(search_result),
+        conventions=ConventionsReport(missing=tuple(convention_systems(search_result.system))),
+        energy=EnergyReport.from_search(search_result),
+        verification=_verification(verification, search_result),
+        memory=MemoryReport.from_search(search_result, pool),
+        regions=_regions(search_result, extras.decomposition),
+        gpu_part=gpu_part,
+        extras=extras,
+        search_seconds=placed.search_seconds,
+        wall_seconds=wall_seconds,
+    )
+
+
+def _verification(verification: Verification, search_result: SearchResult) -> VerificationReport:
+    from pimflow.compiler.verification import CHECKED_TIMING  # loads TVM, so only here
+
+    violations = verification.timing_violations
+    return VerificationReport(
         verified=verification.is_verified,
         max_relative_error=verification.max_relative_error,
         tolerance=verification.bound,
@@ -97,18 +100,6 @@ def make_report(
         timing_violations=violations,
         timing_violations_of=None if violations is None else CHECKED_TIMING,
         violations_by_rule=verification.violations_by_rule,
-        weight_load_ns=weight_load_ns(system, placed_bytes),
-        weight_bytes=placed_bytes,
-        peak_activation_bytes=PlanMemory(search_result.graph, system.dtype).pool_bytes(
-            search_result.candidates
-        ),
-        regions=_regions(search_result, changes.decomposition),
-        gpu_part=gpu_part,
-        memory=memory,
-        **vars(changes),
-        assumed=system.assumptions(),
-        search_seconds=search_seconds,
-        wall_seconds=wall_seconds,
     )
 
 
@@ -130,7 +121,7 @@ def _regions(
                 axis=candidate.rewrite.axis if isinstance(candidate.rewrite, SplitRewrite) else "",
                 latency_gpu_only_ns=before_ns[region.name],
                 latency_ns=search_result.evaluation.region_ns[region.name],
-                known=cost_sources(Cost.from_candidate(candidate)),
+                known=Cost.from_candidate(candidate).known,
                 schedule=schedule_text(candidate),
                 primitive=candidate.primitive,
                 on_pim=region.name in candidate.pim_regions,
@@ -171,11 +162,3 @@ def _matching_regions(verification: Verification, search_result: SearchResult) -
         for name in (cache.keys, cache.values)
         if cache.region in right
     }
-
-
-def weight_load_ns(system: System, placed_bytes: int) -> float:
-    """Time to write weights into all PIM channels in parallel, each at the rate of its bus."""
-    if not placed_bytes:
-        return 0.0
-    bytes_per_ns = system.pim.column_bytes / (system.pim.timing["nBL"] * system.pim.tCK_ns)
-    return placed_bytes / (bytes_per_ns * system.pim_channels)

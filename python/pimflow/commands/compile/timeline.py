@@ -23,7 +23,7 @@ from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.placement import Evaluation, SearchResult
-from pimflow.report_page.charts import Bar, sort_bars, task_bars, timeline
+from pimflow.report_page.charts import Bar, ChartTask, sort_bars, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,6 +61,18 @@ class TracedTask:
     def end_us(self) -> float:
         """The time at which it ends."""
         return self.start_us + self.duration_us
+
+    def to_chart(self, *, is_baseline: bool = False) -> ChartTask:
+        """The task as the chart of a timeline shows it."""
+        return ChartTask(
+            resource=self.resource,
+            name=self.name,
+            layers=self.regions,
+            begin_us=self.start_us,
+            end_us=self.end_us,
+            also=self.also,
+            is_baseline=is_baseline,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +284,6 @@ def draw(path: str | os.PathLike[str], trace: PlanTrace) -> None:
 
 def bars(trace: PlanTrace) -> list[Bar]:
     """The bars of a timeline's chart."""
-    chart_bars: list[Bar] = []
-    for baseline, tasks in enumerate((trace.tasks, trace.baseline)):
-        for task in tasks:
-            details = (task.name, task.regions, task.start_us, task.end_us, task.also)
-            chart_bars += task_bars(task.resource, *details, baseline=bool(baseline))
-    return sort_bars(chart_bars)
+    tasks = [task.to_chart() for task in trace.tasks]
+    tasks += [task.to_chart(is_baseline=True) for task in trace.baseline]
+    return sort_bars([bar for task in tasks for bar in task.bars()])

@@ -53,7 +53,7 @@ def layer_graph(
         return fusion.layers_from_regions(extract_regions(network.module, network.name))
     if not zoo.is_onnx(model):
         raise UsageError("only ONNX networks have unfolded layers; give --baseline folded for others")
-    return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, fill_weights=False))
+    return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, seed=None))
 
 
 @public()
@@ -76,13 +76,14 @@ def fuse(
     ----------
     model, baseline, shapes, batch
         See `layer_graph`.
-    accelerator, reuse, search, halo, objective, progress
+    accelerator, progress
         See `fusion.fuse_layers`.
+    reuse, search, halo, objective : str
+        See `fusion.FusionRules`.
     """
     graph = layer_graph(model, baseline, shapes, batch)
-    return fusion.fuse_layers(
-        graph, accelerator, reuse=reuse, search=search, halo=halo, objective=objective, progress=progress
-    )
+    rules = fusion.FusionRules(reuse=reuse, search=search, halo=halo, objective=objective)
+    return fusion.fuse_layers(graph, accelerator, rules, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +147,10 @@ def fuse_decomposed(
         Layers of the original network that traffic is compared with; see `layer_graph`.
     note : callable
         Called with a text that says what is being done.
-    accelerator, reuse, search, halo, objective, progress
+    accelerator, progress
         See `fusion.fuse_layers`.
+    reuse, search, halo, objective : str
+        See `fusion.FusionRules`.
 
     Raises
     ------
@@ -166,9 +169,8 @@ def fuse_decomposed(
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
     network = change.network
     graph = fusion.layers_from_regions(extract_regions(network.module, network.name))
-    plan = fusion.fuse_layers(
-        graph, accelerator, reuse=reuse, search=search, halo=halo, objective=objective, progress=progress
-    )
+    rules = fusion.FusionRules(reuse=reuse, search=search, halo=halo, objective=objective)
+    plan = fusion.fuse_layers(graph, accelerator, rules, progress)
     note("comparing outputs")
     inputs = network.example_inputs()
     return DecomposedFusion(

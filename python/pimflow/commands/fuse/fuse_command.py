@@ -126,6 +126,7 @@ def _fuse_layers(args: argparse.Namespace, target: Accelerator, choices: dict[st
         return report
     keywords = {key: choices[key] for key in ("baseline", "shapes", "batch")}
     with output.bar("executing", args.quiet) as advance:
-        execution_run = execution.execute(args.model, plan, **keywords, progress=advance)
+        executable = execution.load_executable(args.model, plan, **keywords)
+        execution_run = execution.execute(executable, plan, advance)
     execution_run.require(plan)
     return replace(report, executed=fusion_report.ExecutionReport.from_execution(plan, execution_run))

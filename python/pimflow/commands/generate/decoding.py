@@ -13,6 +13,7 @@ from pimflow import frontend
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
+from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.verification import Verification, observe, require_finite
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.stages import whole_name
@@ -277,7 +278,7 @@ def compile_step(
     observation = observe(prepared, step_build, search_result.system, arrays)
     del prepared
     release_memory()
-    verification = observation.verify_outputs(perturbed, expected)
+    verification = observation.verify_outputs(OutputReference(expected=expected, perturbed=perturbed))
     verification.require()
     return CompiledStep(
         lengths=lengths,

@@ -251,7 +251,7 @@ def _single_step_logits(
 ) -> Iterator[np.ndarray]:
     """Logits after each of `tokens`, computed in one step without a cache, with random roundings."""
     n = tokens.size
-    model = zoo.load_model(step(n + min_cache, n, 1), fill_weights=False)
+    model = zoo.load_model(step(n + min_cache, n, 1), seed=None)
     inputs = {
         "input_ids": tokens[None],
         "attention_mask": (np.arange(n + min_cache) >= min_cache)[None],

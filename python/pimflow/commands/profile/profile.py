@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import time
@@ -17,7 +16,7 @@ from onnx import external_data_helper
 from pimflow import placement, zoo
 from pimflow.commands.shared.options import NetworkOptions, network_options
 from pimflow.core.candidate import CostTable
-from pimflow.core.json_form import JsonTree
+from pimflow.core.json_form import JsonTree, json_form
 from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import MODES
 from pimflow.hardware import System
@@ -192,7 +191,7 @@ def region_graph(
     network = prepare.load(model, options)
     graph = regions_of(network.module, network.name, views=views, fuse=options.fuse)
     if cache and contents:
-        cache.put({key: dataclasses.asdict(graph)})
+        cache.put({key: json_form(graph)})
     return graph
 
 

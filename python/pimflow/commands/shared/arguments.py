@@ -52,6 +52,7 @@ ARGUMENT_TYPES = {
     "path": _argument_type("a file", *_PATH),
     "layer": _argument_type("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
     "out": _argument_type("a directory or file to write, or None", *_PATH, _NONE),
+    "dump_ir": _argument_type("a directory to write, or None", *_PATH, _NONE),
     "inputs": ArgumentType(
         lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
         "a mapping of names to arrays, or None",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pimflow.compiler.artifact import file_stems
-from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.candidate import Candidate, Cost, Provenance
 from pimflow.core.json_form import report_from
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
@@ -45,7 +45,7 @@ class LayerSize:
     @classmethod
     def from_region(cls, region: Region, dtype: str) -> LayerSize:
         """From a region, with the storage type `dtype`."""
-        elements = sum(region.input_elements) + region.weight_elements + region.output_elements
+        elements = sum(region.input_elements) + region.kernel.weight_elements + region.output_elements
         return cls(
             operators=tuple(region.operators),
             input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
@@ -67,7 +67,7 @@ class CandidateReport:
         Whether it is in the plan.
     schedule : str
         Loop orders of its PIM programs.
-    known : dict of str to str
+    known : dict of str to Provenance
         By resource, how its time is known.
     """
 
@@ -78,20 +78,18 @@ class CandidateReport:
     latency_ns: float
     energy_pj: float
     moved_bytes: int
-    known: dict[str, str]
+    known: dict[str, Provenance]
 
     @classmethod
     def from_candidate(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
         """From a candidate, and the one that the plan has."""
-        cost = Cost.from_candidate(candidate)
         return report_from(
             cls,
-            cost,
+            Cost.from_candidate(candidate),
             name=candidate.name,
             covers=candidate.covers,
             chosen=candidate == chosen,
             schedule=schedule_text(candidate),
-            known=cost_sources(cost),
         )
 
 
@@ -113,11 +111,6 @@ def all_candidates(search_result: SearchResult, region: Region) -> list[Candidat
         cached_candidates = (c for c in table.candidates.get(first, ()) if is_cached(c))
         candidates += [c for c in cached_candidates if region.name in c.covers]
     return candidates if chosen in candidates else [*candidates, chosen]
-
-
-def cost_sources(cost: Cost) -> dict[str, str]:
-    """By resource, how a cost is known."""
-    return {resource: source.value for resource, source in cost.known.items()}
 
 
 def schedule_text(candidate: Candidate) -> str:
@@ -177,7 +170,7 @@ class ProgramReport:
             timing,
             name=program.region,
             file=file,
-            schedule=program.schedule,
+            schedule=str(program.schedule),
             multipliers=timing.utilisation,
             bus=bursts * spec.timing["nBL"] / clocks,
             rows=timing.row_utilisation,

@@ -146,7 +146,7 @@ def prepare(
     pools : PoolPlanning, optional
         How pools are planned; by default as for a compiled network.
     samples : Calibration, optional
-        Samples to measure errors of decomposed layers on; see `decomposition.choice.choose_layers`.
+        Samples to measure errors of decomposed layers on; see `decomposition.choice.LayerSelector`.
     inspect : callable, optional
         Called after layers are decomposed, with the network and its decomposition. Later steps do not change
         outputs.
@@ -258,17 +258,15 @@ def decompose_layers(
     """Decompose the requested layers of `network`; None without a request. See `prepare`."""
     if options.decomposition_request is None:
         return None
-    return choice.choose_layers(
-        decompose(network, options.decomposition_request, progress),
-        target_system,
-        costs or Costs(target_system, Profiling()),
-        goal or Goal(),
-        plan=plan,
-        samples=samples,
+    selector = choice.LayerSelector(
+        system=target_system,
+        costs=costs or Costs(target_system, Profiling()),
+        goal=goal or Goal(),
         fuse_activations=options.fuse_activations,
         fuse=options.fuse,
         progress=progress,
     )
+    return selector.choose(decompose(network, options.decomposition_request, progress), plan, samples)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
+from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
+from pimflow.core.candidate import Provenance
 from pimflow.core.frames import data_frame
-from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_from
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree, named, report_from
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
+from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
 from pimflow.placement import Evaluation, SearchResult
-from pimflow.placement.solvers.evaluate import overlap_ns
+from pimflow.placement.solvers.capacity import loaded_weight_bytes
+from pimflow.placement.solvers.evaluate import overlap_ns, savings_pj
+from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
@@ -156,7 +161,7 @@ class RegionReport:
         The GPU's share of the work; None for a pipeline.
     axis : str
         The axis of a split; empty for other modes.
-    known : dict of str to str
+    known : dict of str to Provenance
         By resource, how its time is known.
     schedule : str
         Loop orders of its PIM programs.
@@ -178,7 +183,7 @@ class RegionReport:
     axis: str
     latency_gpu_only_ns: float
     latency_ns: float
-    known: dict[str, str]
+    known: dict[str, Provenance]
     schedule: str
     primitive: str
     on_pim: bool
@@ -328,8 +333,8 @@ class OrderReport(OrderSummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
-    """Reports of a network that are not about placement; None where nothing was requested.
+class ExtraReports:
+    """Reports of what was requested beside a plan; None where it was not.
 
     Attributes
     ----------
@@ -339,8 +344,10 @@ class Changes:
         About convolution primitives that were selected for a CPU, or that are candidates of the plan.
     c_part : CReport, optional
         About the C code.
-    front : tuple of FrontPoint, optional
+    front : tuple of ParetoPoint, optional
         The Pareto front of plans.
+    channel_counts : tuple of ChannelCount, optional
+        Figures for each number of PIM channels.
     """
 
     order: OrderReport | None = None
@@ -348,12 +355,13 @@ class Changes:
     skips: SkipsReport | None = None
     primitives: SelectionReport | PlanPrimitives | None = None
     c_part: CReport | None = None
-    front: tuple[ParetoPoint, ...] | None = None
+    front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
+    channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(JsonTree):
-    """A compiled network: its plan, times, energies and memory, and the results of verification.
+class SystemReport:
+    """The system of a plan, how it is charged, and the sources of times.
 
     Attributes
     ----------
@@ -361,33 +369,11 @@ class Report(JsonTree):
         Sources of the times of PIM and of the GPU.
     gpu_known : dict of str to int
         Number of GPU kernels that the search used, by how their times are known.
-    baseline : str
-        What the plan is compared with: the subject of all figures called ``gpu_only``.
-    mixture_gpu_only : GpuOnlyCost, optional
-        Figures there of the best choice of original and decomposed layers, if layers may be decomposed.
-    conventions : tuple of Convention
-        Speed-ups under other conventions.
-    conventions_missing : tuple of str
-        Names of conventions that were not searched: not requested, or the search was interrupted.
-    accounting_terms : tuple of AccountingTerm
-        Steps from the latency under the lesser accounting to that under the full one; empty if the other
-        accounting was not searched.
-    energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
-        By consumer.
-    tolerance : float
-        Bound on `max_relative_error`.
-    violations_by_rule : dict of str to int, optional
-        Number of violations of each rule that was checked.
-    timing_violations_of : str, optional
-        The timing whose clocks were checked.
-    weight_load_ns, weight_bytes
-        Time to load the weights of the PIM channels, and their size.
     assumed : list of str
         Every value without a public source.
     """
 
-    model: str
-    system: str
+    name: str = field(metadata=named("system"))
     gpu: str
     pim: str
     gpu_channels: int
@@ -403,20 +389,116 @@ class Report(JsonTree):
     splits: str
     channel_sharing: str
     launches: str
+    assumed: list[str]
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult, gpu_known: dict[str, int]) -> SystemReport:
+        """From a search result."""
+        system, costs = search_result.system, search_result.costs
+        return report_from(
+            cls,
+            system,
+            gpu=system.gpu.name,
+            pim=system.pim.name,
+            gpu_channels=search_result.plan.gpu_channels,
+            timing=costs.pim_target.profiler.name,
+            gpu_profiler=costs.profiling.gpu.name,
+            gpu_known=gpu_known,
+            splits=search_result.generator.split_policy,
+            assumed=system.assumptions(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """The latency of a plan, and of what it is compared with.
+
+    Attributes
+    ----------
+    baseline : str
+        What the plan is compared with: the subject of all figures called ``gpu_only``.
+    mixture_gpu_only : GpuOnlyCost, optional
+        Figures there of the best choice of original and decomposed layers, if layers may be decomposed.
+    """
+
     baseline: str
     mixture_gpu_only: GpuOnlyCost | None
     latency_gpu_only_ns: float
     latency_ns: float
     estimate: Estimate = field(metadata=FLAT)
     speedup: float
-    conventions: tuple[Convention, ...]
-    conventions_missing: tuple[str, ...]
-    accounting_terms: tuple[AccountingTerm, ...]
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult) -> PlanReport:
+        """From a search result."""
+        return cls(
+            baseline=BASELINE,
+            mixture_gpu_only=Baselines.from_search(search_result).mixture,
+            latency_gpu_only_ns=search_result.baseline.latency_ns,
+            latency_ns=search_result.evaluation.latency_ns,
+            estimate=Estimate.from_search(search_result),
+            speedup=search_result.speedup,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConventionsReport:
+    """Speed-ups under other conventions than the plan's.
+
+    Attributes
+    ----------
+    missing : tuple of str
+        Names of conventions that were not searched: not requested, or the search was interrupted.
+    accounting_terms : tuple of AccountingTerm
+        Steps from the latency under the lesser accounting to that under the full one; empty if the other
+        accounting was not searched.
+    """
+
+    searched: tuple[Convention, ...] = field(default=(), metadata=named("conventions"))
+    missing: tuple[str, ...] = field(metadata=named("conventions_missing"))
+    accounting_terms: tuple[AccountingTerm, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyReport:
+    """The energy of a plan, and on the GPU alone; `energies…` and `savings_pj` are by consumer."""
+
     energy_gpu_only_pj: float
     energy_pj: float
     energies_gpu_only_pj: dict[str, float]
     energies_pj: dict[str, float]
     savings_pj: dict[str, float]
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult) -> EnergyReport:
+        """From a search result."""
+        baseline, evaluation = search_result.baseline, search_result.evaluation
+        return cls(
+            energy_gpu_only_pj=baseline.energy_pj,
+            energy_pj=evaluation.energy_pj,
+            energies_gpu_only_pj=baseline.energies_pj,
+            energies_pj=evaluation.energies_pj,
+            savings_pj=savings_pj(evaluation, baseline),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationReport:
+    """The results of verification.
+
+    Attributes
+    ----------
+    max_relative_error, tolerance, reference_deviation
+        Of the output whose error is nearest to its bound: the error, its bound, and the error of runs of the
+        reference with random rounding.
+    timing_violations : int, optional
+        Commands that were issued illegally; None where they were not checked.
+    timing_violations_of : str, optional
+        The timing whose clocks were checked.
+    violations_by_rule : dict of str to int, optional
+        Number of violations of each rule that was checked.
+    """
+
     verified: bool
     max_relative_error: float
     tolerance: float
@@ -426,22 +508,6 @@ class Report(JsonTree):
     timing_violations: int | None
     timing_violations_of: str | None
     violations_by_rule: dict[str, int] | None
-    weight_load_ns: float
-    weight_bytes: int
-    peak_activation_bytes: int
-    regions: tuple[RegionReport, ...]
-    gpu_part: GpuPart
-    memory: PoolReport
-    order: OrderReport | None
-    decomposition: DecompositionReport | None
-    skips: SkipsReport | None
-    primitives: SelectionReport | PlanPrimitives | None
-    c_part: CReport | None
-    front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
-    channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
-    assumed: list[str]
-    search_seconds: float
-    wall_seconds: float
 
     @property
     def worst(self) -> OutputCheck:
@@ -452,11 +518,84 @@ class Report(JsonTree):
             reference_deviation=self.reference_deviation,
         )
 
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReport:
+    """The memory of a plan.
+
+    Attributes
+    ----------
+    weight_load_ns, weight_bytes
+        Time to load the weights of the PIM channels, and their size.
+    peak_activation_bytes : int
+        Largest size of the tensors that live at once, in the system's storage type.
+    """
+
+    weight_load_ns: float
+    weight_bytes: int
+    peak_activation_bytes: int
+    pool: PoolReport = field(metadata=named("memory"))
+
+    @classmethod
+    def from_search(cls, search_result: SearchResult, pool: PoolReport) -> MemoryReport:
+        """From a search result, and the pool that is built for it."""
+        system = search_result.system
+        placed_bytes = loaded_weight_bytes(system, search_result.candidates)
+        plan_memory = PlanMemory(search_result.graph, system.dtype)
+        return cls(
+            weight_load_ns=weight_load_ns(system, placed_bytes),
+            weight_bytes=placed_bytes,
+            peak_activation_bytes=plan_memory.pool_bytes(search_result.candidates),
+            pool=pool,
+        )
+
+
+def weight_load_ns(system: System, placed_bytes: int) -> float:
+    """Time to write weights into all PIM channels in parallel, each at the rate of its bus."""
+    if not placed_bytes:
+        return 0.0
+    bytes_per_ns = system.pim.column_bytes / (system.pim.timing["nBL"] * system.pim.tCK_ns)
+    return placed_bytes / (bytes_per_ns * system.pim_channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(JsonTree):
+    """A compiled network: its plan, times, energies and memory, and the results of verification.
+
+    In JSON the fields of all sections are in one object. Their names are unique.
+
+    Attributes
+    ----------
+    schema_version : str
+        Version of the JSON form.
+    regions : tuple of RegionReport
+        What the plan does with each region.
+    gpu_part : GpuPart
+        The GPU kernels of the plan.
+    search_seconds, wall_seconds : float
+        Duration of the search, and of the compilation with all searches.
+    """
+
+    schema_version: str = REPORT_VERSION
+    model: str
+    system: SystemReport = field(metadata=FLAT)
+    plan: PlanReport = field(metadata=FLAT)
+    conventions: ConventionsReport = field(metadata=FLAT)
+    energy: EnergyReport = field(metadata=FLAT)
+    verification: VerificationReport = field(metadata=FLAT)
+    memory: MemoryReport = field(metadata=FLAT)
+    regions: tuple[RegionReport, ...]
+    gpu_part: GpuPart
+    extras: ExtraReports = field(metadata=FLAT)
+    search_seconds: float
+    wall_seconds: float
+
     def __repr__(self) -> str:
         """One line; `to_json` has the whole report."""
+        before_ns, after_ns = self.plan.latency_gpu_only_ns, self.plan.latency_ns
         return (
-            f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
-            f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
+            f"Report({self.model} on {self.system.name}, {self.system.accounting}: {before_ns / 1e6:.4f} "
+            f"→ {after_ns / 1e6:.4f} ms, {'verified' if self.verification.verified else 'NOT VERIFIED'})"
         )
 
     def to_pandas(self) -> DataFrame:

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pimflow.commands.shared import channel_report, front
-from pimflow.commands.shared.report import MIXTURE, GpuPart, OrderReport, PoolReport, RegionReport, Report
+from pimflow.commands.shared.report import (
+    MIXTURE,
+    GpuPart,
+    OrderReport,
+    PoolReport,
+    RegionReport,
+    Report,
+    SystemReport,
+)
 from pimflow.core.output_error import error_text
 from pimflow.core.rewrite import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
@@ -25,7 +33,7 @@ def table(report: Report, out: str | None) -> str:
         _latency_line(report),
         *_baseline_lines(report),
         _search_line(report),
-        _savings_line(report.savings_pj),
+        _savings_line(report.energy.savings_pj),
     ]
     return "\n".join(lines + _last_lines(report, out) + _conventions_lines(report))
 
@@ -49,67 +57,69 @@ def conventions_text(report: Report) -> str:
     speedups = [
         f"{convention.what}: {convention.speedup:.3f}x"
         + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
-        for convention in report.conventions
+        for convention in report.conventions.searched
     ]
     return f"range     {'; '.join(speedups)}"
 
 
 def _conventions_lines(report: Report) -> list[str]:
-    return [conventions_text(report)] if report.conventions else []
+    return [conventions_text(report)] if report.conventions.searched else []
 
 
 def _head_lines(report: Report) -> list[str]:
     """The system and the network."""
-    regions = report.regions
+    system, regions = report.system, report.regions
     capable = sum(r.pim_capable for r in regions)
     channels = (
-        f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels ({report.channel_sharing})"
+        f"{system.gpu_channels} GPU + {system.pim_channels} PIM channels ({system.channel_sharing})"
         if any(r.on_pim for r in regions)
-        else f"all {report.gpu_channels} channels on the GPU"
+        else f"all {system.gpu_channels} channels on the GPU"
     )
-    launch_text = "" if report.launches == LAUNCHES[0] else f", launches {report.launches}"
+    launch_text = "" if system.launches == LAUNCHES[0] else f", launches {system.launches}"
     return [
-        f"system    {report.gpu} ({_gpu_source_text(report)}) + {report.pim} ({report.timing}), {channels}, "
-        f"accounting {report.accounting}{launch_text}",
+        f"system    {system.gpu} ({_gpu_source_text(system)}) + {system.pim} ({system.timing}), {channels}, "
+        f"accounting {system.accounting}{launch_text}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
     ]
 
 
 def _latency_line(report: Report) -> str:
+    plan, energy = report.plan, report.energy
     return (
-        f"latency   {report.latency_gpu_only_ns / 1e6:.4f} → {report.latency_ns / 1e6:.4f} ms "
-        f"({report.speedup:.3f}x)"
-        f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ"
+        f"latency   {plan.latency_gpu_only_ns / 1e6:.4f} → {plan.latency_ns / 1e6:.4f} ms "
+        f"({plan.speedup:.3f}x)"
+        f"     energy {energy.energy_gpu_only_pj / 1e9:.2f} → {energy.energy_pj / 1e9:.2f} mJ"
     )
 
 
 def _last_lines(report: Report, out: str | None) -> list[str]:
     """Lines about verification, sources of times and memory, and about requested extras."""
-    legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
-    verdict = "match" if report.verified else "DIFFER"
+    system, check, extras = report.system, report.verification, report.extras
+    legality = _legality_text(check.timing_violations, check.timing_violations_of, system.timing)
+    verdict = "match" if check.verified else "DIFFER"
     lines = [
-        f"check     {report.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
-        f"outputs {verdict} ({error_text(report.worst)}, {report.dtype}); {legality}",
+        f"check     {check.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
+        f"outputs {verdict} ({error_text(check.worst)}, {system.dtype}); {legality}",
         _time_source_line(report.regions),
-        _memory_line(report.memory),
+        _memory_line(report.memory.pool),
     ]
-    if report.order:
-        lines.append(f"order     {order_text(report.order)}")
-    if report.decomposition:
-        lines.append(f"numerics  {decomposition_text(report.decomposition)}")
-        if report.decomposition.calibration:
-            lines.append(f"samples   {agreement_text(report.decomposition.calibration)}")
-    if report.skips:
-        lines.append(f"skips     {skips_text(report.skips)}")
-    if report.primitives:
-        lines += primitives_text(report.primitives)
-    if report.c_part:
-        lines.append(report.c_part.text())
-    if report.channel_counts:
-        lines.append(channel_report.text(report.channel_counts))
-    if report.front:
-        lines += front.text(report.front)
+    if extras.order:
+        lines.append(f"order     {order_text(extras.order)}")
+    if extras.decomposition:
+        lines.append(f"numerics  {decomposition_text(extras.decomposition)}")
+        if extras.decomposition.calibration:
+            lines.append(f"samples   {agreement_text(extras.decomposition.calibration)}")
+    if extras.skips:
+        lines.append(f"skips     {skips_text(extras.skips)}")
+    if extras.primitives:
+        lines += primitives_text(extras.primitives)
+    if extras.c_part:
+        lines.append(extras.c_part.text())
+    if extras.channel_counts:
+        lines.append(channel_report.text(extras.channel_counts))
+    if extras.front:
+        lines += front.text(extras.front)
     if report.gpu_part.target != "llvm+pim":
         lines.append(_gpu_line(report.gpu_part))
     if out:
@@ -150,11 +160,11 @@ def _layer_lines(regions: Sequence[RegionReport], max_layers: int) -> list[str]:
 
 def _baseline_lines(report: Report) -> list[str]:
     """A line about the baselines, if layers may be decomposed."""
-    mixture = report.mixture_gpu_only
+    plan, mixture = report.plan, report.plan.mixture_gpu_only
     if mixture is None:
         return []
-    speedup = mixture.latency_ns / report.latency_ns
-    return [f"baseline  {report.baseline}; {MIXTURE} takes {mixture.text()} there ({speedup:.3f}x)"]
+    speedup = mixture.latency_ns / plan.latency_ns
+    return [f"baseline  {plan.baseline}; {MIXTURE} takes {mixture.text()} there ({speedup:.3f}x)"]
 
 
 def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
@@ -187,7 +197,7 @@ def _legality_text(violations: int | None, timing_source: str | None, timing: st
 
 def _search_line(report: Report) -> str:
     """How the plan was found, and its proved quality."""
-    estimate = report.estimate
+    estimate = report.plan.estimate
     overlapped = sum(estimate.overlapped_ns.values())
     modes = "" if len(estimate.modes) == len(MODES) else f" with {', '.join(estimate.modes)} alone"
     return (
@@ -250,7 +260,7 @@ def _time_source_line(regions: Sequence[RegionReport]) -> str:
     counts: dict[str, Counter[str]] = {}
     for region in regions:
         for resource, source in region.known.items():
-            counts.setdefault(resource, Counter())[source] += 1
+            counts.setdefault(resource, Counter())[source.value] += 1
     parts = []
     for resource, source_counts in sorted(counts.items()):
         texts = [f"{source} ({count} of the regions)" for source, count in source_counts.items()]
@@ -258,9 +268,9 @@ def _time_source_line(regions: Sequence[RegionReport]) -> str:
     return f"known     {'; '.join(parts)}"
 
 
-def _gpu_source_text(report: Report) -> str:
+def _gpu_source_text(system: SystemReport) -> str:
     """The profiler of the GPU's times, and how the times of its kernels are known."""
-    counts, name = report.gpu_known, report.gpu_profiler
+    counts, name = system.gpu_known, system.gpu_profiler
     if list(counts) == [name]:
         return name
     return f"{name}: " + ", ".join(f"{count} kernels {source}" for source, count in counts.items())

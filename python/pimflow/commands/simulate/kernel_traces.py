@@ -132,7 +132,7 @@ def _graph_layers(
     choices = {name: choice for choice in plan.choices for name in choice.regions} if plan else {}
     layers: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
-        kernels = [gpu_kernel(kernel_region, dtype) for kernel_region in region.parts or (region,)]
+        kernels = [gpu_kernel(kernel_region, dtype) for kernel_region in region.kernel.parts or (region,)]
         choice = choices.get(region.name)
         if choice is not None and choice.primitive:
             raise UsageError(

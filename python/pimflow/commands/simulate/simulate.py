@@ -16,7 +16,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.simulators.pim.coverage import ProductCoverage, StoreCoverage, program_coverage
-from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
+from pimflow.simulators.pim.energy import CommandCounts, channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
 from pimflow.simulators.pim.timing import TimingResult, check_device
@@ -236,17 +236,20 @@ def simulation_report(
             first = first_violations(program, spec, MAX_VIOLATIONS)
     elif result.violations:
         first = trace_violations(path, spec, MAX_VIOLATIONS)
-    channels_pj = channel_energies_pj(
-        result.channel_commands,
-        result.channel_gwrite_bursts,
-        bursts,
-        spec,
-        dtype,
-        time_ns=result.time_ns,
-        mode="full" if result.timing == "strict" else "ramulator-pimflow",
-        banks=banks,
-        write_bursts=result.channel_write_bursts,
-    )
+    channel_counts = [
+        CommandCounts(
+            commands=commands,
+            gwrite_bursts=gwrite_bursts,
+            write_bursts=write_bursts,
+            readres_bursts=bursts,
+            banks=banks,
+        )
+        for commands, gwrite_bursts, write_bursts in zip(
+            result.channel_commands, result.channel_gwrite_bursts, result.channel_write_bursts, strict=True
+        )
+    ]
+    mode = "full" if result.timing == "strict" else "ramulator-pimflow"
+    channels_pj = channel_energies_pj(channel_counts, spec, dtype, time_ns=result.time_ns, mode=mode)
     channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
     return report_from(
         SimulationReport,

@@ -29,6 +29,7 @@ from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
 from pimflow.host.files import file_sha256
 from pimflow.pim_backend.programs.attention import ORDERS
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimRun, PimTarget, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
 from pimflow.simulators.pim.expansion import command_counts, pim_text, pim_unsupported_reason
@@ -85,7 +86,7 @@ class TracedLayer:
             layer=program.region,
             dtype=program.dtype,
             pim_channels=len(program.channels),
-            schedule=program.schedule,
+            schedule=str(program.schedule),
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
             commands={
@@ -276,14 +277,16 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
         profiler=BuiltIn(system.timing, system.hides_gwrites),
         level=system.scheduling,
     )
-    schedules = pim_target.rank_schedules(geometry, text)
+    requests = [
+        ProgramRequest(text, geometry, schedule) for schedule in pim_target.rank_schedules(geometry, text)
+    ]
     if format in UNSUPPORTED_REASONS:
         form, unsupported_reason = UNSUPPORTED_REASONS[format]
-        problems = {s: unsupported_reason(pim_target.program(geometry, s, text)) for s in schedules}
-        schedules = [s for s, problem in problems.items() if not problem]
-        if not schedules:
+        problems = {request: unsupported_reason(pim_target.program(request)) for request in requests}
+        requests = [request for request, problem in problems.items() if not problem]
+        if not requests:
             raise UsageError(f"layer '{text}' has no {form} form: {next(iter(problems.values()))}")
-    run = min((pim_target.run(geometry, s, text) for s in schedules[:2]), key=lambda run: run.timing.time_ns)
+    run = min(map(pim_target.run, requests[:2]), key=lambda run: run.timing.time_ns)
     check_rows(f"weights of layer '{text}'", run.program.rows, system.pim)
     return run
 

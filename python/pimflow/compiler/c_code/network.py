@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.c_report import CReport
-from pimflow.compiler.conditioning import output_checks
+from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.core.output_error import max_error_check
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
@@ -43,8 +43,7 @@ def c_network(
     choices: Mapping[str, Primitive] | None,
     layouts: Mapping[str, str] | None,
     inputs: Mapping[str, np.ndarray],
-    expected: Sequence[np.ndarray],
-    tolerance: float | None = None,
+    reference: OutputReference,
 ) -> CNetwork:
     """Write `network` in C; compile it, run it and compare outputs if there is a compiler.
 
@@ -54,8 +53,8 @@ def c_network(
         The primitive of each layer.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `compiler.build.with_primitives`.
-    inputs, expected, tolerance
-        See `compiler.verification.verify`.
+    inputs : mapping of str to ndarray
+        In the network's order and dtypes.
 
     Raises
     ------
@@ -77,9 +76,7 @@ def c_network(
     library, values = builds.Library(source), list(inputs.values())
     # On all cores, so that threads that write the same words show as wrong outputs.
     outputs = library(values, library.max_threads)
-    checks = output_checks(
-        network.perturbed, Fp16Storage(), system.dtype, inputs, outputs, expected, tolerance
-    )
+    checks = output_checks(reference, Fp16Storage(), system.dtype, inputs, outputs)
     check = max_error_check(checks)
     check.require_match("outputs of the C code")
     report = replace(

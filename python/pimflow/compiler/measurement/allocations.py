@@ -186,8 +186,8 @@ class _InstrumentedProgram:
         executable, kernels = compile_kernels(
             lambda: tvm.compile(lowered, target, relax_pipeline=lowering), target
         )
-        if kernels.flaw:
-            raise ArtifactError(kernels.flaw)
+        if kernels.problem:
+            raise ArtifactError(kernels.problem)
         module = executable.jit()
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
 

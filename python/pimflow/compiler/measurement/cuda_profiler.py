@@ -22,8 +22,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
-from pimflow.simulators.gpu.samples import SIZES
+from pimflow.simulators.gpu.model import SIZES, KernelCost, KernelRequest, kernel_cost
 
 L2_STATES = ("cold", "warm")
 BATCH = 16  # kernels compiled together
@@ -189,7 +188,7 @@ class CudaProfiler:
             execution_ns=execution_ns,
             tile=None,
             blocks=0,
-            known=Provenance.MEASURED if has_all_channels else Provenance.ANALYTIC,
+            provenance=Provenance.MEASURED if has_all_channels else Provenance.ANALYTIC,
             device=self.device,
         )
 

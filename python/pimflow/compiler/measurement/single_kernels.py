@@ -159,8 +159,8 @@ def compile_primitives(
     """
     functions_by_symbol = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
     built, kernels = compile_kernels(lambda: tvm.compile(tvm.IRModule(functions_by_symbol), target), target)
-    if kernels.flaw:
-        raise ProfilerError(kernels.flaw)
+    if kernels.problem:
+        raise ProfilerError(kernels.problem)
     return built.mod
 
 

@@ -103,6 +103,7 @@ class _ChannelSums:
         reads = emitter.reader(self.layer), emitter.weights(self.layer)
 
         def finish(index: tuple) -> None:
+            """Make the result at an index of its sum."""
             value = self.formula.result(*reads, index, [emitter.sum(emitter.address(self.layer.name, index))])
             emitter.store_output(self.layer.name, value, index)
 
@@ -168,6 +169,7 @@ class _PlacedChannelSums(_ChannelSums):
             )
 
         def finish(index: tuple) -> None:
+            """Make the result at an index of its sum."""
             address = emitter.address(self.layer.name, index)
             emitter.put(self.formula.result(read, weight, index, [emitter.sum(address)]), address)
 

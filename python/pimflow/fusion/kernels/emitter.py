@@ -13,7 +13,7 @@ from pimflow.fusion import Group, Layer, Placement
 from pimflow.fusion.channels import SUM_BYTES
 from pimflow.fusion.fragments import STAGE_BYTES
 from pimflow.fusion.group import pad_channels
-from pimflow.fusion.kernels.formula import Computation, Formula, Index, TapReduction, Weight
+from pimflow.fusion.kernels.formula import Computation, Formula, Index, Read, TapReduction, Weight
 from pimflow.fusion.kernels.parameters import ARITHMETIC_TYPE, STORAGE_TYPES, KernelTarget, columns, streams
 
 LANES = 16  # channels whose sums are formed together on a CPU, if tiles are not padded
@@ -162,14 +162,12 @@ class TileEmitter:
             begin, count = filter_, 1
         lanes, blocks = self.lanes(formula, count)
         reads = self.reader(layer), sums or self.weights(layer)
-        channel_count = self.group.channels_on_chip.get(layer.inputs[0], 0) if sums else 0
 
         def tile(pixels: list[Index], block: tirx.Expr) -> None:
+            """Compute the results of one register tile."""
             firsts = [(*pixel, begin + block * lanes) for pixel in pixels]
             for position, reduction in enumerate(formula.reductions):
-                self.reduce(
-                    reduction, position, lanes, firsts, *reads, layer.name if sums else "", channel_count
-                )
+                self.reduce(reduction, position, lanes, firsts, reads, layer if sums else None)
             for number, first in enumerate(firsts):
                 with self.vector(lanes) as lane:
                     index = (*first[:3], first[3] + lane)
@@ -201,26 +199,31 @@ class TileEmitter:
                     emit([(n, h, begin + turn * count + place) for place in range(count)], block)
 
     def reduce(
-        self, reduction: TapReduction, position: int, lanes: int, firsts: Sequence[Index], read, weight,
-        sums_of: str = "", channel_count: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        reduction: TapReduction,
+        position: int,
+        lanes: int,
+        firsts: Sequence[Index],
+        reads: tuple[Read, Weight],
+        summed: Layer | None = None,
+    ) -> None:
         """Compute sums in registers, a vector for each of `firsts`.
 
-        With `sums_of`, add the products of the `channel_count` current channels to the sums of this tensor.
+        For a layer `summed`, add the products of the current channels to the waiting sums of its result.
         """
         sums = self.sums[position]
         for number, first in enumerate(firsts):
             with self.vector(lanes) as lane:
                 initial = tirx.const(reduction.initial, "float32")
-                if sums_of:
-                    initial = self.sum(self.address(sums_of, (*first[:3], first[3] + lane)))
+                if summed:
+                    initial = self.sum(self.address(summed.name, (*first[:3], first[3] + lane)))
                 T.buffer_store(sums, initial, [number * lanes + lane])
         extents = reduction.taps
-        if sums_of:
-            extents = (*extents[:-1], channel_count)
+        if summed:
+            extents = (*extents[:-1], self.group.channels_on_chip.get(summed.inputs[0], 0))
         with contextlib.ExitStack() as stack:
             taps = tuple(stack.enter_context(self.serial(0, extent)) for extent in extents)
-            if sums_of:
+            if summed:
                 taps = (*taps[:-1], self.channel + taps[-1])
             for number, first in enumerate(firsts):
                 with contextlib.ExitStack() as inside:
@@ -231,7 +234,7 @@ class TileEmitter:
                     lane = inside.enter_context(self.vector(lanes))
                     index, register = (*first[:3], first[3] + lane), number * lanes + lane
                     reduced = [buffer[register] for buffer in self.sums[:position]]
-                    term = reduction.term(read, weight, index, taps, reduced)
+                    term = reduction.term(*reads, index, taps, reduced)
                     T.buffer_store(sums, reduction.combine(sums[register], term), [register])
 
     def reader(self, layer: Layer):

@@ -122,6 +122,26 @@ class ExecutableGraph:
 
 
 def execute(
+    executable: ExecutableGraph, plan: FusionPlan, progress: Callable[[float], None] | None = None
+) -> FusedExecution:
+    """Run a plan's groups one after the other, each as one function, on the inputs of `executable`."""
+    dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
+    values, runs = dict(executable.inputs), []
+    for index, (group, placement) in enumerate(zip(plan.groups, plan.placements)):
+        analytic = group.traffic_elements * element_bytes
+        group, placement = (group, placement) if placement else single_layer_group(group, element_bytes)
+        counts = build(group, placement, executable.computations, dtype).run(values)
+        error = _error(group, values, executable.expected)
+        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
+        for name in [n for n in values if _is_dead(plan.graph, n, group.end)]:
+            del values[name]
+        if progress:
+            progress((index + 1) / len(plan.groups))
+    outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
+    return FusedExecution(groups=tuple(runs), outputs=outputs)
+
+
+def load_executable(
     model: frontend.Model,
     plan: FusionPlan,
     *,
@@ -129,9 +149,8 @@ def execute(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     seed: int = 0,
-    progress: Callable[[float], None] | None = None,
-) -> FusedExecution:
-    """Run a plan's groups one after the other, each as one function, on random inputs.
+) -> ExecutableGraph:
+    """The network of a plan with random inputs, as `execute` runs it.
 
     Parameters
     ----------
@@ -149,28 +168,10 @@ def execute(
     UnsupportedOpError
         For the first layer without a formula.
     """
-    dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
-    require_executable(dtype)
+    require_executable(plan.accelerator.dtype)
     if baseline == "folded":
-        executable = _executable_regions(frontend.load(model, shapes, batch), plan)
-    else:
-        executable = _executable_onnx(
-            zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed
-        )
-    values, runs = dict(executable.inputs), []
-    for index, (group, placement) in enumerate(zip(plan.groups, plan.placements)):
-        analytic = group.traffic_elements * element_bytes
-        group, placement = (group, placement) if placement else single_layer_group(group, element_bytes)
-        function = build(group, placement, executable.computations, dtype)
-        counts = run_group(function, group, placement, executable.computations, values, dtype=dtype)
-        error = _error(group, values, executable.expected)
-        runs.append(GroupRun(**counts, analytic_bytes=analytic, error=error))
-        for name in [n for n in values if _is_dead(plan.graph, n, group.end)]:
-            del values[name]
-        if progress:
-            progress((index + 1) / len(plan.groups))
-    outputs = {name: values[name].reshape(plan.graph.shapes[name]) for name in plan.graph.outputs}
-    return FusedExecution(groups=tuple(runs), outputs=outputs)
+        return _executable_regions(frontend.load(model, shapes, batch), plan)
+    return _executable_onnx(zoo.load_model(model, dict(shapes or {}), seed, batch=batch), plan, seed)
 
 
 def _executable_onnx(loaded: onnx.ModelProto, plan: FusionPlan, seed: int) -> ExecutableGraph:
@@ -214,60 +215,81 @@ def _is_dead(graph: LayerGraph, name: str, end: int) -> bool:
     return name not in graph.outputs and (not graph.readers[name] or graph.readers[name][-1] < end)
 
 
-def build(
-    group: Group, placement: Placement, computations_by_layer: Mapping[str, Computation], dtype: str = "fp32"
-) -> tvm.runtime.Function:
-    """Compile the function of a group for the CPU, with counters."""
-    target = parameters.KernelTarget(counted=True, dtype=dtype)
-    function = generator.generate(NAME, group, placement, computations_by_layer, target)
-    return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
+@dataclass(frozen=True, kw_only=True)
+class GroupFunction:
+    """The compiled function of a group, with counters.
 
-
-def run_group(
-    function: tvm.runtime.Function,
-    group: Group,
-    placement: Placement,
-    computations_by_layer: Mapping[str, Computation],
-    values: dict[str, np.ndarray],
-    device: tvm.runtime.Device | None = None,
-    dtype: str = "fp32",
-) -> dict[str, int]:
-    """Run one group on flat `values` and add its results to them; returns the bytes that it counted.
-
-    Parameters
+    Attributes
     ----------
-    device : Device, optional
-        Where the function runs: the CPU by default.
+    function : Function
+    group : Group
+    placement : Placement
+    computations : mapping of str to Computation
+        By layer.
     dtype : str
         Storage type of the function.
     """
-    stored = np.dtype(parameters.STORAGE_TYPES[dtype])
-    layers, streams = {layer.name: layer for layer in group.layers}, parameters.streams(group)
-    arguments = []
-    for kind, name in streams:
-        if kind == "load":
-            array = values[name].astype(stored, copy=False)
-        elif kind == "weights":
-            array = parameters.weight_layout(group, layers[name], computations_by_layer[name].weights).astype(
-                stored
-            )
-        else:  # elements that are not written stay NaN
-            array = np.full(group.graph.elements(name), np.nan, stored)
-        arguments.append(array)
-    arguments.append(parameters.bounds(group))
-    arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
-    if not device:
-        arguments.append(np.full(placement.on_chip_bytes // stored.itemsize, np.nan, stored))
-    tensors = [tvm.runtime.tensor(array, device or tvm.cpu()) for array in arguments]
-    function(*tensors)
-    bytes_by_kind = dict.fromkeys(("load", "weights", "store"), 0)
-    counters = tensors[len(streams) + 1].numpy().reshape(-1, len(streams)).sum(axis=0)
-    for (kind, name), tensor, size in zip(streams, tensors, counters):
-        bytes_by_kind[kind] += int(size)
-        if kind == "store":
-            values[name] = tensor.numpy()
-    keys = ("loaded_bytes", "weight_bytes", "stored_bytes")
-    return dict(zip(keys, bytes_by_kind.values()))
+
+    function: tvm.runtime.Function
+    group: Group
+    placement: Placement
+    computations: Mapping[str, Computation]
+    dtype: str = "fp32"
+
+    def run(self, values: dict[str, np.ndarray], device: tvm.runtime.Device | None = None) -> dict[str, int]:
+        """Run the group on flat `values` and add its results to them; returns the bytes that it counted.
+
+        Parameters
+        ----------
+        device : Device, optional
+            Where the function runs: the CPU by default.
+        """
+        streams = parameters.streams(self.group)
+        arguments = self._arguments(values)
+        arguments.append(np.zeros(len(streams) * (CUDA_THREADS if device else 1), np.int64))
+        if not device:
+            stored = np.dtype(parameters.STORAGE_TYPES[self.dtype])
+            arguments.append(np.full(self.placement.on_chip_bytes // stored.itemsize, np.nan, stored))
+        tensors = [tvm.runtime.tensor(array, device or tvm.cpu()) for array in arguments]
+        self.function(*tensors)
+        bytes_by_kind = dict.fromkeys(("load", "weights", "store"), 0)
+        counters = tensors[len(streams) + 1].numpy().reshape(-1, len(streams)).sum(axis=0)
+        for (kind, name), tensor, size in zip(streams, tensors, counters):
+            bytes_by_kind[kind] += int(size)
+            if kind == "store":
+                values[name] = tensor.numpy()
+        keys = ("loaded_bytes", "weight_bytes", "stored_bytes")
+        return dict(zip(keys, bytes_by_kind.values()))
+
+    def _arguments(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Tensors that are loaded, weights and tensors that are stored, then the bounds of the group."""
+        stored = np.dtype(parameters.STORAGE_TYPES[self.dtype])
+        layers, arguments = {layer.name: layer for layer in self.group.layers}, []
+        for kind, name in parameters.streams(self.group):
+            if kind == "load":
+                array = values[name].astype(stored, copy=False)
+            elif kind == "weights":
+                weights = self.computations[name].weights
+                array = parameters.weight_layout(self.group, layers[name], weights).astype(stored)
+            else:  # elements that are not written stay NaN
+                array = np.full(self.group.graph.elements(name), np.nan, stored)
+            arguments.append(array)
+        return [*arguments, parameters.bounds(self.group)]
+
+
+def build(
+    group: Group, placement: Placement, computations_by_layer: Mapping[str, Computation], dtype: str = "fp32"
+) -> GroupFunction:
+    """Compile the function of a group for the CPU, with counters."""
+    target = parameters.KernelTarget(counted=True, dtype=dtype)
+    function = generator.generate(NAME, group, placement, computations_by_layer, target)
+    return GroupFunction(
+        function=tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME],
+        group=group,
+        placement=placement,
+        computations=computations_by_layer,
+        dtype=dtype,
+    )
 
 
 def references(

@@ -53,24 +53,17 @@ def generate(
     UnsupportedOpError
         On a GPU, if results overwrite elements that other threads still read.
     """
-    return Generator(group, placement, computations, target or KernelTarget()).function(name)
+    generator = Generator(group, placement, computations, target or KernelTarget())
+    if generator.target.threads:
+        generator.require_threads(placement)
+    return generator.function(name)
 
 
 class Generator(TileEmitter):
     """Writes the function of one group."""
 
-    def __init__(
-        self,
-        group: Group,
-        placement: Placement,
-        computations: Mapping[str, Computation],
-        target: KernelTarget,
-    ) -> None:
-        super().__init__(group, placement, computations, target)
-        if target.threads:
-            self._check_threads(placement)
-
-    def _check_threads(self, placement: Placement) -> None:
+    def require_threads(self, placement: Placement) -> None:
+        """Raise `UnsupportedOpError` if results overwrite elements that other threads still read."""
         lives = {life.name: life for life in placement.lifetimes}
         for step, (operand, _) in self.group.operand_overlays(self.element_bytes).items():
             layer = self.group.layers[step]
@@ -119,6 +112,7 @@ class Generator(TileEmitter):
         self.dram, self.filters = {}, {}
 
         def tensor(kind: str, index: int, name: str) -> None:
+            """Declare a tensor in DRAM as the next argument."""
             buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, ARITHMETIC_TYPE))
             self.dram[kind, name] = T.arg(f"{kind}_{index}", buffer)
 

@@ -29,6 +29,7 @@ def _taps(
         )
 
     def valid(index: Index, taps: Index) -> tirx.Expr | None:
+        """Whether the taps lie in the map; None if they always do."""
         h, w = place(index, taps)
         checks = _range_checks(h, rows) + _range_checks(w, columns)
         return tirx.all(*checks) if checks else None
@@ -46,6 +47,7 @@ def convolution_sum(window: ConvGeometry) -> tuple[TapReduction, int]:
     depthwise = size == filters_per_group == 1
 
     def term(read: Read, weight: Weight, index: Index, taps: Index, _) -> tirx.Expr:
+        """The term to combine, at a result's index and taps."""
         h, w = place(index, taps)
         group = (
             index[3] if depthwise else 0 if filters_per_group == window.oc else index[3] // filters_per_group
@@ -91,6 +93,7 @@ def softmax(channels: int) -> Formula:
     """Formula of a softmax over channels: the maximum, then the sum of exponentials."""
 
     def term(read: Read, _, index: Index, taps: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+        """The term to combine, at a result's index and taps."""
         x = read(0, (*index[:3], taps[0]))
         return tirx.exp(x - reduced[0]) if reduced else x
 
@@ -111,10 +114,12 @@ def response_normalisation(window: RangeMap, attributes: Mapping[str, float]) ->
         return index[3] - window.pad_before + taps[0]
 
     def term(read: Read, _, index: Index, taps: Index, __) -> tirx.Expr:
+        """The term to combine, at a result's index and taps."""
         x = read(0, (*index[:3], channel(index, taps)))
         return x * x
 
     def result(read: Read, _, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+        """The result at an index, from the reductions."""
         base = reduced[0] * float(alpha / window.window) + float(bias)
         return read(0, index) / tirx.power(base, tirx.const(beta, "float32"))
 

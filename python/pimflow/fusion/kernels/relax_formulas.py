@@ -77,8 +77,12 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
     names = []
     for region in graph.regions:
         tensors = {**dict(zip(region.inputs, region.input_shapes)), region.name: region.output_shape}
-        copied = region.operator == "concat" and not region.view
-        if copied or region.kept_elements or any(shapes[name] != dims for name, dims in tensors.items()):
+        copied = region.operator == "concat" and not region.is_view
+        if (
+            copied
+            or region.kernel.extra_output_elements
+            or any(shapes[name] != dims for name, dims in tensors.items())
+        ):
             continue
         with contextlib.suppress(UnsupportedOpError):
             read_region(region.name, groups[region.name].bindings, tensor_names)
@@ -168,7 +172,7 @@ class _RegionReader:
         return Computation(formulas=formulas, weights=np.ascontiguousarray(weights, np.float32))
 
     def _window(self) -> ConvGeometry:
-        call, window = self.anchor.value, self.region.geometry or self.region.pooling
+        call, window = self.anchor.value, self.region.geometry or self.region.kernel.pooling
         if window is None or self._dims(call.args[0]) != (window.n, window.h, window.w, window.c):
             raise self.unsupported("its window is not known")
         if self.operands[0] is not call.args[0] and not self.operands[0].same_as(call.args[0]):
@@ -222,7 +226,10 @@ class _RegionReader:
         constants = self._constants()
 
         def result(read: Read, weight: Weight, index: Index, reduced: list[tirx.Expr]) -> tirx.Expr:
+            """The result at an index, from the reductions."""
+
             def value(expr: relax.Expr) -> tirx.Expr:
+                """The value of an expression at the index."""
                 if isinstance(expr, tvm.ir.GenericConst):
                     constant = constants[expr]
                     return _number(constant) if isinstance(constant, float) else weight(constant, index[3])

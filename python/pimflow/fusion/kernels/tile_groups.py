@@ -67,6 +67,7 @@ class TileGroups:
         self.tensor_cores = tensor_cores and on_gpu and dtype == "fp16"
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         functions = {
             gv: f
             for gv, f in mod.functions_items()
@@ -76,6 +77,7 @@ class TileGroups:
             return mod
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             callee = value.op if isinstance(value, relax.Call) else None
             if callee not in functions:
                 return None

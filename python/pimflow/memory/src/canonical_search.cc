@@ -10,12 +10,12 @@ namespace pimflow {
 namespace memory {
 namespace {
 
-constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+constexpr int64_t kInfinity = std::numeric_limits<int64_t>::max();
 // A level of the recursion takes some 500 bytes of stack, of which a thread may have 8 MiB.
 constexpr int64_t kMaxDepth = 8000;
-constexpr int64_t kFirstRun = 1000;  // nodes
+constexpr int64_t kFirstRunNodes = 1000;
 constexpr int64_t kFailureBytes = int64_t{64} << 20;
-constexpr size_t kFailuresOfASet = 16;
+constexpr size_t kFailuresPerSet = 16;
 constexpr int64_t kPollNodes = 64;
 constexpr double kWeightGrowth = 1.0005, kLargestWeight = 1e100;
 
@@ -78,20 +78,20 @@ Outcome CanonicalSearch::Run(int64_t node_limit, Clock::time_point deadline,
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(),
                    [&](int a, int b) { return buffers_[a].first < buffers_[b].first; });
-  int64_t length = kFirstRun;
+  int64_t run_nodes = kFirstRunNodes;
   for (size_t run = 0; !exhausted_; ++run) {
-    if (run && run % kStrategies.size() == 0) length += length / 2;  // every strategy, then longer
+    if (run && run % kStrategies.size() == 0) run_nodes += run_nodes / 2;  // every strategy, then longer
     nodes_ = 0;
-    run_limit_ = length;
+    run_limit_ = run_nodes;
     trail_.clear();
-    Rank(run);
-    bool fits = true;
+    SetStrategy(run);
+    bool is_possible = true;
     for (size_t j = 0; j < buffers_.size(); ++j) {
       offset_[j] = std::max<int64_t>(buffers_[j].fixed, 0);
       postponed_at_[j] = -1;
-      fits = fits && offset_[j] + buffers_[j].size <= capacity_;
+      is_possible = is_possible && offset_[j] + buffers_[j].size <= capacity_;
     }
-    if (!fits) return Outcome::kNone;
+    if (!is_possible) return Outcome::kInfeasible;
     const Outcome outcome = Descend(ids);
     if (outcome != Outcome::kStopped) return outcome;
   }
@@ -99,7 +99,7 @@ Outcome CanonicalSearch::Run(int64_t node_limit, Clock::time_point deadline,
 }
 
 /*! \brief Sets the strategy of a run, and which of two buffers with the same bound it takes first. */
-void CanonicalSearch::Rank(size_t run) {
+void CanonicalSearch::SetStrategy(size_t run) {
   const Strategy& strategy = kStrategies[run % kStrategies.size()];
   lowest_first_ = strategy.lowest_first;
   softness_ = capacity_ / strategy.capacity_to_softness + 1;
@@ -120,7 +120,8 @@ void CanonicalSearch::Rank(size_t run) {
   for (size_t a = 0; a < order.size(); ++a) rank_[order[a]] = static_cast<int>(a);
 }
 
-bool CanonicalSearch::OutOfBudget() {
+/*! \brief Count a node; true if the budget of nodes, of depth or of time is spent. */
+bool CanonicalSearch::SpendNode() {
   ++nodes_;
   if (++all_nodes_ > all_limit_ || depth_ > kMaxDepth) {
     exhausted_ = true;
@@ -132,23 +133,23 @@ bool CanonicalSearch::OutOfBudget() {
 }
 
 Outcome CanonicalSearch::Descend(const Ids& ids) {
-  if (ids.empty()) return Outcome::kFound;
-  if (OutOfBudget()) return Outcome::kStopped;
+  if (ids.empty()) return Outcome::kFeasible;
+  if (SpendNode()) return Outcome::kStopped;
   const size_t mark = trail_.size();
-  if (!Settle(ids)) {
-    UndoTo(mark);
-    return Outcome::kNone;
+  if (!PropagateBounds(ids)) {
+    Backtrack(mark);
+    return Outcome::kInfeasible;
   }
   std::vector<Ids> parts;
-  int64_t reach = -1;
+  int64_t part_end = -1;
   for (int j : ids) {
-    if (buffers_[j].first >= reach) parts.emplace_back();
+    if (buffers_[j].first >= part_end) parts.emplace_back();
     parts.back().push_back(j);
-    reach = std::max(reach, buffers_[j].last);
+    part_end = std::max(part_end, buffers_[j].last);
   }
   std::stable_sort(parts.begin(), parts.end(), [](const Ids& a, const Ids& b) { return a.size() < b.size(); });
-  Outcome outcome = Outcome::kFound;
-  for (size_t p = 0; p < parts.size() && outcome == Outcome::kFound; ++p) {
+  Outcome outcome = Outcome::kFeasible;
+  for (size_t p = 0; p < parts.size() && outcome == Outcome::kFeasible; ++p) {
     // A postponed buffer excludes plans that were searched with all parts together. For this part by itself
     // that holds only if the other parts are known to have a plan.
     if (p + 1 < parts.size()) {
@@ -158,33 +159,33 @@ Outcome CanonicalSearch::Descend(const Ids& ids) {
     }
     outcome = Branch(parts[p]);
   }
-  if (outcome != Outcome::kFound) UndoTo(mark);
+  if (outcome != Outcome::kFeasible) Backtrack(mark);
   return outcome;
 }
 
 Outcome CanonicalSearch::Branch(const Ids& ids) {
-  const uint64_t key = Key(ids);
-  if (KnownFailure(key, ids)) return Outcome::kNone;
+  const uint64_t key = BufferSetKey(ids);
+  if (IsKnownFailure(key, ids)) return Outcome::kInfeasible;
   const size_t mark = trail_.size();
   for (;;) {
-    const int buffer = Pick(ids);
-    const size_t before = trail_.size();
-    const Outcome outcome = Try(ids, buffer);
-    if (outcome != Outcome::kFound) UndoTo(outcome == Outcome::kStopped ? mark : before);
-    if (outcome != Outcome::kNone) return outcome;
-    if (!Postpone(ids, buffer) || !Settle(ids)) break;
+    const int buffer = ChooseBuffer(ids);
+    const size_t try_mark = trail_.size();
+    const Outcome outcome = PlaceAndDescend(ids, buffer);
+    if (outcome != Outcome::kFeasible) Backtrack(outcome == Outcome::kStopped ? mark : try_mark);
+    if (outcome != Outcome::kInfeasible) return outcome;
+    if (!Postpone(ids, buffer) || !PropagateBounds(ids)) break;
   }
-  UndoTo(mark);
-  KeepFailure(key, ids);
-  return Outcome::kNone;
+  Backtrack(mark);
+  StoreFailure(key, ids);
+  return Outcome::kInfeasible;
 }
 
-Outcome CanonicalSearch::Try(const Ids& ids, int buffer) {
-  if (!Place(ids, buffer)) return Outcome::kNone;
-  Ids rest(ids.size() - 1);
-  std::copy_if(ids.begin(), ids.end(), rest.begin(), [&](int j) { return j != buffer; });
+Outcome CanonicalSearch::PlaceAndDescend(const Ids& ids, int buffer) {
+  if (!Place(ids, buffer)) return Outcome::kInfeasible;
+  Ids remaining(ids.size() - 1);
+  std::copy_if(ids.begin(), ids.end(), remaining.begin(), [&](int j) { return j != buffer; });
   ++depth_;
-  const Outcome outcome = Descend(rest);
+  const Outcome outcome = Descend(remaining);
   --depth_;
   return outcome;
 }
@@ -192,7 +193,7 @@ Outcome CanonicalSearch::Try(const Ids& ids, int buffer) {
 bool CanonicalSearch::Place(const Ids& ids, int buffer) {
   const int64_t bottom = offset_[buffer], top = Top(buffer);
   for (int j : ids) {
-    if (j == buffer || !Overlap(j, buffer)) continue;
+    if (j == buffer || !OverlapInTime(j, buffer)) continue;
     if (postponed_at_[j] >= 0 && bottom < postponed_at_[j] + buffers_[j].stacked) {
       Save(j);
       postponed_at_[j] = -1;  // it has something to rest on
@@ -200,7 +201,7 @@ bool CanonicalSearch::Place(const Ids& ids, int buffer) {
     if (Raise(j, top)) continue;
     const int64_t begin = std::max(buffers_[j].first, buffers_[buffer].first);
     const int64_t end = std::min(buffers_[j].last, buffers_[buffer].last);
-    for (int64_t t = begin; t < end; ++t) Blame(t, 1.0 / static_cast<double>(end - begin));
+    for (int64_t t = begin; t < end; ++t) RaiseWeight(t, 1.0 / static_cast<double>(end - begin));
     return false;
   }
   return true;
@@ -208,10 +209,10 @@ bool CanonicalSearch::Place(const Ids& ids, int buffer) {
 
 /*! \brief The lowest top of all buffers that can still reach into the place of `buffer` at `bottom`. */
 int64_t CanonicalSearch::LowestSupport(const Ids& ids, int buffer, int64_t bottom) const {
-  int64_t lowest = kFar;
+  int64_t lowest = kInfinity;
   const int64_t top = bottom + buffers_[buffer].stacked;
   for (int j : ids) {
-    if (offset_[j] < top && Overlap(j, buffer) && j != buffer) lowest = std::min(lowest, Top(j));
+    if (offset_[j] < top && OverlapInTime(j, buffer) && j != buffer) lowest = std::min(lowest, Top(j));
   }
   return lowest;
 }
@@ -219,7 +220,7 @@ int64_t CanonicalSearch::LowestSupport(const Ids& ids, int buffer, int64_t botto
 bool CanonicalSearch::Postpone(const Ids& ids, int buffer) {
   if (buffers_[buffer].fixed >= 0) return false;
   const int64_t support = LowestSupport(ids, buffer, offset_[buffer]);
-  if (support == kFar) return false;
+  if (support == kInfinity) return false;
   Save(buffer);
   // If it was postponed before and still rests on nothing, the older place is the stronger condition.
   if (postponed_at_[buffer] < 0) postponed_at_[buffer] = offset_[buffer];
@@ -227,20 +228,20 @@ bool CanonicalSearch::Postpone(const Ids& ids, int buffer) {
 }
 
 /*! \brief Propagate the bounds; false if there is no plan. */
-bool CanonicalSearch::Settle(const Ids& ids) {
+bool CanonicalSearch::PropagateBounds(const Ids& ids) {
   for (bool changed = true; changed;) {
-    if (!SettlePostponed(ids) || !StackSections(ids) || !RaiseAboveOnlyLowest(ids, &changed)) return false;
+    if (!RaisePostponed(ids) || !StackSections(ids) || !RaiseAboveOnlyLowest(ids, &changed)) return false;
   }
   return true;
 }
 
-bool CanonicalSearch::SettlePostponed(const Ids& ids) {
+bool CanonicalSearch::RaisePostponed(const Ids& ids) {
   for (bool changed = true; changed;) {
     changed = false;
     for (int j : ids) {
       if (postponed_at_[j] < 0) continue;
       const int64_t support = LowestSupport(ids, j, postponed_at_[j]);
-      if (support == kFar) return false;
+      if (support == kInfinity) return false;
       if (support <= offset_[j]) continue;
       if (!Raise(j, support)) return false;
       changed = true;
@@ -249,7 +250,7 @@ bool CanonicalSearch::SettlePostponed(const Ids& ids) {
   return true;
 }
 
-void CanonicalSearch::Span(const Ids& ids, int64_t* begin, int64_t* end) const {
+void CanonicalSearch::FindSpan(const Ids& ids, int64_t* begin, int64_t* end) const {
   *begin = buffers_[ids.front()].first;
   *end = 0;
   for (int j : ids) *end = std::max(*end, buffers_[j].last);
@@ -257,8 +258,8 @@ void CanonicalSearch::Span(const Ids& ids, int64_t* begin, int64_t* end) const {
 
 bool CanonicalSearch::StackSections(const Ids& ids) {
   int64_t begin, end;
-  Span(ids, &begin, &end);
-  std::fill(floor_.begin() + begin, floor_.begin() + end, kFar);
+  FindSpan(ids, &begin, &end);
+  std::fill(floor_.begin() + begin, floor_.begin() + end, kInfinity);
   std::fill(remaining_.begin() + begin, remaining_.begin() + end, 0);
   for (int j : ids) {
     const int64_t offset = offset_[j], stacked = buffers_[j].stacked;
@@ -269,7 +270,7 @@ bool CanonicalSearch::StackSections(const Ids& ids) {
   }
   for (int64_t t = begin; t < end; ++t) {
     if (remaining_[t] && floor_[t] + remaining_[t] - problem_.spare[t] > capacity_) {
-      Blame(t);
+      RaiseWeight(t);
       return false;
     }
   }
@@ -280,7 +281,7 @@ bool CanonicalSearch::StackSections(const Ids& ids) {
 bool CanonicalSearch::RaiseAboveOnlyLowest(const Ids& ids, bool* changed) {
   *changed = false;
   int64_t begin, end;
-  Span(ids, &begin, &end);
+  FindSpan(ids, &begin, &end);
   std::fill(candidates_.begin() + begin, candidates_.begin() + end, 0);
   for (int j : ids) {
     for (int64_t t = buffers_[j].first; t < buffers_[j].last; ++t) {
@@ -294,7 +295,7 @@ bool CanonicalSearch::RaiseAboveOnlyLowest(const Ids& ids, bool* changed) {
       if (candidates_[t] != 1 || lowest_[t] == j || offset_[j] >= Top(lowest_[t])) continue;
       *changed = true;
       if (!Raise(j, Top(lowest_[t]))) {
-        Blame(t);
+        RaiseWeight(t);
         return false;
       }
     }
@@ -302,39 +303,39 @@ bool CanonicalSearch::RaiseAboveOnlyLowest(const Ids& ids, bool* changed) {
   return true;
 }
 
-bool CanonicalSearch::Better(int j, int than) const {
-  if (than < 0) return true;
-  return offset_[j] != offset_[than] ? offset_[j] < offset_[than] : rank_[j] < rank_[than];
+bool CanonicalSearch::IsBefore(int j, int best) const {
+  if (best < 0) return true;
+  return offset_[j] != offset_[best] ? offset_[j] < offset_[best] : rank_[j] < rank_[best];
 }
 
 /*! \brief The lowest buffer of the tightest section or of all; then what fits below it, and so on. */
-int CanonicalSearch::Pick(const Ids& ids) const {
+int CanonicalSearch::ChooseBuffer(const Ids& ids) const {
   const int64_t section = lowest_first_ ? -1 : TightestSection(ids);
   int best = -1;
   for (int j : ids) {
-    const bool there = section < 0 || (buffers_[j].first <= section && section < buffers_[j].last);
-    if (there && Better(j, best)) best = j;
+    const bool is_in_section = section < 0 || (buffers_[j].first <= section && section < buffers_[j].last);
+    if (is_in_section && IsBefore(j, best)) best = j;
   }
   for (;;) {
-    int below = -1;
+    int lower = -1;
     for (int j : ids) {
-      if (j != best && Top(j) <= offset_[best] && Overlap(j, best) && Better(j, below)) below = j;
+      if (j != best && Top(j) <= offset_[best] && OverlapInTime(j, best) && IsBefore(j, lower)) lower = j;
     }
-    if (below < 0) return best;
-    best = below;
+    if (lower < 0) return best;
+    best = lower;
   }
 }
 
 int CanonicalSearch::TightestSection(const Ids& ids) const {
   int64_t begin, end;
-  Span(ids, &begin, &end);
+  FindSpan(ids, &begin, &end);
   int tightest = -1;
-  double most = -1;
+  double best_score = -1;
   for (int64_t t = begin; t < end; ++t) {
     if (!remaining_[t]) continue;
     const int64_t slack = capacity_ - (floor_[t] + remaining_[t] - problem_.spare[t]);
     const double score = (weight_[t] / weight_step_ + 1e-3) / static_cast<double>(slack + softness_);
-    if (score > most) most = score, tightest = static_cast<int>(t);
+    if (score > best_score) best_score = score, tightest = static_cast<int>(t);
   }
   return tightest;
 }
@@ -347,15 +348,15 @@ bool CanonicalSearch::Raise(int buffer, int64_t bound) {
   return offset_[buffer] + buffers_[buffer].size <= capacity_;
 }
 
-void CanonicalSearch::UndoTo(size_t mark) {
+void CanonicalSearch::Backtrack(size_t mark) {
   for (; trail_.size() > mark; trail_.pop_back()) {
-    const Undo& undo = trail_.back();
-    offset_[undo.buffer] = undo.offset;
-    postponed_at_[undo.buffer] = undo.postponed_at;
+    const TrailEntry& entry = trail_.back();
+    offset_[entry.buffer] = entry.offset;
+    postponed_at_[entry.buffer] = entry.postponed_at;
   }
 }
 
-void CanonicalSearch::Blame(int64_t section, double share) {
+void CanonicalSearch::RaiseWeight(int64_t section, double share) {
   weight_[section] += share * weight_step_;
   weight_step_ *= kWeightGrowth;
   if (weight_step_ < kLargestWeight) return;
@@ -363,16 +364,16 @@ void CanonicalSearch::Blame(int64_t section, double share) {
   weight_step_ = 1;
 }
 
-uint64_t CanonicalSearch::Key(const Ids& ids) const {
+uint64_t CanonicalSearch::BufferSetKey(const Ids& ids) const {
   uint64_t key = 0;
   for (int j : ids) key ^= zobrist_[j];
   return key;
 }
 
-bool CanonicalSearch::KnownFailure(uint64_t key, const Ids& ids) const {
-  const auto found = failures_.find(key);
-  if (found == failures_.end()) return false;
-  for (const Failure& failure : found->second) {
+bool CanonicalSearch::IsKnownFailure(uint64_t key, const Ids& ids) const {
+  const auto entry = failures_.find(key);
+  if (entry == failures_.end()) return false;
+  for (const Failure& failure : entry->second) {
     if (failure.ids != ids) continue;
     size_t a = 0;
     while (a < ids.size() && failure.offsets[a] <= offset_[ids[a]]) ++a;
@@ -381,17 +382,17 @@ bool CanonicalSearch::KnownFailure(uint64_t key, const Ids& ids) const {
   return false;
 }
 
-void CanonicalSearch::KeepFailure(uint64_t key, const Ids& ids) {
+void CanonicalSearch::StoreFailure(uint64_t key, const Ids& ids) {
   if (failure_bytes_ > kFailureBytes) return;
   Failure failure{ids, {}};
   failure.offsets.reserve(ids.size());
   for (int j : ids) failure.offsets.push_back(offset_[j]);
-  std::vector<Failure>& kept = failures_[key];
-  if (kept.size() < kFailuresOfASet) {
+  std::vector<Failure>& failures = failures_[key];
+  if (failures.size() < kFailuresPerSet) {
     failure_bytes_ += static_cast<int64_t>(sizeof(Failure) + ids.size() * (sizeof(int) + sizeof(int64_t)));
-    kept.push_back(std::move(failure));
+    failures.push_back(std::move(failure));
   } else {
-    kept[random_() % kFailuresOfASet] = std::move(failure);
+    failures[random_() % kFailuresPerSet] = std::move(failure);
   }
 }
 

@@ -50,7 +50,7 @@ struct Problem {
   void Prepare();
 };
 
-enum class Outcome : int64_t { kFound = 0, kNone = 1, kStopped = 2 };
+enum class Outcome : int64_t { kFeasible = 0, kInfeasible = 1, kStopped = 2 };
 
 class CanonicalSearch {
  public:
@@ -63,7 +63,7 @@ class CanonicalSearch {
    * \param node_limit Nodes of all runs together.
    * \param deadline When to stop.
    * \param poll Called regularly; may throw.
-   * \return kNone only if it is proved that there is no plan.
+   * \return kInfeasible only if it is proved that there is no plan.
    */
   Outcome Run(int64_t node_limit, Clock::time_point deadline, const std::function<void()>& poll);
 
@@ -74,7 +74,7 @@ class CanonicalSearch {
  private:
   using Ids = std::vector<int>;  // remaining buffers, by first section
 
-  struct Undo {
+  struct TrailEntry {
     int buffer;
     int64_t offset, postponed_at;
   };
@@ -83,44 +83,44 @@ class CanonicalSearch {
     std::vector<int64_t> offsets;
   };
 
-  bool Overlap(int a, int b) const {
+  bool OverlapInTime(int a, int b) const {
     return buffers_[a].first < buffers_[b].last && buffers_[b].first < buffers_[a].last;
   }
   int64_t Top(int j) const { return offset_[j] + buffers_[j].stacked; }
 
-  void Rank(size_t run);
+  void SetStrategy(size_t run);
   Outcome Descend(const Ids& ids);
   Outcome Branch(const Ids& ids);
-  Outcome Try(const Ids& ids, int buffer);
+  Outcome PlaceAndDescend(const Ids& ids, int buffer);
   bool Place(const Ids& ids, int buffer);
   bool Postpone(const Ids& ids, int buffer);
   int64_t LowestSupport(const Ids& ids, int buffer, int64_t bottom) const;
 
-  bool Settle(const Ids& ids);
-  bool SettlePostponed(const Ids& ids);
+  bool PropagateBounds(const Ids& ids);
+  bool RaisePostponed(const Ids& ids);
   bool StackSections(const Ids& ids);
   bool RaiseAboveOnlyLowest(const Ids& ids, bool* changed);
 
-  int Pick(const Ids& ids) const;
+  int ChooseBuffer(const Ids& ids) const;
   int TightestSection(const Ids& ids) const;
-  bool Better(int j, int than) const;
-  void Span(const Ids& ids, int64_t* begin, int64_t* end) const;
+  bool IsBefore(int j, int best) const;
+  void FindSpan(const Ids& ids, int64_t* begin, int64_t* end) const;
 
   bool Raise(int buffer, int64_t bound);
   void Save(int j) { trail_.push_back({j, offset_[j], postponed_at_[j]}); }
-  void UndoTo(size_t mark);
-  void Blame(int64_t section, double share = 1.0);
+  void Backtrack(size_t mark);
+  void RaiseWeight(int64_t section, double share = 1.0);
 
-  uint64_t Key(const Ids& ids) const;
-  bool KnownFailure(uint64_t key, const Ids& ids) const;
-  void KeepFailure(uint64_t key, const Ids& ids);
-  bool OutOfBudget();
+  uint64_t BufferSetKey(const Ids& ids) const;
+  bool IsKnownFailure(uint64_t key, const Ids& ids) const;
+  void StoreFailure(uint64_t key, const Ids& ids);
+  bool SpendNode();
 
   const Problem& problem_;
   const std::vector<Problem::Buffer>& buffers_;
   const int64_t capacity_;
   std::vector<int64_t> offset_, postponed_at_;
-  std::vector<Undo> trail_;
+  std::vector<TrailEntry> trail_;
   std::vector<int> rank_;
 
   std::vector<int64_t> floor_, remaining_;  // by section: lowest bound, remaining bytes

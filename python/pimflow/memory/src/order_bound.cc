@@ -13,7 +13,7 @@ namespace memory {
 namespace {
 
 // An infinite capacity: all storages together stay below 2^61 bytes.
-constexpr int64_t kFar = int64_t{1} << 62;
+constexpr int64_t kInfinity = int64_t{1} << 62;
 
 /*! \brief Maximum flow, by Dinitz' algorithm. */
 class Network {
@@ -29,7 +29,7 @@ class Network {
 
   int64_t MaximumFlow(int source, int sink) {
     int64_t flow = 0;
-    while (Levels(source, sink)) {
+    while (ComputeLevels(source, sink)) {
       std::fill(next_.begin(), next_.end(), 0);
       while (const int64_t pushed = Push(source, sink)) flow += pushed;
     }
@@ -37,22 +37,22 @@ class Network {
   }
 
   /*! \brief After `MaximumFlow`: whether a node is on the source's side of the first minimum cut. */
-  bool OnSourceSide(int node) const { return level_[node] >= 0; }
+  bool IsOnSourceSide(int node) const { return level_[node] >= 0; }
 
  private:
   struct Edge {
     int to;
-    int64_t left;
+    int64_t residual;
   };
 
-  bool Levels(int source, int sink) {
+  bool ComputeLevels(int source, int sink) {
     std::fill(level_.begin(), level_.end(), -1);
     std::vector<int> queue{source};
     level_[source] = 0;
     for (size_t i = 0; i < queue.size(); ++i) {
       for (int e : out_[queue[i]]) {
         const int to = edges_[e].to;
-        if (edges_[e].left == 0 || level_[to] >= 0) continue;
+        if (edges_[e].residual == 0 || level_[to] >= 0) continue;
         level_[to] = level_[queue[i]] + 1;
         queue.push_back(to);
       }
@@ -68,7 +68,7 @@ class Network {
       size_t& i = next_[node];
       while (i < out_[node].size()) {
         const Edge& edge = edges_[out_[node][i]];
-        if (edge.left > 0 && level_[edge.to] == level_[node] + 1) break;
+        if (edge.residual > 0 && level_[edge.to] == level_[node] + 1) break;
         ++i;
       }
       if (i < out_[node].size()) {
@@ -82,11 +82,11 @@ class Network {
         ++next_[node];
       }
     }
-    int64_t pushed = kFar;
-    for (int e : path) pushed = std::min(pushed, edges_[e].left);
+    int64_t pushed = kInfinity;
+    for (int e : path) pushed = std::min(pushed, edges_[e].residual);
     for (int e : path) {
-      edges_[e].left -= pushed;
-      edges_[e ^ 1].left += pushed;
+      edges_[e].residual -= pushed;
+      edges_[e ^ 1].residual += pushed;
     }
     return pushed;
   }
@@ -97,15 +97,15 @@ class Network {
   std::vector<size_t> next_;
 };
 
-std::vector<bool> Reached(const std::vector<std::vector<int>>& next, int step) {
-  std::vector<bool> reached(next.size(), false);
+std::vector<bool> ReachableSteps(const std::vector<std::vector<int>>& next, int step) {
+  std::vector<bool> is_reachable(next.size(), false);
   std::vector<int> queue(next[step]);
   for (size_t i = 0; i < queue.size(); ++i) {
-    if (reached[queue[i]]) continue;
-    reached[queue[i]] = true;
+    if (is_reachable[queue[i]]) continue;
+    is_reachable[queue[i]] = true;
     queue.insert(queue.end(), next[queue[i]].begin(), next[queue[i]].end());
   }
-  return reached;
+  return is_reachable;
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ std::vector<bool> Reached(const std::vector<std::vector<int>>& next, int step) {
 // The steps in the set are the nodes on the source's side. A storage is two nodes, joined by an edge of its
 // bytes: the first is on the source's side if the storage has begun, the second on the sink's if it has not
 // finished.
-int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides) {
+int64_t MinLiveBytes(const StepGraph& graph, int running, std::vector<Side>* sides) {
   std::vector<int> node(sides->size(), -1), free;
   for (int step = 0; step < graph.steps(); ++step) {
     if ((*sides)[step] != Side::kFree) continue;
@@ -123,55 +123,56 @@ int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* side
   const int source = static_cast<int>(free.size()), sink = source + 1;
   Network network(free.size() + 2 + 2 * graph.storages.size());
   for (int step : free) {
-    for (int need : graph.before[step]) {
-      if ((*sides)[need] == Side::kOut) network.Connect(node[step], sink, kFar);
-      if ((*sides)[need] == Side::kFree) network.Connect(node[step], node[need], kFar);
+    for (int dependency : graph.before[step]) {
+      if ((*sides)[dependency] == Side::kOut) network.Connect(node[step], sink, kInfinity);
+      if ((*sides)[dependency] == Side::kFree) network.Connect(node[step], node[dependency], kInfinity);
     }
   }
   int64_t bytes = 0;
-  int begun = sink + 1;
+  int begun_node = sink + 1;
   for (const StepGraph::Storage& storage : graph.storages) {
-    bool is_begun = storage.at_start, is_unfinished = storage.at_end, open = false;
+    bool is_begun = storage.at_start, is_unfinished = storage.at_end, is_open = false;
     for (int step : storage.steps) {
       is_begun = is_begun || step == running || (*sides)[step] == Side::kIn;
       is_unfinished = is_unfinished || (*sides)[step] == Side::kOut;
-      open = open || (*sides)[step] == Side::kFree;
+      is_open = is_open || (*sides)[step] == Side::kFree;
     }
     if (is_begun && is_unfinished) bytes += storage.bytes;
-    if ((is_begun && is_unfinished) || !open) continue;
-    const int unfinished = begun + 1;
-    network.Connect(begun, unfinished, storage.bytes);
-    if (is_begun) network.Connect(source, begun, kFar);
-    if (is_unfinished) network.Connect(unfinished, sink, kFar);
+    if ((is_begun && is_unfinished) || !is_open) continue;
+    const int unfinished_node = begun_node + 1;
+    network.Connect(begun_node, unfinished_node, storage.bytes);
+    if (is_begun) network.Connect(source, begun_node, kInfinity);
+    if (is_unfinished) network.Connect(unfinished_node, sink, kInfinity);
     for (int step : storage.steps) {
       if (node[step] < 0) continue;
-      network.Connect(node[step], begun, kFar);
-      network.Connect(unfinished, node[step], kFar);
+      network.Connect(node[step], begun_node, kInfinity);
+      network.Connect(unfinished_node, node[step], kInfinity);
     }
-    begun += 2;
+    begun_node += 2;
   }
   bytes += network.MaximumFlow(source, sink);
-  for (int step : free) (*sides)[step] = network.OnSourceSide(node[step]) ? Side::kIn : Side::kOut;
+  for (int step : free) (*sides)[step] = network.IsOnSourceSide(node[step]) ? Side::kIn : Side::kOut;
   return bytes;
 }
 
 int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std::function<void()>& poll) {
   std::vector<int> order(graph.before.size());
   std::iota(order.begin(), order.end(), 0);
-  const std::vector<int64_t> given = graph.LiveBytes(order);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return given[a] > given[b]; });
+  const std::vector<int64_t> live_bytes = graph.LiveBytes(order);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return live_bytes[a] > live_bytes[b]; });
   int64_t bound = 0;
   for (int step : order) {
     poll();
-    if (given[step] <= bound || Clock::now() >= deadline) break;
-    const std::vector<bool> first = Reached(graph.before, step), later = Reached(graph.after, step);
+    if (live_bytes[step] <= bound || Clock::now() >= deadline) break;
+    const std::vector<bool> is_dependency = ReachableSteps(graph.before, step),
+                            is_dependent = ReachableSteps(graph.after, step);
     std::vector<Side> sides(order.size(), Side::kFree);
-    for (size_t other = 0; other < sides.size(); ++other) {
-      if (first[other]) sides[other] = Side::kIn;
-      if (later[other]) sides[other] = Side::kOut;
+    for (size_t other_step = 0; other_step < sides.size(); ++other_step) {
+      if (is_dependency[other_step]) sides[other_step] = Side::kIn;
+      if (is_dependent[other_step]) sides[other_step] = Side::kOut;
     }
     sides[step] = Side::kOut;
-    bound = std::max(bound, FewestBytes(graph, step, &sides));
+    bound = std::max(bound, MinLiveBytes(graph, step, &sides));
   }
   return bound;
 }

@@ -77,15 +77,15 @@ enum class Side : char { kIn, kOut, kFree };
  * \param sides By step. Overwritten by the smallest set with the fewest bytes.
  * \param running A step that is not in the set, but whose storages all count as live; -1 for none.
  */
-int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides);
+int64_t MinLiveBytes(const StepGraph& graph, int running, std::vector<Side>* sides);
 
-enum class OrderOutcome : int64_t { kFound = 0, kNone = 1, kStopped = 2 };
+enum class OrderOutcome : int64_t { kFeasible = 0, kInfeasible = 1, kStopped = 2 };
 
 class OrderSearch {
  public:
   OrderSearch(const StepGraph& graph, int64_t limit_bytes, size_t width);
 
-  /*! \return kNone only if it is proved that no order stays within the limit. */
+  /*! \return kInfeasible only if it is proved that no order stays within the limit. */
   OrderOutcome Run(Clock::time_point deadline, const std::function<void()>& poll);
 
   const std::vector<int>& order() const { return order_; }
@@ -100,7 +100,7 @@ class OrderSearch {
     int64_t bytes = 0;
     uint64_t key = 0;
     int steps = 0;
-    int came_from = -1;  // index in `history_`
+    int history_index = -1;  // index in `history_`
   };
   struct Set {
     State state;
@@ -113,36 +113,36 @@ class OrderSearch {
     Words bits;
     std::unordered_map<uint64_t, int> by_key;
   };
-  struct Change {
+  struct LiveChange {
     int64_t during, after;  // bytes live
   };
 
-  static bool Has(const uint64_t* set, int step) { return set[step >> 6] >> (step & 63) & 1; }
+  static bool Contains(const uint64_t* set, int step) { return set[step >> 6] >> (step & 63) & 1; }
   static void Flip(uint64_t* set, int step) { set[step >> 6] ^= uint64_t{1} << (step & 63); }
 
-  Change Executed(const uint64_t* done, int64_t bytes, int step) const;
+  LiveChange ExecutionChange(const uint64_t* done, int64_t bytes, int step) const;
   void Execute(int step, int64_t bytes_after);
-  void RunWhatCostsNothing();
+  void RunFreeSteps();
   void Expand(const Layer& layer, size_t index);
-  bool OnlyWay(const State& from) const;
+  bool DominatesSiblings(const State& from) const;
   void Rebase(const Layer& layer, size_t index);
-  void Keep();
-  void Narrow(Layer* layer);
-  std::vector<int> Trace(int came_from) const;
+  void StoreSet();
+  void DropSets(Layer* layer);
+  std::vector<int> Trace(int history_index) const;
 
   const StepGraph& graph_;
   const int64_t limit_;
   const size_t width_, words_;
   std::vector<uint64_t> zobrist_;
 
-  Set now_;   // the set that is being built
+  Set current_;  // the set that is being built
   Set base_;  // the last set for which all others were dropped
   std::vector<Set> children_;
   std::map<int, Layer> layers_;  // by number of steps
   std::vector<std::pair<int, int>> history_;  // index of the predecessor, and the step that was added
-  std::vector<Words> follows_;  // by step: the steps that depend on it, directly or not
-  int found_ = -1;
-  bool narrowed_ = false;
+  std::vector<Words> descendants_;            // by step: the steps that depend on it, directly or not
+  int complete_index_ = -1;
+  bool has_dropped_sets_ = false;
   int64_t next_bytes_, sets_ = 0;
   std::vector<int> order_;
 };

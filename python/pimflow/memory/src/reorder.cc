@@ -21,8 +21,7 @@ namespace ffi = tvm::ffi;
  * \param storages [storages, 3]: bytes, whether it holds an input, whether it holds an output.
  * \param touches [pairs, 2]: a step, and a storage that it touches; each pair once.
  */
-memory::StepGraph Graph(int64_t steps, ffi::TensorView edges, ffi::TensorView storages,
-                        ffi::TensorView touches) {
+memory::StepGraph MakeGraph(int64_t steps, ffi::TensorView edges, ffi::TensorView storages, ffi::TensorView touches) {
   memory::StepGraph graph;
   graph.before.resize(steps);
   graph.after.resize(steps);
@@ -43,10 +42,10 @@ memory::StepGraph Graph(int64_t steps, ffi::TensorView edges, ffi::TensorView st
       visit(static_cast<int>(pair[0]), static_cast<int>(pair[1]));
     }
   };
-  pairs(edges, steps, steps, [&](int first, int then) {
-    if (first >= then) TVM_FFI_THROW(ValueError) << "step " << then << " depends on " << first;
-    graph.after[first].push_back(then);
-    graph.before[then].push_back(first);
+  pairs(edges, steps, steps, [&](int first, int dependent) {
+    if (first >= dependent) TVM_FFI_THROW(ValueError) << "step " << dependent << " depends on " << first;
+    graph.after[first].push_back(dependent);
+    graph.before[dependent].push_back(first);
   });
   pairs(touches, steps, graph.storages.size(), [&](int step, int storage) {
     graph.touched[step].push_back(storage);
@@ -64,14 +63,14 @@ void Poll() {
   if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
 }
 
-/*! \brief Bytes that every order needs; the tables are those of `Graph`. */
-int64_t Bound(int64_t steps, ffi::TensorView edges, ffi::TensorView storages, ffi::TensorView touches,
-              double seconds) {
-  return memory::LowerBound(Graph(steps, edges, storages, touches), Deadline(seconds), Poll);
+/*! \brief Bytes that every order needs; the tables are those of `MakeGraph`. */
+int64_t OrderBound(int64_t steps, ffi::TensorView edges, ffi::TensorView storages, ffi::TensorView touches,
+                   double seconds) {
+  return memory::LowerBound(MakeGraph(steps, edges, storages, touches), Deadline(seconds), Poll);
 }
 
 /*!
- * \brief Search for an order within `limit` bytes; the tables are those of `Graph`.
+ * \brief Search for an order within `limit` bytes; the tables are those of `MakeGraph`.
  * \param order int64 [steps], written if one is found.
  * \param width How many sets a layer keeps.
  * \param backwards Search from the end.
@@ -82,11 +81,11 @@ ffi::Array<int64_t> Search(int64_t steps, ffi::TensorView edges, ffi::TensorView
                            ffi::TensorView touches, ffi::TensorView order, int64_t limit, int64_t width,
                            bool backwards, double seconds) {
   if (order.numel() != steps) TVM_FFI_THROW(ValueError) << order.numel() << " places for " << steps;
-  memory::StepGraph graph = Graph(steps, edges, storages, touches);
+  memory::StepGraph graph = MakeGraph(steps, edges, storages, touches);
   if (backwards) graph = graph.Reversed();
   memory::OrderSearch search(graph, limit, static_cast<size_t>(std::max<int64_t>(width, 1)));
   const memory::OrderOutcome outcome = search.Run(Deadline(seconds), Poll);
-  if (outcome != memory::OrderOutcome::kFound) {
+  if (outcome != memory::OrderOutcome::kFeasible) {
     return {static_cast<int64_t>(outcome), search.next_bytes(), search.sets()};
   }
   const std::vector<int64_t> live = graph.LiveBytes(search.order());
@@ -100,7 +99,7 @@ ffi::Array<int64_t> Search(int64_t steps, ffi::TensorView edges, ffi::TensorView
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("pimflow.memory.order_bound", Bound)
+      .def("pimflow.memory.order_bound", OrderBound)
       .def("pimflow.memory.order_search", Search);
 }
 

@@ -42,7 +42,7 @@ ffi::Array<int64_t> Search(ffi::TensorView rows, ffi::TensorView offsets, int64_
   };
   memory::CanonicalSearch search(problem, capacity);
   const memory::Outcome outcome = search.Run(node_limit, Clock::now() + span, poll);
-  if (outcome == memory::Outcome::kFound) {
+  if (outcome == memory::Outcome::kFeasible) {
     std::copy(search.offsets().begin(), search.offsets().end(), static_cast<int64_t*>(offsets.data_ptr()));
   }
   return {static_cast<int64_t>(outcome), search.nodes()};

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
 from pimflow.core.liveness import Moment
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
 from pimflow.core.rewrite import (
@@ -22,13 +23,13 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import unsupported_reason
-from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import pim_epilogue
 from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
-from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.costs.pim_runs import LayerPimCost
 from pimflow.primitives import get_primitive
 from pimflow.primitives.launches import region_launches, unsupported_primitive_reason, usable_primitives
 from pimflow.simulators.profiler import GpuProfiler
@@ -289,7 +290,9 @@ class CandidateGenerator:
         else:
             kernels = gpu_kernels(region, system.dtype)
         count = len(kernels)
-        kernel_names = [primitive.name] * count if primitive else [part.operator for part in region.parts]
+        kernel_names = (
+            [primitive.name] * count if primitive else [part.operator for part in region.kernel.parts]
+        )
         tasks = [
             self.task_builder.gpu_task(
                 region.name + (f" ({kernel_names[number]}, {number + 1} of {count})" if kernel_names else ""),
@@ -305,7 +308,7 @@ class CandidateGenerator:
             tasks=tuple(
                 task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
             ),
-            fuses_epilogue=not region.view,
+            fuses_epilogue=not region.is_view,
             footprint=Footprint(
                 workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
                 filter_bytes=weight_bytes(
@@ -327,7 +330,7 @@ class CandidateGenerator:
         operators = (
             ()
             if device_epilogue.operators
-            else (*self.deferred_epilogue(region, split), *region.epilogue_operators)
+            else (*self.deferred_epilogue(region, split), *region.epilogue.arithmetic)
         )
         is_deferred = bool(operators) and self.defers_epilogue(region)
         last_tasks = self.task_builder.partial_sum_tasks(
@@ -342,10 +345,10 @@ class CandidateGenerator:
         return Candidate(
             name=split_name if split.gpu else device_epilogue.candidate_name,
             covers=(region.name,),
-            rewrite=SplitRewrite.from_split(split, region.layer, pim_cost.schedule)
+            rewrite=SplitRewrite.from_split(split, region.layer, str(pim_cost.schedule))
             if split.gpu
             else PimRewrite(
-                schedule=pim_cost.schedule,
+                schedule=str(pim_cost.schedule),
                 device_epilogue=device_epilogue.operators,
                 accumulates_residual=device_epilogue.accumulates_residual,
             ),
@@ -359,7 +362,11 @@ class CandidateGenerator:
         )
 
     def _parallel_tasks(
-        self, region: Region, split: Split, pim_cost: PimCost, device_epilogue: pim_epilogue.DeviceEpilogue
+        self,
+        region: Region,
+        split: Split,
+        pim_cost: LayerPimCost,
+        device_epilogue: pim_epilogue.DeviceEpilogue,
     ) -> list[Task]:
         """The tasks of both parts of a layer, after those that prepare their operands."""
         builder, charges_layout = self.task_builder, self.system.charges("layout")
@@ -418,12 +425,13 @@ class CandidateGenerator:
             return False
         first = graph.region(consumers[0])
         leading_operators = first.prologue if first.geometry else first.operators
-        if first.view or not set(GATHERS).isdisjoint(leading_operators):
+        if first.is_view or not set(GATHERS).isdisjoint(leading_operators):
             return False
         fused_inputs = {
-            first.inputs[position] for position in {*first.taken_inputs}.difference(first.kept_inputs)
+            first.inputs[position]
+            for position in {*first.kernel.fusible_inputs}.difference(first.extra_inputs)
         }
-        return region.name in fused_inputs and (first.anchored or not graph.is_shared(region.name))
+        return region.name in fused_inputs and (first.kernel.has_anchor or not graph.is_shared(region.name))
 
     def epilogue_cost(self, region: Region) -> EdgeCost:
         """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
@@ -457,32 +465,33 @@ class CandidateGenerator:
         split: Split = WHOLE,
         schedule: str = "",
         device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
-    ) -> PimCost:
+    ) -> LayerPimCost:
         """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
 
         The loop order is `schedule`, or the fastest if that is empty.
         """
-        geometry = device_epilogue.pim_layer(region.layer)
+        geometry, order = device_epilogue.pim_layer(region.layer), None
         if schedule:
-            self.costs.pim_target.require_schedule(schedule, split.pim_part(geometry), region.name)
+            order = self.costs.pim_target.parse_schedule(schedule, split.pim_part(geometry), region.name)
         return self.costs.pim_cost(
-            geometry, region.name, split, schedule, device_epilogue.initial, device_epilogue.activation
+            geometry, region.name, split, order, device_epilogue.initial, device_epilogue.activation
         )
 
     def pim_program(self, region: Region, rewrite: LayerRewrite, row_begin: int) -> PimProgram:
         """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
         layer, device_epilogue = region.layer, pim_epilogue.device_epilogue(region, rewrite)
         split = rewrite.split(layer)
-        return self.costs.pim_target.program(
-            split.pim_part(device_epilogue.pim_layer(layer)),
-            Schedule.parse(rewrite.schedule),
+        request = ProgramRequest(
             region.name,
-            split.pixel_begin(layer),
-            row_begin,
+            split.pim_part(device_epilogue.pim_layer(layer)),
+            LoopOrder.parse(rewrite.schedule),
+            pixel_begin=split.pixel_begin(layer),
+            row_begin=row_begin,
             initial=device_epilogue.initial,
             added_channels=device_epilogue.residual_channels(layer),
             activation=device_epilogue.activation,
         )
+        return self.costs.pim_target.program(request)
 
 
 def _unsupported_dtype_reason(system: System) -> str:

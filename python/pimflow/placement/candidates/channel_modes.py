@@ -214,7 +214,7 @@ class ChannelVariants(ChannelLayouts):
     def _traffic(self, candidate: Candidate) -> TrafficShares | None:
         """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
         region = self.generator.graph.region(candidate.covers[0])
-        if candidate.primitive or region.product:
+        if candidate.primitive or region.kernel.product:
             return None
         if isinstance(candidate.rewrite, FusedGroupRewrite):
             tiling = GroupTiling.parse(candidate.rewrite.tiling)

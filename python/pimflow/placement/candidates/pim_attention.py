@@ -403,7 +403,7 @@ class _AttentionTasks:
         Returns the positions of the tasks of the product.
         """
         run = self.run
-        key_elements, value_elements = run.keys.appended_elements, run.values.appended_elements
+        key_elements, value_elements = run.keys.kernel.append_elements, run.values.kernel.append_elements
         first = self.append(self.program(run.keys.name, part, keys.append, key_elements), after)[:1]
         product = self.program(
             f"{run.attention.name} scores", part, keys.product, run.query_elements, keys.sums
@@ -451,7 +451,7 @@ def _partial_sum_bytes(generator: CandidateGenerator, run: CachedRun, values: Pr
 def _sum_tasks(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> list[Task]:
     """The kernel that adds up partial sums and does the epilogue; none if there is nothing to do."""
     read_bytes = _partial_sum_bytes(generator, run, values)
-    if not (read_bytes or run.attention.epilogue_operators) or not generator.system.charges("epilogue"):
+    if not (read_bytes or run.attention.epilogue.arithmetic) or not generator.system.charges("epilogue"):
         return []
     result = math.prod(run.attention.attention_layer.output_shape)
     read_bytes += 0 if read_bytes else result * RESULT_BYTES[generator.system.dtype]

@@ -68,7 +68,7 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
     operators, activation = _operators_to_activation(region), _activation(region)
     supported = {*operators} & {"bias", "add"}
     if (
-        not region.epilogue
+        not region.epilogue.operators
         or sorted(operators) != sorted(supported)
         or ("add" in supported and not _has_residual(region))
     ):
@@ -114,7 +114,7 @@ def _device_epilogue(region: Region, accumulates_residual: bool) -> DeviceEpilog
         if not (accumulates_residual and operator == "add")
     ]
     return DeviceEpilogue(
-        operators=region.epilogue,
+        operators=region.epilogue.operators,
         initial=latch_operators[0] if latch_operators else "",
         accumulates_residual=accumulates_residual,
         activation=_activation(region),
@@ -132,8 +132,8 @@ def require_device_epilogue(region: Region, rewrite: LayerRewrite, system: Syste
     if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
         return NO_DEVICE_EPILOGUE
     reason = unsupported_epilogue_reason(region, system)
-    if rewrite.device_epilogue != region.epilogue:
-        epilogue = ", ".join(region.epilogue) or "nothing"
+    if rewrite.device_epilogue != region.epilogue.operators:
+        epilogue = ", ".join(region.epilogue.operators) or "nothing"
         reason = f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
     if reason:
         raise PlanError(f"region '{region.name}' cannot be finished on PIM: {reason}")
@@ -143,20 +143,20 @@ def require_device_epilogue(region: Region, rewrite: LayerRewrite, system: Syste
 
 def _activation(region: Region) -> str:
     """The activation of `PimProgram` that ends an epilogue; empty for none."""
-    last = region.epilogue[-1:]
-    if last == ("clip",) and region.clipped[-1:] == (_RELU6,):
+    last = region.epilogue.operators[-1:]
+    if last == ("clip",) and region.epilogue.clip_bounds[-1:] == (_RELU6,):
         return "relu6"
     return "relu" if last == ("nn.relu",) else ""
 
 
 def _operators_to_activation(region: Region) -> tuple[str, ...]:
     """The operators of an epilogue before the activation that ends it."""
-    return region.epilogue[:-1] if _activation(region) else region.epilogue
+    return region.epilogue.operators[:-1] if _activation(region) else region.epilogue.operators
 
 
 def unsupported_epilogue_reason(region: Region, system: System) -> str:
     """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-    pim, remaining = system.pim, [*region.epilogue_operators]
+    pim, remaining = system.pim, [*region.epilogue.arithmetic]
     if not remaining or device_epilogues(region, system):
         return ""
     if pim.result_lanes > 1:
@@ -184,7 +184,7 @@ def unsupported_epilogue_reason(region: Region, system: System) -> str:
             if unknown
             else order_reason
         )
-    if not remaining and RESHAPE in region.epilogue:
+    if not remaining and RESHAPE in region.epilogue.operators:
         return "its result takes another shape behind it"
     if not remaining:
         return f"a latch of '{pim.name}' starts from one value{_residual_obstacle(region, latch_operators)}"
@@ -212,7 +212,7 @@ def min_activation_ns(region: Region, system: System) -> float:
     if (
         g is None
         or not pim.can_activate
-        or not _ACTIVATIONS & {*region.epilogue}
+        or not _ACTIVATIONS & {*region.epilogue.operators}
         or device_epilogues(region, system)
     ):
         return 0.0

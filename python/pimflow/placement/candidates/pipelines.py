@@ -13,10 +13,10 @@ from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRew
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
-from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
-from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
 from pimflow.placement.costs.staged_runs import StagedRun, is_chained, staging_obstacle
 from pimflow.simulators.pim.bound import min_work_ns
 
@@ -64,7 +64,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
     tasks = _tasks(generator, run, costs)
     last = run.regions[-1]
     deferred_epilogue = (
-        (*generator.deferred_epilogue(last, WHOLE), *last.epilogue_operators)
+        (*generator.deferred_epilogue(last, WHOLE), *last.epilogue.arithmetic)
         if pipeline.modes[-1] is Mode.PIM
         else ()
     )
@@ -78,7 +78,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
             cuts=pipeline.cuts,
             modes=pipeline.modes,
             schedules=tuple(
-                costs[i, 0].schedule if mode is Mode.PIM else "" for i, mode in enumerate(pipeline.modes)
+                str(costs[i, 0].schedule) if mode is Mode.PIM else "" for i, mode in enumerate(pipeline.modes)
             ),
         ),
         tasks=tuple(tasks),
@@ -95,16 +95,17 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
 
 def _pim_costs(
     generator: CandidateGenerator, run: StagedRun, schedules: Sequence[str]
-) -> dict[tuple[int, int], PimCost]:
+) -> dict[tuple[int, int], LayerPimCost]:
     """The cost of every part on PIM. Parts of a region share a loop order, by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode is Mode.GPU:
             continue
         region, parts = run.regions[position], run.rows[position]
-        schedule = schedules[position]
-        if schedule:
-            generator.costs.pim_target.require_schedule(schedule, region.layer, region.name)
+        if schedules[position]:
+            schedule = generator.costs.pim_target.parse_schedule(
+                schedules[position], region.layer, region.name
+            )
         else:
             schedule = generator.costs.pim_cost(run.largest(position), region.name).schedule
         for stage in range(len(parts)):
@@ -155,10 +156,9 @@ def pim_programs(
     run = StagedRun.from_pipeline(generator.graph, to_pipeline(covers, rewrite))
     costs = _pim_costs(generator, run, rewrite.schedules)
     for (position, stage), cost in costs.items():
-        name, schedule = run.regions[position].name, Schedule.parse(cost.schedule)
-        part = stage_name(name, stage)
-        geometry = run.geometry(position, stage)
-        yield part, generator.costs.pim_target.program(geometry, schedule, part, row_begin=row_begin)
+        part = stage_name(run.regions[position].name, stage)
+        request = ProgramRequest(part, run.geometry(position, stage), cost.schedule, row_begin=row_begin)
+        yield part, generator.costs.pim_target.program(request)
         row_begin += cost.rows
 
 

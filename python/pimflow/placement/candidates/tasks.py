@@ -28,7 +28,7 @@ from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import Launching
 from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
-from pimflow.simulators.pim.energy import pim_energy_pj
+from pimflow.simulators.pim.energy import CommandCounts, pim_energy_pj
 
 
 class TaskBuilder:
@@ -83,7 +83,7 @@ class TaskBuilder:
             execution_ns=cost.execution_ns,
             moved_bytes=round(cost.dram_bytes),
             energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
-            known=cost.known,
+            known=cost.provenance,
         )
 
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
@@ -128,15 +128,14 @@ class TaskBuilder:
             Partial sums that it returns for each result.
         """
         system = self.system
-        energy = pim_energy_pj(
-            run.commands,
-            run.gwrite_bursts,
-            run.readres_bursts,
-            system.pim,
-            system.dtype,
-            banks=run.banks,
+        counts = CommandCounts(
+            commands=run.commands,
+            gwrite_bursts=run.gwrite_bursts,
             write_bursts=run.write_bursts,
+            readres_bursts=run.readres_bursts,
+            banks=run.banks,
         )
+        energy = pim_energy_pj(counts, system.pim, system.dtype)
         task = Task(
             label=f"{name} (PIM)",
             resource="pim",
@@ -191,7 +190,7 @@ class TaskBuilder:
             input_bytes=_prologue_elements(region) * element,
             output_bytes=g.n * g.h * g.w * g.c * element,
         )
-        kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.prologue_kernels
+        kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.pim.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
         tasks = [self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])]
         return [task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)]
@@ -199,7 +198,7 @@ class TaskBuilder:
     def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
         zeros = self._zero_row_bytes(region, split)
-        if not zeros or not region.padding_copied:
+        if not zeros or not region.pim.padding_copy_reason:
             kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=zero_bytes) for zero_bytes in zeros]
             return [self.gpu_task(f"{region.name} (rows of zeros)", zero_bytes) for zero_bytes in kernels]
         moved_bytes = self.padding_bytes(region, split)
@@ -210,7 +209,7 @@ class TaskBuilder:
         """Bytes of the rows of zeros of `padding_tasks`, and of the input if it is copied between them."""
         zeros, g = sum(self._zero_row_bytes(region, split)), region.layer
         copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
-        return zeros + (copied if zeros and region.padding_copied else 0)
+        return zeros + (copied if zeros and region.pim.padding_copy_reason else 0)
 
     def _zero_row_bytes(self, region: Region, split: Split) -> list[int]:
         """Bytes of the rows of zeros at each end that has any."""
@@ -310,13 +309,13 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
     """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry
     if filter_bytes is None or layer is None:
-        return region.weight_elements * element
-    return (region.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
+        return region.kernel.weight_elements * element
+    return (region.kernel.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
 
 
 def gpu_kernels(region: Region, dtype: str) -> list[Kernel]:
     """The kernels of the operators of `region`, in sequence; none if it is a view."""
-    return [] if region.view else [gpu_kernel(part, dtype) for part in region.parts or (region,)]
+    return [] if region.is_view else [gpu_kernel(part, dtype) for part in region.kernel.parts or (region,)]
 
 
 def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
@@ -327,20 +326,20 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
     element = ELEMENT_BYTES[dtype]
     if split.gpu:
         return _part_kernel(region.geometry, dtype, split, symmetric)
-    output_bytes = (region.output_elements + region.kept_elements) * element
+    output_bytes = (region.output_elements + region.kernel.extra_output_elements) * element
     if region.geometry is not None:
         kernel = convolution_kernel(region.geometry, dtype, _extra_elements(region) * element)
         return replace(kernel, output_bytes=output_bytes)
     if region.operator == APPEND:
-        written = region.appended_elements * element
+        written = region.kernel.append_elements * element
         return Kernel(kind="stream", input_bytes=written, output_bytes=written)
-    if region.product is not None:
+    if region.kernel.product is not None:
         return _product_kernel(region, element, output_bytes)
     kernel = Kernel(
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
-        weight_bytes=region.weight_elements * element,
+        weight_bytes=region.kernel.weight_elements * element,
         output_bytes=output_bytes,
     )
     return _with_operations(kernel, region, counted_macs=kernel.macs)
@@ -351,8 +350,8 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
     Its second operand counts as weights, also if it is computed.
     """
-    assert region.product is not None
-    product, read = region.product, sum(region.input_elements)
+    assert region.kernel.product is not None
+    product, read = region.kernel.product, sum(region.input_elements)
     second = 0 if product.weighted else min(product.second_elements, read)
     kernel = Kernel(
         kind="depthwise" if product.is_depthwise else "gemm",
@@ -364,7 +363,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
         stride=product.stride,
         macs=product.macs,
         input_bytes=(read - second) * element,
-        weight_bytes=(second + region.weight_elements) * element,
+        weight_bytes=(second + region.kernel.weight_elements) * element,
         output_bytes=output_bytes,
     )
     return _with_operations(kernel, region)
@@ -372,11 +371,11 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
 def _with_operations(kernel: Kernel, region: Region, counted_macs: int = 0) -> Kernel:
     """`kernel` with its `operations`; `counted_macs` multiplications are among its `macs`."""
-    moved_elements = sum(region.input_elements) + region.weight_elements + region.output_elements
-    if region.operations <= moved_elements:  # hidden behind the memory accesses of a stream
+    moved_elements = sum(region.input_elements) + region.kernel.weight_elements + region.output_elements
+    if region.kernel.operations <= moved_elements:  # hidden behind the memory accesses of a stream
         return kernel
-    multiplications = max(region.multiplications - counted_macs, 0)
-    return replace(kernel, operations=region.operations, multiplications=multiplications)
+    multiplications = max(region.kernel.multiplications - counted_macs, 0)
+    return replace(kernel, operations=region.kernel.operations, multiplications=multiplications)
 
 
 def _prologue_elements(region: Region) -> int:

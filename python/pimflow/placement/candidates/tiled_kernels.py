@@ -54,7 +54,9 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
         region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
         region_work = region_macs * tiles.touched[region.name] // region.output_elements
         macs = macs + region_work
-        operations = operations + region.operations * tiles.touched[region.name] // region.output_elements
+        operations = (
+            operations + region.kernel.operations * tiles.touched[region.name] // region.output_elements
+        )
         if region.name in tiles.products:
             product, times = tiles.products[region.name]
             tensor_macs = tensor_macs + region_work * product.is_profitable
@@ -64,7 +66,7 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     read_elements = {name: tiles.touched[name] for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     distinct_elements = sum(np.minimum(size, sizes[name]) for name, size in read_elements.items())
-    weights = sum(region.weight_elements for region in regions)
+    weights = sum(region.kernel.weight_elements for region in regions)
     counts: dict[str, Count] = {
         "macs": macs,
         "operations": operations,

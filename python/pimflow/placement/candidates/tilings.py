@@ -177,7 +177,7 @@ class TilingSearch:
             gpu, dtype = self.system.gpu, self.system.dtype
             self._region_ns[key] = (
                 0.0
-                if region.view
+                if region.is_view
                 else sum(
                     kernel_cost(kernel, gpu, dtype=dtype, channels=channels).total_ns
                     for kernel in gpu_kernels(region, dtype)

@@ -13,6 +13,7 @@ from pimflow.core.attention import Attention
 from pimflow.core.candidate import Provenance
 from pimflow.core.json_form import json_form
 from pimflow.core.keywords import check_keywords
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
@@ -22,9 +23,8 @@ from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
-from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimTarget
 from pimflow.placement.costs.splits import LayerCosts, NonPimTimes, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
@@ -132,8 +132,8 @@ class Costs:
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._splits: dict[tuple, tuple[Split, ...]] = {}
-        self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
-        self._pim: dict[tuple[ConvGeometry, Split, str, str, str], PimCost] = {}
+        self._schedules: dict[tuple[ConvGeometry, Split], LoopOrder] = {}
+        self._pim: dict[tuple[ConvGeometry, Split, LoopOrder, str, str], LayerPimCost] = {}
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._analytic_costs: dict[tuple[KernelRequest, float], KernelCost] = {}
@@ -208,35 +208,36 @@ class Costs:
         geometry: ConvGeometry,
         name: str,
         split: Split = WHOLE,
-        schedule: str = "",
+        schedule: LoopOrder | None = None,
         initial: str = "",
         activation: str = "",
-    ) -> PimCost:
-        """The cost of PIM's part of a layer, by the loop order `schedule`, or the fastest if that is empty.
+    ) -> LayerPimCost:
+        """The cost of PIM's part of a layer, by the loop order `schedule`, or the fastest by default.
 
         Latches start from `initial` (`PimProgram.initial`). With an `activation` (`PimProgram.activation`)
         another order may be the fastest, since results then need row changes.
         """
         if not schedule and activation:
-            orders = map(str, self.pim_target.schedules(split.pim_part(geometry)))
+            orders = self.pim_target.schedules(split.pim_part(geometry))
             costs = [self.pim_cost(geometry, name, split, order, initial, activation) for order in orders]
             return min(costs, key=lambda cost: cost.time_ns)
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
-            schedule = self._schedules.get((geometry, split)) or str(
-                self.pim_target.part_schedule(geometry, name, self._layers[geometry].schedule, split)
+            schedule = self._schedules.get((geometry, split)) or self.pim_target.part_schedule(
+                geometry, name, self._layers[geometry].schedule, split
             )
             self._schedules[geometry, split] = schedule
         cost_key = (geometry, split, schedule, initial, activation)
         if cost_key not in self._pim:
             key = ("pim", self.pim_target.identity, *cost_key)
-            cached_costs = self._read_cache([key], functools.partial(read_fields, PimCost))
+            cached_costs = self._read_cache([key], functools.partial(read_fields, LayerPimCost))
             if key in cached_costs:
                 self._pim[cost_key] = cached_costs[key]
             else:
-                order = Schedule.parse(schedule)
-                self._pim[cost_key] = self.pim_target.cost(geometry, order, name, split, initial, activation)
+                self._pim[cost_key] = self.pim_target.cost(
+                    geometry, schedule, name, split, initial, activation
+                )
                 self._write_cache({key: dataclasses.asdict(self._pim[cost_key])})
         return self._pim[cost_key]
 
@@ -365,15 +366,13 @@ class Costs:
 
     def kernel_counts(self) -> dict[str, int]:
         """How many kernel times are measured, simulated and so on (`Provenance`), the most reliable first."""
-        counts = Counter(cost.known for cost in self._kernels.values())
+        counts = Counter(cost.provenance for cost in self._kernels.values())
         return {source.value: counts[source] for source in Provenance if counts[source]}
 
 
 def _parse_layer_costs(plain: Any) -> LayerCosts:
     """Costs of a layer, from their cached form; raises an error if that is malformed."""
     costs = read_fields(LayerCosts, plain)
-    for order in (costs.schedule, *(cost.schedule for _, cost in costs.costs)):
-        Schedule.parse(order)
     if WHOLE not in {split for split, _ in costs.costs}:
         raise ValueError("no cost of the whole layer")
     return costs

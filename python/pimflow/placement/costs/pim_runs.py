@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.lowering import lower
-from pimflow.pim_backend.programs.schedule import Schedule, schedules
+from pimflow.pim_backend.programs.lowering import NO_LIMITS, LoweringLimits, ProgramRequest, lower
+from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.timing import TimingResult
 from pimflow.simulators.profiler import PimProfiler
 
@@ -44,8 +45,6 @@ class PimCost:
 
     Attributes
     ----------
-    schedule : str
-        Loop order.
     rows : int
         Rows of every bank that its weights take.
     banks : int
@@ -67,7 +66,6 @@ class PimCost:
         Time of the refreshes served before the program (`TimingResult.refreshes_ahead`).
     """
 
-    schedule: str
     rows: int
     banks: int
     result_lanes: int
@@ -91,7 +89,6 @@ class PimCost:
         program, timing = run.program, run.timing
         ahead_ns = timing.refreshes_ahead * pim.timing.get("nRFC", 0) * pim.tCK_ns
         return cls(
-            schedule=program.schedule,
             rows=program.rows,
             banks=program.tile_banks // program.lanes,
             result_lanes=program.result_lanes,
@@ -140,6 +137,13 @@ class PimCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerPimCost(PimCost):
+    """The cost of PIM's part of a layer by one loop order."""
+
+    schedule: LoopOrder
+
+
+@dataclass(frozen=True, kw_only=True)
 class PimTarget:
     """The PIM device that programs are made for, and the profiler that times them.
 
@@ -167,13 +171,13 @@ class PimTarget:
         pim = replace(self.pim, sources={})
         return repr((pim, self.channels, self.dtype, self.profiler.identity, self.level))
 
-    def schedules(self, geometry: ConvGeometry) -> list[Schedule]:
+    def schedules(self, geometry: ConvGeometry) -> list[LoopOrder]:
         """All loop orders of the level for `geometry`."""
         return schedules(geometry, self.pim, self.dtype, self.level)
 
-    def require_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> None:
-        """Raise `PlanError`, naming the most similar ones, unless `schedule` is one of `schedules`."""
-        orders = [str(order) for order in self.schedules(geometry)]
+    def parse_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> LoopOrder:
+        """The one of `schedules` that a plan calls `schedule`; raises `PlanError`, with the most similar."""
+        orders = {str(order): order for order in self.schedules(geometry)}
         if schedule not in orders:
             similar = difflib.get_close_matches(schedule, orders, n=3, cutoff=0.0)
             names = ", ".join(map(repr, similar)) or "none"
@@ -182,92 +186,64 @@ class PimTarget:
                 "this "
                 f"layer has on '{self.pim.name}', such as {names}; without 'schedule' it is the fastest"
             )
+        return orders[schedule]
 
-    def program(
-        self,
-        geometry: ConvGeometry,
-        schedule: Schedule,
-        name: str,
-        pixel_begin: int = 0,
-        row_begin: int = 0,
-        only_busiest: bool = False,
-        to_time: bool = False,
-        initial: str = "",
-        added_channels: int = 0,
-        activation: str = "",
-    ) -> PimProgram:
-        """The program of the output pixels from `pixel_begin` on, with its weights from row `row_begin` on.
+    def program(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimProgram:
+        """The program of `request`, whose rows count from the first that tables of the device leave."""
+        request = replace(request, row_begin=self.pim.row_base + request.row_begin)
+        return lower(request, self.pim, dtype=self.dtype, channels=self.channels, limits=limits)
 
-        Parameters
-        ----------
-        only_busiest : bool
-            Keep only one of the busiest channels.
-        to_time : bool
-            Make a program that can only be timed (`lower`).
-        initial, added_channels, activation
-            See `PimProgram`.
-        """
-        return lower(
-            geometry,
-            self.pim,
-            region=name,
-            dtype=self.dtype,
-            channels=self.channels,
-            schedule=schedule,
-            pixel_begin=pixel_begin,
-            row_begin=self.pim.row_base + row_begin,
-            only_busiest=only_busiest,
-            timing_only=to_time,
-            initial=initial,
-            added_channels=added_channels,
-            activation=activation,
-        )
-
-    def run(self, geometry: ConvGeometry, schedule: Schedule, name: str) -> PimRun:
+    def run(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimRun:
         """A program with its timing."""
-        program = self.program(geometry, schedule, name)
+        program = self.program(request, limits)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
     def cost(
         self,
         geometry: ConvGeometry,
-        schedule: Schedule,
+        schedule: LoopOrder,
         name: str,
         split: Split = WHOLE,
         initial: str = "",
         activation: str = "",
-    ) -> PimCost:
+    ) -> LayerPimCost:
         """The cost of PIM's part of a layer."""
-        part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(
-            part, schedule, name, begin, to_time=True, initial=initial, activation=activation
+        request = replace(
+            _part_request(geometry, schedule, name, split), initial=initial, activation=activation
         )
-        run = PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
-        return PimCost.from_run(run, self.pim)
+        run = self.run(request, LoweringLimits(timing_only=True))
+        return LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, self.pim)))
 
     def busiest_ns(
-        self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE
+        self, geometry: ConvGeometry, schedule: LoopOrder, name: str, split: Split = WHOLE
     ) -> float:
         """Time of one of the busiest channels: a lower bound of the time of all."""
-        part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
-        return self.profiler.time_program(program, self.pim).time_ns
+        limits = LoweringLimits(only_busiest=True, timing_only=True)
+        return self.run(_part_request(geometry, schedule, name, split), limits).timing.time_ns
 
-    def rank_schedules(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
+    def rank_schedules(self, geometry: ConvGeometry, name: str) -> list[LoopOrder]:
         """All loop orders of the whole layer, ranked by the time of one of its busiest channels."""
         return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
-    def part_schedule(self, geometry: ConvGeometry, name: str, layer_schedule: str, split: Split) -> Schedule:
+    def part_schedule(
+        self, geometry: ConvGeometry, name: str, layer_schedule: LoopOrder, split: Split
+    ) -> LoopOrder:
         """The loop order of PIM's part: the layer's or, if that is impossible, the fastest for the part."""
-        schedule, part = Schedule.parse(layer_schedule), split.pim_part(geometry)
-        fits = part == geometry or schedule in self.schedules(part)
-        return schedule if fits else self.rank_schedules(part, name)[0]
+        part = split.pim_part(geometry)
+        fits = part == geometry or layer_schedule in self.schedules(part)
+        return layer_schedule if fits else self.rank_schedules(part, name)[0]
 
-    def whole_layer_costs(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
+    def whole_layer_costs(self, geometry: ConvGeometry, name: str) -> list[LayerPimCost]:
         """Costs of the whole layer on PIM by the two loop orders that rank best, the faster first."""
         # Ranks are of one channel; between the best two, the time of all channels decides.
         costs = [self.cost(geometry, schedule, name) for schedule in self.rank_schedules(geometry, name)[:2]]
         return sorted(costs, key=lambda cost: cost.time_ns)
+
+
+def _part_request(geometry: ConvGeometry, schedule: LoopOrder, name: str, split: Split) -> ProgramRequest:
+    """The request for PIM's part of a layer."""
+    part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
+    return ProgramRequest(name, part, schedule, pixel_begin=begin)
 
 
 def check_rows(subject: str, rows: int, pim: PimSpec, *levers: str) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
+from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import STORED_BYTES, ConvGeometry
 from pimflow.core.split import AXES, WHOLE, Split
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.schedule import Schedule
-from pimflow.placement.costs.pim_runs import PimCost, PimTarget
+from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget
 from pimflow.simulators.pim.bound import min_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
@@ -109,19 +109,19 @@ class LayerCosts:
 
     Attributes
     ----------
-    schedule : str
+    schedule : LoopOrder
         The fastest loop order for the whole layer.
     splits : tuple of Split
         Those that are candidates.
-    costs : tuple of (Split, PimCost)
+    costs : tuple of (Split, LayerPimCost)
         A split may occur several times, with different loop orders.
     least_ns : tuple of (Split, float)
         Lower bounds of the time of PIM's part.
     """
 
-    schedule: str
+    schedule: LoopOrder
     splits: tuple[Split, ...]
-    costs: tuple[tuple[Split, PimCost], ...]
+    costs: tuple[tuple[Split, LayerPimCost], ...]
     least_ns: tuple[tuple[Split, float], ...] = ()
 
 
@@ -196,11 +196,11 @@ class _SplitTiming:
         self.costs = {split: cost for split, cost in previous.costs if split != WHOLE} if previous else {}
         self.lower_bounds_ns = dict(previous.least_ns) if previous else {}
 
-    def _order(self, split: Split) -> Schedule:
+    def _order(self, split: Split) -> LoopOrder:
         layer = self.layer
         return layer.pim_target.part_schedule(layer.geometry, layer.name, self.schedule, split)
 
-    def cost(self, split: Split) -> PimCost:
+    def cost(self, split: Split) -> LayerPimCost:
         """The cost of PIM's part."""
         if split not in self.costs:
             layer, order = self.layer, self._order(split)

@@ -131,7 +131,7 @@ def _pipeline_obstacle(graph: RegionGraph, regions: Sequence[Region], modes: Seq
                 f"'{consumer.name}' is not the only one that reads '{producer.name}', or reads it otherwise"
             )
     for (producer, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
-        if pair == (Mode.PIM, Mode.PIM) and producer.epilogue:
+        if pair == (Mode.PIM, Mode.PIM) and producer.epilogue.operators:
             return f"what PIM leaves undone of '{producer.name}' needs the GPU before PIM can go on"
     return ""
 
@@ -141,9 +141,14 @@ def staging_obstacle(region: Region) -> str:
     g = region.geometry
     if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
         return "it is no convolution of one image"
-    moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue))
+    moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue.operators))
     reads_several = region.prologue and len(region.inputs) > 1
-    if reads_several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
+    if (
+        reads_several
+        or region.kernel.extra_output_elements
+        or moves
+        or region.output_shape != (1, g.oh, g.ow, g.oc)
+    ):
         return "its kernel does more than a convolution and what is elementwise around it"
     return ""
 

@@ -93,7 +93,7 @@ def _row(criterion: Criterion) -> list[float]:
     """The fields of `Criterion` in C++, in their order."""
     weights = [criterion.per_ns, criterion.per_pj, criterion.per_error]
     bytes_weights = [criterion.per_row_byte, criterion.per_filter_byte]
-    return [*weights, *bytes_weights, min(criterion.at_most, INFINITE), criterion.tolerance]
+    return [*weights, *bytes_weights, min(criterion.upper_bound, INFINITE), criterion.tolerance]
 
 
 def search(problem: PlacementProblem, query: SearchQuery) -> Labels:

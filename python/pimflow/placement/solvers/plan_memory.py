@@ -76,7 +76,7 @@ class PlanMemory:
     @functools.cached_property
     def _output_bytes(self) -> dict[str, int]:
         """Bytes of the network's outputs, which are fp32 whatever the storage type."""
-        outputs = (r for r in self.graph.regions if self.graph.returns_result(r.name) and not r.view)
+        outputs = (r for r in self.graph.regions if self.graph.returns_result(r.name) and not r.is_view)
         return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in outputs}
 
     def buffer_bytes(self, candidate: Candidate, moment: Moment) -> int:

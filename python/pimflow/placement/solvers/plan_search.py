@@ -105,11 +105,11 @@ class PlanSearch:
         """The query for `criteria` within the bounds of the goal."""
         goal, bounds = self.goal, list[Criterion]()
         if goal.max_latency_ns:
-            bounds.append(replace(LATENCY, at_most=goal.max_latency_ns * (1 + ROUNDING)))
+            bounds.append(replace(LATENCY, upper_bound=goal.max_latency_ns * (1 + ROUNDING)))
         if goal.max_energy_pj:
-            bounds.append(replace(self.energy, at_most=goal.max_energy_pj * (1 + ROUNDING)))
+            bounds.append(replace(self.energy, upper_bound=goal.max_energy_pj * (1 + ROUNDING)))
         if goal.max_error is not None:
-            bounds.append(replace(ERROR, at_most=goal.max_error + ROUNDING))
+            bounds.append(replace(ERROR, upper_bound=goal.max_error + ROUNDING))
         query = self._query_without_bounds([*criteria, *bounds])
         if math.isinf(max_memory_bytes):
             return query
@@ -118,7 +118,7 @@ class PlanSearch:
     def _with_capacity(self, query: SearchQuery) -> SearchQuery:
         """`query`, restricted to plans that fit PIM's channels, plain memory included."""
         capacity = channel_bytes(self.system)
-        rows = Criterion(per_row_byte=1.0, at_most=capacity)
+        rows = Criterion(per_row_byte=1.0, upper_bound=capacity)
         rows_and_filters = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
         criteria = [*query.criteria, rows, rows_and_filters]
         return replace(query, criteria=criteria, counts_memory=True, capacity_bytes=capacity)
@@ -241,7 +241,7 @@ class PlanSearch:
         criteria = [
             replace(
                 self.energy_latency_sum(per_ns),
-                at_most=max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
+                upper_bound=max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
                 * (1 + ROUNDING),
             )
             for per_ns in weights
@@ -288,7 +288,7 @@ class PlanSearch:
         )
         criteria = [
             replace(
-                criterion, at_most=max_value * (1 + ROUNDING), tolerance=tolerance * min_value / positions
+                criterion, upper_bound=max_value * (1 + ROUNDING), tolerance=tolerance * min_value / positions
             )
             for criterion, min_value, max_value in ends
         ]

@@ -71,7 +71,7 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             covered = {region.name for region in run}
             original = candidate.alternative.original
             readers = graph.consumers if original else graph.readers
-            returned = set(graph.outputs).difference(graph.kept_outputs if original else ())
+            returned = set(graph.outputs).difference(graph.extra_outputs if original else ())
             returned -= {region.name for region in run if region.operator == APPEND}
             is_closed = all(
                 covered.issuperset(readers[region.name]) and region.name not in returned
@@ -104,7 +104,7 @@ def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 def late_operands(region: Region) -> tuple[str, ...]:
     """Operands that only the epilogue of a layer reads, such as a residual."""
-    return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
+    return region.inputs[1:] if region.geometry and region.epilogue.operators and not region.prologue else ()
 
 
 def late_inputs(

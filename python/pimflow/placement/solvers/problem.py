@@ -63,15 +63,15 @@ class _Arrays:
 
 
 @dataclass(frozen=True)
-class _Move:
+class _Transform:
     """The cost for a group of reading a tensor in a layout."""
 
-    possible: bool = True
+    is_possible: bool = True
     task: Task | None = None
 
     @classmethod
-    def from_edge(cls, edge: EdgeCost) -> _Move:
-        """The move of a transform's cost; raises `AssertionError` if it holds several resources."""
+    def from_edge(cls, edge: EdgeCost) -> _Transform:
+        """The transform of an edge; raises `AssertionError` if it holds several resources."""
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")
         return cls(edge.possible, edge.task)
@@ -107,7 +107,7 @@ class _Reads:
         Regions whose epilogue may be deferred to these candidates.
     addends : set of str
         What the candidates' own deferred epilogue adds.
-    input_moves, result_moves : dict
+    input_transforms, result_transforms : dict
         By graph input, the cost of reading it; by region, that for each placement of its result.
     """
 
@@ -117,13 +117,13 @@ class _Reads:
     late: frozenset[str]
     deferrable: list[str]
     addends: set[str]
-    input_moves: dict[str, _Move]
-    result_moves: dict[str, list[_Move]]
+    input_transforms: dict[str, _Transform]
+    result_transforms: dict[str, list[_Transform]]
 
     def transform_resource(self, name: str) -> str:
         """The resource of all transforms for candidate `name`; empty without any."""
-        moves = itertools.chain(self.input_moves.values(), *self.result_moves.values())
-        resources = {move.task.resource for move in moves if move.task}
+        transforms = itertools.chain(self.input_transforms.values(), *self.result_transforms.values())
+        resources = {transform.task.resource for transform in transforms if transform.task}
         if len(resources) > 1:
             raise AssertionError(f"transforms for '{name}' run on several resources: {sorted(resources)}")
         return next(iter(resources), "")
@@ -151,14 +151,14 @@ class PlacementProblem:
             name: {(IN_GPU_CHANNELS, None): 0} for name in self._order
         }
         self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
-        self._may_defer: set[str] = set()
+        self._can_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
             for open_alternative in (candidate.requires_open, candidate.leaves_open):
                 self._open_alternatives.setdefault(open_alternative, len(self._open_alternatives))
             self._results[last].setdefault(self._result(candidate), len(self._results[last]))
             if candidate.deferred_epilogue:
-                self._may_defer.add(last)
+                self._can_defer.add(last)
 
     def _result(self, candidate: Candidate) -> _Result:
         return candidate.output, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
@@ -220,7 +220,7 @@ class PlacementProblem:
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
                 "region",
-                may_defer=int(region.name in self._may_defer),
+                can_defer=int(region.name in self._can_defer),
                 is_shared=int(self.graph.is_shared(region.name)),
                 live_end=end,
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
@@ -241,26 +241,26 @@ class PlacementProblem:
             "group",
             begin=position,
             end=position + len(representative.covers),
-            resumes=self._open_alternatives[representative.requires_open],
-            opens=self._open_alternatives[representative.leaves_open],
+            requires_open=self._open_alternatives[representative.requires_open],
+            leaves_open=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
-            needs_mode=uses_mode(representative.channel_mode),
-            leaves_mode=uses_mode(representative.final_channel_mode),
-            defers=int(bool(representative.deferred_epilogue)),
-            stays=int(representative.keeps_submission_open),
+            required_mode=uses_mode(representative.channel_mode),
+            final_mode=uses_mode(representative.final_channel_mode),
+            defers_epilogue=int(bool(representative.deferred_epilogue)),
+            keeps_submission_open=int(representative.keeps_submission_open),
             continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
-            possible=int(all(move.possible for move in reads.input_moves.values())),
-            fuses=int(representative.fuses_regions),
-            leaves_sum=int(representative.defers_partial_sum),
-            accepts_deferred=int(representative.fuses_epilogue),
+            is_possible=int(all(transform.is_possible for transform in reads.input_transforms.values())),
+            fuses_regions=int(representative.fuses_regions),
+            leaves_partial_sum=int(representative.defers_partial_sum),
+            fuses_epilogue=int(representative.fuses_epilogue),
             reads_previous=int(position == 0 or previous in reads.names),
             previous_is_late=int(previous in reads.late),
-            move_resource=self._resources[resource] if resource else -1,
-            move_ns=sum(move.ns for move in reads.input_moves.values()),
-            move_pj=sum(move.pj for move in reads.input_moves.values()),
+            transform_resource=self._resources[resource] if resource else -1,
+            transform_ns=sum(transform.ns for transform in reads.input_transforms.values()),
+            transform_pj=sum(transform.pj for transform in reads.input_transforms.values()),
         )
         self._append_operands(arrays, reads, position)
-        arrays.integers["inner_added"] += sorted(
+        arrays.integers["inner_addend"] += sorted(
             self._order[name] for name in reads.addends.intersection(representative.covers)
         )
         for name in reads.deferrable:
@@ -282,40 +282,40 @@ class PlacementProblem:
             regions=regions,
             results=results,
             late=plan_state.late_inputs(self.graph, candidate, ()),
-            deferrable=sorted(name for name in regions if name in results and name in self._may_defer),
+            deferrable=sorted(name for name in regions if name in results and name in self._can_defer),
             addends=set(last.inputs[last.operands :]) if candidate.deferred_epilogue else set(),
-            input_moves={
-                name: self._move(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
+            input_transforms={
+                name: self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
                 for name in names
                 if name not in self._order
             },
-            result_moves={
-                name: [self._move(name, placement, candidate) for placement, _ in self._results[name]]
+            result_transforms={
+                name: [self._transform(name, placement, candidate) for placement, _ in self._results[name]]
                 for name in regions
             },
         )
 
     def _append_operands(self, arrays: _Arrays, reads: _Reads, position: int) -> None:
-        for name, move in reads.input_moves.items():
-            if move.is_copy:
+        for name, transform in reads.input_transforms.items():
+            if transform.is_copy:
                 size = self.memory.size_bytes(name)
                 arrays.append("input_copy", order=reads.names.index(name), bytes=size)
         for name in reads.regions:
-            deferrable, moves = reads.deferrable, reads.result_moves[name]
+            deferrable, transforms = reads.deferrable, reads.result_transforms[name]
             arrays.append(
                 "operand",
                 region=self._order[name],
                 order=reads.names.index(name),
-                late=int(name in reads.late),
+                is_late=int(name in reads.late),
                 is_result=int(name in reads.results),
-                is_added=int(name in reads.addends),
+                is_addend=int(name in reads.addends),
                 deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
+                copy_outlives_source=int(self.memory.copy_bytes(name, position) > 0),
             )
-            arrays.integers["access_possible"] += [int(move.possible) for move in moves]
-            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves]
-            arrays.reals["access_ns"] += [move.ns for move in moves]
-            arrays.reals["access_pj"] += [move.pj for move in moves]
+            arrays.integers["access_is_possible"] += [int(transform.is_possible) for transform in transforms]
+            arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms]
+            arrays.reals["access_ns"] += [transform.ns for transform in transforms]
+            arrays.reals["access_pj"] += [transform.pj for transform in transforms]
 
     def _append_candidate(self, arrays: _Arrays, candidate: Candidate) -> None:
         self.candidates.append(candidate)
@@ -333,9 +333,9 @@ class PlacementProblem:
         for moment in candidate.footprint.run_moments:
             buffer_bytes = self.memory.buffer_bytes(candidate, moment)
             arrays.append(
-                "moment", own_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
+                "step", buffer_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
             )
-        arrays.end_row("candidate_moment_begin", "moment_reads")
+        arrays.end_row("candidate_step_begin", "step_reads")
 
     def _append_tasks(self, arrays: _Arrays, name: str, tasks: Iterable[Task]) -> None:
         columns, reals = arrays.integers, arrays.reals
@@ -357,10 +357,10 @@ class PlacementProblem:
             reals[f"{name}_execution_ns"].append(task.execution_ns)
             reals[f"{name}_energy_pj"].append(task.energy_pj)
 
-    def _move(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> _Move:
+    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> _Transform:
         if not self.table.transforms or placement == reader.input:
-            return _NO_MOVE
-        return _Move.from_edge(self.table.transform(tensor, placement, reader.input))
+            return _NO_TRANSFORM
+        return _Transform.from_edge(self.table.transform(tensor, placement, reader.input))
 
     @staticmethod
     def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
@@ -369,12 +369,12 @@ class PlacementProblem:
         return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
-_NO_MOVE = _Move()
+_NO_TRANSFORM = _Transform()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++
 _OPERAND = (
-    *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
-    *("operand_copy_outlives", "access_possible", "access_copied"),
+    *(f"operand_{name}" for name in ("region", "order", "is_late", "is_result", "is_addend", "deferred")),
+    *("operand_copy_outlives_source", "access_is_possible", "access_is_copied"),
 )
 # By column of offsets where a group's rows begin, the column that it indexes.
 _OFFSETS = {
@@ -382,7 +382,7 @@ _OFFSETS = {
     "group_transition_begin": "group_transition",
     "group_candidate_begin": "candidate_on_gpu",
     "group_input_copy_begin": "input_copy_order",
-    "group_inner_added_begin": "inner_added",
+    "group_inner_addend_begin": "inner_addend",
 }
 
 

@@ -11,13 +11,13 @@ from pimflow.core.candidate import Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """A weighted sum over a plan that is minimised, or bounded by `at_most`.
+    """A weighted sum over a plan that is minimised, or bounded by `upper_bound`.
 
     Attributes
     ----------
     per_ns, per_pj, per_error, per_row_byte, per_filter_byte : float
         Weights of the latency, the energy of the tasks, the error, the bytes of PIM's rows and of filters.
-    at_most : float
+    upper_bound : float
     tolerance : float
         In a front, how much worse a dominating label may be at each position.
     """
@@ -27,7 +27,7 @@ class Criterion:
     per_error: float = 0.0
     per_row_byte: float = 0.0
     per_filter_byte: float = 0.0
-    at_most: float = math.inf
+    upper_bound: float = math.inf
     tolerance: float = 0.0
 
     def value(self, latency_ns: float, energy_pj: float, candidates: Iterable[Candidate]) -> float:

@@ -10,15 +10,15 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr int kBehindAll = 1 << 30;
+constexpr int kAfterAll = 1 << 30;
 
 }  // namespace
 
 LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_memory, bool one_pool)
     : problem_(problem),
-      all_{{kBehindAll, 0, 0, kDone, -1, {}}},
-      shapes_{{kBehindAll, 0, {}}},
-      of_(problem.positions) {
+      all_{{kAfterAll, 0, 0, kDone, -1, {}}},
+      shapes_{{kAfterAll, 0, {}}},
+      result_ids_(problem.positions) {
   // By region, where groups begin that read it, each with the operand.
   std::vector<std::map<int, std::vector<std::pair<const Group*, const Operand*>>>> reads(problem.positions);
   for (const auto& groups : problem.groups) {
@@ -29,32 +29,32 @@ LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_m
   for (int n = 0; n < problem.positions; ++n) {
     const Region& region = problem.regions[n];
     const int layouts = static_cast<int>(region.layout_set.size());
-    of_[n].assign(layouts, std::vector<ResultId>(kDeferrals, 0));
+    result_ids_[n].assign(layouts, std::vector<ResultId>(kDeferrals, 0));
     for (int layout = 0; layout < layouts; ++layout) {
-      std::vector<ResultId>& ids = of_[n][layout];
+      std::vector<ResultId>& ids = result_ids_[n][layout];
       if (counts_memory && region.live_end > n && region.stored_bytes[layout] > 0) {
-        LiveResult stored{region.live_end - 1, 0, 0, kDone, -1, {}};
-        stored.live_end = region.live_end;
-        stored.alias = region.alias;
-        stored.set = one_pool ? 0 : region.layout_set[layout];
-        stored.bytes = region.stored_bytes[layout];
-        ids.assign(kDeferrals, Intern(std::move(stored)));
+        LiveResult stored_result{region.live_end - 1, 0, 0, kDone, -1, {}};
+        stored_result.live_end = region.live_end;
+        stored_result.alias = region.alias;
+        stored_result.set = one_pool ? 0 : region.layout_set[layout];
+        stored_result.bytes = region.stored_bytes[layout];
+        ids.assign(kDeferrals, Intern(std::move(stored_result)));
       }
       // From the last reader back to the first, which does the deferred epilogue.
-      for (auto at = reads[n].rbegin(); at != reads[n].rend(); ++at) {
-        std::vector<Access> by_group(problem.groups[at->first].size());
-        for (const auto& [group, operand] : at->second) {
+      for (auto reading = reads[n].rbegin(); reading != reads[n].rend(); ++reading) {
+        std::vector<Access> by_group(problem.groups[reading->first].size());
+        for (const auto& [group, operand] : reading->second) {
           Access& access = by_group[group->number] = operand->by_layout[layout];
-          if (!counts_time) access.late = false, access.ns = access.pj = 0;
+          if (!counts_time) access.is_late = false, access.ns = access.pj = 0;
         }
-        const ResultId done = ids[kDone];
-        if (region.may_defer) {
+        const ResultId fused_id = ids[kDone];
+        if (region.can_defer) {
           for (int deferral : {kEpilogue, kPartialSum}) {
-            ids[deferral] = Intern({at->first, ids[deferral], done, deferral, n, by_group});
+            ids[deferral] = Intern({reading->first, ids[deferral], fused_id, deferral, n, by_group});
           }
         }
         for (Access& access : by_group) access.deferred = -1, access.is_result = true;  // nothing is deferred
-        ids[kDone] = Intern({at->first, done, done, kDone, -1, std::move(by_group)});
+        ids[kDone] = Intern({reading->first, fused_id, fused_id, kDone, -1, std::move(by_group)});
       }
     }
   }
@@ -64,15 +64,15 @@ ResultId LiveResults::Intern(LiveResult result) {
   ReadShape shape{result.position, all_[result.next].shape, {}};
   for (size_t g = 0; g < result.by_group.size(); ++g) {
     const Access& access = result.by_group[g];
-    if (access.reads) shape.groups.emplace_back(static_cast<int>(g), access.late);
+    if (access.reads) shape.groups.emplace_back(static_cast<int>(g), access.is_late);
   }
   if (shape.groups.empty()) {
     result.shape = shape.next;
   } else {
-    const auto [at, fresh] =
+    const auto [entry, is_new] =
         shape_ids_.emplace(std::make_tuple(shape.position, shape.next, shape.groups), shapes());
-    if (fresh) shapes_.push_back(shape);
-    result.shape = at->second;
+    if (is_new) shapes_.push_back(shape);
+    result.shape = entry->second;
   }
   if (result.next) {
     const LiveResult& next = all_[result.next];
@@ -80,32 +80,32 @@ ResultId LiveResults::Intern(LiveResult result) {
   }
   std::string key;
   const auto add = [&](double value) { key.append(reinterpret_cast<const char*>(&value), sizeof value); };
-  for (double value : {double(result.position), double(result.next), double(result.next_if_done),
+  for (double value : {double(result.position), double(result.next), double(result.next_if_fused),
                        double(result.deferral), double(result.region), double(result.live_end), double(result.alias),
-                       double(result.set), double(result.is_added), result.bytes}) {
+                       double(result.set), double(result.is_addend), result.bytes}) {
     add(value);
   }
   for (size_t g = 0; g < result.by_group.size(); ++g) {
     const Access& a = result.by_group[g];
     if (!a.reads) continue;
-    for (double value : {double(g), double(a.late), double(a.is_result), double(a.possible), double(a.copied),
-                         double(a.operand), double(a.deferred), double(a.added), a.ns, a.pj}) {
+    for (double value : {double(g), double(a.is_late), double(a.is_result), double(a.is_possible), double(a.is_copied),
+                         double(a.operand), double(a.deferred), double(a.addend), a.ns, a.pj}) {
       add(value);
     }
   }
-  const auto [at, fresh] = ids_.emplace(std::move(key), static_cast<ResultId>(all_.size()));
-  if (fresh) all_.push_back(std::move(result));
-  return at->second;
+  const auto [entry, is_new] = ids_.emplace(std::move(key), static_cast<ResultId>(all_.size()));
+  if (is_new) all_.push_back(std::move(result));
+  return entry->second;
 }
 
-ResultId LiveResults::Added(int region, int set, int position) {
-  LiveResult added{position, 0, 0, kDone, -1, {}};
-  added.is_added = true;
-  added.live_end = problem_.regions[region].live_end;
-  added.alias = problem_.positions + region;  // stored once, although several deferred epilogues may add it
-  added.set = set;
-  added.bytes = problem_.regions[region].tensor_bytes;
-  return Intern(std::move(added));
+ResultId LiveResults::InternAddend(int region, int set, int position) {
+  LiveResult addend{position, 0, 0, kDone, -1, {}};
+  addend.is_addend = true;
+  addend.live_end = problem_.regions[region].live_end;
+  addend.alias = problem_.positions + region;  // stored once, although several deferred epilogues may add it
+  addend.set = set;
+  addend.bytes = problem_.regions[region].tensor_bytes;
+  return Intern(std::move(addend));
 }
 
 }  // namespace placement

@@ -28,14 +28,14 @@ constexpr int kDeferrals = 3;
 /*! \brief A result until its next reader, and what it becomes after that. */
 struct LiveResult {
   int position;                // of its next reader
-  ResultId next, next_if_done;  // after that reader, if the epilogue stays deferred and if the reader does it
+  ResultId next, next_if_fused;  // after that reader, if the epilogue stays deferred and if the reader does it
   int deferral;
   int region;                   // where something is deferred, else -1
   std::vector<Access> by_group;  // groups that begin at `position`; empty if it is only stored until then
   int shape = 0;
   // If memory counts: the position from which on it is dead, its alias class, its set of channels.
   int live_end = 0, alias = -1, set = 0;
-  bool is_added = false;  // kept for a deferred epilogue once it is dead
+  bool is_addend = false;  // kept for a deferred epilogue once it is dead
   double bytes = 0;
 };
 
@@ -52,15 +52,15 @@ class LiveResults {
   const LiveResult& operator[](ResultId id) const { return all_[id]; }
   const ReadShape& Shape(int shape) const { return shapes_[shape]; }
   int shapes() const { return static_cast<int>(shapes_.size()); }
-  ResultId Of(int region, int layout, Deferral deferral) const { return of_[region][layout][deferral]; }
-  int ShapeOf(int region) const { return all_[of_[region][0][kDone]].shape; }
+  ResultId FindResult(int region, int layout, Deferral deferral) const { return result_ids_[region][layout][deferral]; }
+  int ResultShape(int region) const { return all_[result_ids_[region][0][kDone]].shape; }
   /*! \brief The result as it is at `position`. */
-  ResultId At(ResultId id, int position) const {
+  ResultId AdvanceResult(ResultId id, int position) const {
     while (all_[id].position < position) id = all_[id].next;
     return id;
   }
   /*! \brief A tensor that a deferred epilogue still adds, live until `position` is done. */
-  ResultId Added(int region, int set, int position);
+  ResultId InternAddend(int region, int set, int position);
 
  private:
   ResultId Intern(LiveResult result);
@@ -70,7 +70,7 @@ class LiveResults {
   std::vector<ReadShape> shapes_;
   std::map<std::string, ResultId> ids_;
   std::map<std::tuple<int, int, std::vector<std::pair<int, bool>>>, int> shape_ids_;
-  std::vector<std::vector<std::vector<ResultId>>> of_;  // by region, layout and deferral
+  std::vector<std::vector<std::vector<ResultId>>> result_ids_;  // by region, layout and deferral
 };
 
 }  // namespace placement

@@ -20,68 +20,69 @@ namespace {
 using Beams = std::vector<int64_t>;
 const Beams kBeams = {100, 10000, 0};  // the plan of a quick search is an upper bound for the next one
 const Beams kQuickBeams = {100, 10000};
-const Beams kBeamsBesidePlan = {10000, 0};
+const Beams kBeamsWithPlan = {10000, 0};
 constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
-double ValueOf(const LabelSearch& search, const Result& result) {
+double BestValue(const LabelSearch& search, const Result& result) {
   return result.solutions.empty() ? kInfinite : search.Value(result.solutions[0]);
 }
 
-/*! \brief The best plan of a value of at most `at_most`. */
-Result BestBelow(LabelSearch& search, double at_most, const Beams& beams) {
+/*! \brief The best plan of a value of at most `upper_bound`. */
+Result FindBestPlan(LabelSearch& search, double upper_bound, const Beams& beams) {
   Result best;
   double bound = -kInfinite;
-  search.SetMost(at_most);
+  search.SetUpperBound(upper_bound);
   for (int64_t beam : beams) {
     Result next = search.Run(beam, !best.solutions.empty());
     if (next.solutions.empty()) next.solutions = std::move(best.solutions);
     best = std::move(next);
-    const double value = ValueOf(search, best);
+    const double value = BestValue(search, best);
     bound = std::max(bound, std::min(best.bound, value));
-    if (bound >= value || (value < kInfinite && search.IsLate())) break;
-    if (value < kInfinite) search.SetMost(value * (1 + kRounding));
+    if (bound >= value || (value < kInfinite && search.IsTimeUp())) break;
+    if (value < kInfinite) search.SetUpperBound(value * (1 + kRounding));
   }
   best.bound = bound;
   return best;
 }
 
-/*! \brief The plans whose pools take at most `most`; plans whose pools take less than `least` are in other boxes. */
-struct Box {
+/*! \brief The plans whose pools take at most `max_bytes`; plans whose pools take less than `min_bytes` are in other
+ * boxes. */
+struct PoolBox {
   double bound;  // lower bound of their values
-  PoolBytes least, most;
+  PoolBytes min_bytes, max_bytes;
   Result best;   // of a box that contains this one
 
-  bool operator<(const Box& other) const { return bound > other.bound; }  // the smallest bound comes first
-  bool HoldsItsBest() const {
+  bool operator<(const PoolBox& box) const { return bound > box.bound; }  // the smallest bound comes first
+  bool HasBestPlan() const {
     if (best.solutions.empty()) return false;
     for (int set = 0; set < kChannelSets; ++set) {
-      if (best.solutions[0].peaks[set] > most[set]) return false;
+      if (best.solutions[0].peaks[set] > max_bytes[set]) return false;
     }
     return true;
   }
   /*! \brief Bound each pool by what the minima of the others leave of the budget; false if the box is empty. */
   bool Shrink(double budget) {
-    const double least_sum = std::accumulate(least.begin(), least.end(), 0.0);
+    const double min_sum_bytes = std::accumulate(min_bytes.begin(), min_bytes.end(), 0.0);
     for (int set = 0; set < kChannelSets; ++set) {
-      most[set] = std::min(most[set], budget - (least_sum - least[set]));
-      if (most[set] < least[set]) return false;
+      max_bytes[set] = std::min(max_bytes[set], budget - (min_sum_bytes - min_bytes[set]));
+      if (max_bytes[set] < min_bytes[set]) return false;
     }
     return true;
   }
 };
 
 /*! \brief Split a box in two along one pool, so that neither allows the pools of its best plan. */
-std::array<Box, 2> Split(const Box& box, double budget) {
+std::array<PoolBox, 2> Split(const PoolBox& box, double budget) {
   const Solution& plan = box.best.solutions[0];
   int widest = 0;
   for (int set = 1; set < kChannelSets; ++set) {
-    if (plan.peaks[set] - box.least[set] > plan.peaks[widest] - box.least[widest]) widest = set;
+    if (plan.peaks[set] - box.min_bytes[set] > plan.peaks[widest] - box.min_bytes[widest]) widest = set;
   }
   const double less = std::max((plan.pool_bytes - budget) / 2, 1.0);
-  const double at = std::floor(std::max(box.least[widest], plan.peaks[widest] - less));
-  std::array<Box, 2> halves{box, box};
-  halves[0].most[widest] = at;
-  halves[1].least[widest] = at + 1;
+  const double split_bytes = std::floor(std::max(box.min_bytes[widest], plan.peaks[widest] - less));
+  std::array<PoolBox, 2> halves{box, box};
+  halves[0].max_bytes[widest] = split_bytes;
+  halves[1].min_bytes[widest] = split_bytes + 1;
   return halves;
 }
 
@@ -91,56 +92,56 @@ std::array<Box, 2> Split(const Box& box, double budget) {
  * If each pool has a bound of its own, labels need not compare peaks: a search is as fast as one without memory. Boxes
  * are split until the best plan of each keeps to the budget, or is no better than a known plan.
  */
-Result BestWithinBudget(LabelSearch& search, const Question& question) {
-  const double budget = question.max_memory_bytes;
-  const int64_t compared = question.compared_labels;
+Result BranchOnPools(LabelSearch& search, const Query& query) {
+  const double budget = query.max_memory_bytes;
+  const int64_t compared = query.compared_labels;
   Beams quick;
   for (int64_t beam : kQuickBeams) quick.push_back(std::min(beam, compared));
-  Result best = BestBelow(search, question.criteria[0].at_most, quick);
-  const double known = ValueOf(search, best);
-  if (known < kInfinite && best.bound >= known) return best;
-  if (const std::optional<Result> whole = search.RunWhole(compared)) return *whole;
-  double at_most = std::min(question.criteria[0].at_most, ValueOf(search, best) * (1 - kRounding));
+  Result best = FindBestPlan(search, query.criteria[0].upper_bound, quick);
+  const double value = BestValue(search, best);
+  if (value < kInfinite && best.bound >= value) return best;
+  if (const std::optional<Result> whole = search.RunExact(compared)) return *whole;
+  double upper_bound = std::min(query.criteria[0].upper_bound, BestValue(search, best) * (1 - kRounding));
   best.bound = kInfinite;  // of the boxes so far
-  std::priority_queue<Box> boxes;
+  std::priority_queue<PoolBox> boxes;
   boxes.push({-kInfinite, {}, {budget, budget, budget}, {}});
   while (!boxes.empty()) {
-    Box box = boxes.top();
+    PoolBox box = boxes.top();
     boxes.pop();
-    if (box.bound > at_most) break;  // so are all other boxes
-    if (search.IsLate()) {
+    if (box.bound > upper_bound) break;  // so are all other boxes
+    if (search.IsTimeUp()) {
       best.bound = std::min(best.bound, box.bound);
       break;
     }
-    if (!box.HoldsItsBest()) {
-      search.BoundPools(box.most);
-      box.best = BestBelow(search, at_most, kBeamsBesidePlan);
+    if (!box.HasBestPlan()) {
+      search.BoundPools(box.max_bytes);
+      box.best = FindBestPlan(search, upper_bound, kBeamsWithPlan);
       box.bound = std::max(box.bound, box.best.bound);
       best.labels += box.best.labels;
-      best.most_labels = std::max(best.most_labels, box.best.most_labels);
+      best.max_labels_at_position = std::max(best.max_labels_at_position, box.best.max_labels_at_position);
     }
     if (!box.best.solutions.empty() && box.best.solutions[0].pool_bytes > budget) {
-      for (const Box& half : Split(box, budget)) {
-        if (Box part = half; part.Shrink(budget)) boxes.push(std::move(part));
+      for (const PoolBox& half : Split(box, budget)) {
+        if (PoolBox part = half; part.Shrink(budget)) boxes.push(std::move(part));
       }
       continue;
     }
     best.bound = std::min(best.bound, box.bound);
     if (box.best.solutions.empty()) continue;
     best.solutions = std::move(box.best.solutions);
-    at_most = ValueOf(search, best) * (1 - kRounding);
+    upper_bound = BestValue(search, best) * (1 - kRounding);
   }
-  best.dropped = best.bound;
-  best.bound = std::min(best.bound, ValueOf(search, best));
+  best.dropped_bound = best.bound;
+  best.bound = std::min(best.bound, BestValue(search, best));
   return best;
 }
 
 }  // namespace
 
-Result Minimise(LabelSearch& search, const Question& question) {
-  if (question.minimises_memory) return BestBelow(search, question.max_memory_bytes, kBeams);
-  const bool shares_budget = question.counts_memory && question.capacity_bytes >= kInfinite;
-  return shares_budget ? BestWithinBudget(search, question) : BestBelow(search, question.criteria[0].at_most, kBeams);
+Result Minimise(LabelSearch& search, const Query& query) {
+  if (query.minimises_memory) return FindBestPlan(search, query.max_memory_bytes, kBeams);
+  const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
+  return shares_budget ? BranchOnPools(search, query) : FindBestPlan(search, query.criteria[0].upper_bound, kBeams);
 }
 
 }  // namespace placement

@@ -11,7 +11,7 @@ namespace pimflow {
 namespace placement {
 
 /*! \brief The best plan, and a lower bound of the value of all plans. */
-Result Minimise(LabelSearch& search, const Question& question);
+Result Minimise(LabelSearch& search, const Query& query);
 
 }  // namespace placement
 }  // namespace pimflow

@@ -37,38 +37,39 @@ std::vector<Task> ReadTasks(const Arrays& arrays, const std::string& prefix) {
   return tasks;
 }
 
-/*! \brief `tasks` after the tasks `before`, which run in sequence. */
-std::vector<Task> Chained(std::vector<Task> before, const std::vector<Task>& tasks) {
-  const int first = static_cast<int>(before.size());
-  if (!first) return tasks;
-  for (int i = 0; i < first; ++i) before[i].after = i ? std::vector<int>{i - 1} : std::vector<int>{};
+/*! \brief `tasks` after the tasks `preceding`, which run in sequence. */
+std::vector<Task> PrependTasks(std::vector<Task> preceding, const std::vector<Task>& tasks) {
+  const int offset = static_cast<int>(preceding.size());
+  if (!offset) return tasks;
+  for (int i = 0; i < offset; ++i) preceding[i].after = i ? std::vector<int>{i - 1} : std::vector<int>{};
   for (const Task& task : tasks) {
-    before.push_back(task);
-    for (int& i : before.back().after) i += first;
-    if (task.after.empty()) before.back().after = {first - 1};
+    preceding.push_back(task);
+    for (int& i : preceding.back().after) i += offset;
+    if (task.after.empty()) preceding.back().after = {offset - 1};
   }
-  return before;
+  return preceding;
 }
 
 /*! \brief Shorten the first launch on PIM by the time to ready its channels (`core.candidate.overlap_first_launch`). */
-void LaunchBeside(std::vector<Task>& tasks, int pim) {
-  size_t before = 0;
+void OverlapFirstLaunch(std::vector<Task>& tasks, int pim) {
+  size_t readying_tasks = 0;
   double readied_ns = 0;
-  for (; before < tasks.size() && tasks[before].readies_channels; ++before) readied_ns += tasks[before].execution_ns;
+  for (; readying_tasks < tasks.size() && tasks[readying_tasks].readies_channels; ++readying_tasks)
+    readied_ns += tasks[readying_tasks].execution_ns;
   for (Task& task : tasks) {
     if (task.resource != pim || task.launch_ns == 0) continue;
-    const auto waits = [&](int i) { return i >= static_cast<int>(before); };
-    if (std::none_of(task.after.begin(), task.after.end(), waits)) {
+    const auto waits_for_task = [&](int i) { return i >= static_cast<int>(readying_tasks); };
+    if (std::none_of(task.after.begin(), task.after.end(), waits_for_task)) {
       task.launch_ns = std::max(task.launch_ns - readied_ns, 0.0);
     }
     return;
   }
 }
 
-bool Holds(const Task& task, int resource) { return task.resource == resource || task.also >> resource & 1; }
+bool UsesResource(const Task& task, int resource) { return task.resource == resource || task.also >> resource & 1; }
 
 /*! \brief By task, a lower bound of its start after the begin (of task `first`, unless that is negative). */
-std::vector<double> Starts(const std::vector<Task>& tasks, int resources, int first) {
+std::vector<double> StartBounds(const std::vector<Task>& tasks, int resources, int first) {
   std::vector<double> starts, free(resources, kNever);
   for (int i = 0; i < static_cast<int>(tasks.size()); ++i) {
     double start = first < 0 || first == i ? 0 : kNever;
@@ -76,19 +77,19 @@ std::vector<double> Starts(const std::vector<Task>& tasks, int resources, int fi
       if (IsTime(starts[j])) start = std::max(start, starts[j] + tasks[j].execution_ns);
     }
     for (int r = 0; r < resources; ++r) {
-      if (Holds(tasks[i], r)) start = std::max(start, free[r]);
+      if (UsesResource(tasks[i], r)) start = std::max(start, free[r]);
     }
     starts.push_back(start);
     for (int r = 0; r < resources; ++r) {
-      if (Holds(tasks[i], r)) free[r] = IsTime(start) ? start + tasks[i].execution_ns : kNever;
+      if (UsesResource(tasks[i], r)) free[r] = IsTime(start) ? start + tasks[i].execution_ns : kNever;
     }
   }
   return starts;
 }
 
-double Executing(const std::vector<Task>& tasks, int resources, int first) {
+double ExecutionPath(const std::vector<Task>& tasks, int resources, int first) {
   double longest = 0;
-  const std::vector<double> starts = Starts(tasks, resources, first);
+  const std::vector<double> starts = StartBounds(tasks, resources, first);
   for (size_t i = 0; i < tasks.size(); ++i) {
     if (IsTime(starts[i])) longest = std::max(longest, starts[i] + tasks[i].execution_ns);
   }
@@ -96,38 +97,38 @@ double Executing(const std::vector<Task>& tasks, int resources, int first) {
 }
 
 /*! \brief Launches that are issued ahead: shorten each by what the tasks before it hide (`solvers.launches`). */
-void LaunchAhead(Expanded& expanded, int resources, bool follows) {
+void HideLaunches(ExpandedCandidate& expanded, int resources, bool follows) {
   std::vector<Task>& tasks = expanded.tasks;
   if (std::none_of(tasks.begin(), tasks.end(), [](const Task& task) { return task.launch_ns != 0; })) return;
-  std::vector<double> ends, free(resources, 0), held(resources, 0), before(resources, -1);
-  const std::vector<double> starts = Starts(tasks, resources, -1);
+  std::vector<double> ends, free(resources, 0), busy_ns(resources, 0), previous_ns(resources, -1);
+  const std::vector<double> starts = StartBounds(tasks, resources, -1);
   for (size_t i = 0; i < tasks.size(); ++i) ends.push_back(starts[i] + tasks[i].execution_ns);
   for (size_t i = 0; i < tasks.size(); ++i) {
     Task& task = tasks[i];
-    const double hidden = before[task.resource];
-    if (task.launch_ns != 0 && hidden < 0) {
-      double waits = free[task.resource];
-      for (int j : task.after) waits = std::max(waits, ends[j]);
-      expanded.first.emplace_back(static_cast<int>(i), follows ? waits : held[task.resource]);
+    const double overlap_ns = previous_ns[task.resource];
+    if (task.launch_ns != 0 && overlap_ns < 0) {
+      double begin_ns = free[task.resource];
+      for (int j : task.after) begin_ns = std::max(begin_ns, ends[j]);
+      expanded.first_launches.emplace_back(static_cast<int>(i), follows ? begin_ns : busy_ns[task.resource]);
     }
-    const bool launched = task.launch_ns != 0 || hidden >= 0;
-    if (hidden >= 0) task.launch_ns = std::max(task.launch_ns - hidden, 0.0);
+    const bool launched = task.launch_ns != 0 || overlap_ns >= 0;
+    if (overlap_ns >= 0) task.launch_ns = std::max(task.launch_ns - overlap_ns, 0.0);
     for (int r = 0; r < resources; ++r) {
-      if (!Holds(task, r)) continue;
-      if (launched) before[r] = task.execution_ns;
+      if (!UsesResource(task, r)) continue;
+      if (launched) previous_ns[r] = task.execution_ns;
       free[r] = ends[i];
-      held[r] += task.execution_ns;
+      busy_ns[r] += task.execution_ns;
     }
   }
 }
 
 /*! \brief The work that the tasks, with their whole launches, leave in progress: later launches overlap it. */
-void LeaveRunning(Expanded& expanded, const std::vector<Task>& tasks, const Problem& problem) {
+void SetLaunchQueues(ExpandedCandidate& expanded, const std::vector<Task>& tasks, const Problem& problem) {
   const int resources = problem.resources;
   std::vector<int> last(resources, -1);
   for (size_t i = 0; i < tasks.size(); ++i) {
     for (int r = 0; r < resources; ++r) {
-      if (Holds(tasks[i], r) && (last[r] < 0 || tasks[i].launch_ns != 0 || tasks[i].launched)) {
+      if (UsesResource(tasks[i], r) && (last[r] < 0 || tasks[i].launch_ns != 0 || tasks[i].launched)) {
         last[r] = static_cast<int>(i);
       }
     }
@@ -136,11 +137,11 @@ void LeaveRunning(Expanded& expanded, const std::vector<Task>& tasks, const Prob
     if (last[r] < 0 || r == problem.crossbar) continue;
     const double longest = problem.longest_launch_ns[r];
     expanded.queues[r] = {true, std::min(tasks[last[r]].execution_ns, longest),
-                          std::min(Executing(tasks, resources, last[r]), longest)};
+                          std::min(ExecutionPath(tasks, resources, last[r]), longest)};
   }
   const auto& launches = problem.longest_launch_ns;
   const double longest = launches.empty() ? 0 : *std::max_element(launches.begin(), launches.end());
-  expanded.executing_ns = std::min(Executing(tasks, resources, -1), longest);
+  expanded.path_ns = std::min(ExecutionPath(tasks, resources, -1), longest);
 }
 
 }  // namespace
@@ -165,14 +166,14 @@ Problem::Problem(const Arrays& arrays) {
 void Problem::ReadRegions(const Arrays& arrays) {
   const int64_t *readers = arrays.Integers("region_reader_begin"), *reader = arrays.Integers("reader"),
                 *layouts = arrays.Integers("region_layout_begin"), *set = arrays.Integers("layout_set"),
-                *defers = arrays.Integers("region_may_defer"), *shared = arrays.Integers("region_is_shared"),
+                *defers_epilogue = arrays.Integers("region_can_defer"), *shared = arrays.Integers("region_is_shared"),
                 *live_end = arrays.Integers("region_live_end"), *alias = arrays.Integers("region_alias");
   const double *stored = arrays.Reals("layout_bytes"), *tensor = arrays.Reals("region_tensor_bytes");
   for (int i = 0; i < positions; ++i) {
     regions.push_back({{reader + readers[i], reader + readers[i + 1]},
                        {set + layouts[i], set + layouts[i + 1]},
                        {stored + layouts[i], stored + layouts[i + 1]},
-                       defers[i] != 0,
+                       defers_epilogue[i] != 0,
                        shared[i] != 0,
                        static_cast<int>(live_end[i]),
                        static_cast<int>(alias[i]),
@@ -183,59 +184,64 @@ void Problem::ReadRegions(const Arrays& arrays) {
 void Problem::ReadCandidates(const Arrays& arrays) {
   const std::vector<Task> tasks = ReadTasks(arrays, "task");
   const double *error = arrays.Reals("candidate_error"), *rows = arrays.Reals("candidate_row_bytes"),
-               *filters = arrays.Reals("candidate_filter_bytes"), *own = arrays.Reals("moment_own_bytes");
-  const int64_t *on_gpu = arrays.Integers("candidate_on_gpu"), *plain = arrays.Integers("candidate_plain_memory"),
+               *filters = arrays.Reals("candidate_filter_bytes"), *buffer_bytes = arrays.Reals("step_buffer_bytes");
+  const int64_t *on_gpu = arrays.Integers("candidate_on_gpu"),
+                *plain_memory = arrays.Integers("candidate_plain_memory"),
                 *continues = arrays.Integers("candidate_continues"),
                 *task_begin = arrays.Integers("candidate_task_begin"),
-                *moment_begin = arrays.Integers("candidate_moment_begin"), *reads = arrays.Integers("moment_reads"),
-                *writes = arrays.Integers("moment_writes");
+                *step_begin = arrays.Integers("candidate_step_begin"), *reads = arrays.Integers("step_reads"),
+                *writes = arrays.Integers("step_writes");
   for (int64_t i = 0; i < arrays.Size("candidate_error"); ++i) {
-    Candidate c{error[i], rows[i], filters[i], on_gpu[i] != 0, plain[i] != 0, continues[i] != 0, {}, {}};
+    Candidate c{error[i], rows[i], filters[i], on_gpu[i] != 0, plain_memory[i] != 0, continues[i] != 0, {}, {}};
     c.tasks.assign(tasks.begin() + task_begin[i], tasks.begin() + task_begin[i + 1]);
-    for (int64_t m = moment_begin[i]; m < moment_begin[i + 1]; ++m) c.moments.push_back({own[m], reads[m] != 0, writes[m] != 0});
+    for (int64_t m = step_begin[i]; m < step_begin[i + 1]; ++m)
+      c.allocation_steps.push_back({buffer_bytes[m], reads[m] != 0, writes[m] != 0});
     candidates.push_back(std::move(c));
   }
 }
 
 void Problem::ReadGroups(const Arrays& arrays) {
   const auto column = [&](const char* name) { return arrays.Integers(std::string("group_") + name); };
-  const int64_t *begin = column("begin"), *end = column("end"), *resumes = column("resumes"), *opens = column("opens"),
-                *layout = column("layout"), *needs = column("needs_mode"), *leaves = column("leaves_mode"),
-                *defers = column("defers"), *stays = column("stays"), *continues = column("continues"),
-                *possible = column("possible"), *fuses = column("fuses"), *leaves_sum = column("leaves_sum"),
-                *accepts = column("accepts_deferred"), *move_resource = column("move_resource"),
-                *operand_begin = column("operand_begin"), *transition_begin = column("transition_begin"),
-                *candidate_begin = column("candidate_begin"), *reads_previous = column("reads_previous"),
-                *previous_is_late = column("previous_is_late"),
+  const int64_t *begin = column("begin"), *end = column("end"), *requires_open = column("requires_open"),
+                *leaves_open = column("leaves_open"), *layout = column("layout"), *needs = column("required_mode"),
+                *leaves = column("final_mode"), *defers_epilogue = column("defers_epilogue"),
+                *keeps_submission_open = column("keeps_submission_open"), *continues = column("continues"),
+                *is_possible = column("is_possible"), *fuses_regions = column("fuses_regions"),
+                *leaves_partial_sum = column("leaves_partial_sum"), *accepts = column("fuses_epilogue"),
+                *transform_resource = column("transform_resource"), *operand_begin = column("operand_begin"),
+                *transition_begin = column("transition_begin"), *candidate_begin = column("candidate_begin"),
+                *reads_previous = column("reads_previous"), *previous_is_late = column("previous_is_late"),
                 *input_copy_begin = column("input_copy_begin"), *input_order = arrays.Integers("input_copy_order"),
-                *inner_added_begin = column("inner_added_begin"), *inner_added = arrays.Integers("inner_added");
-  const double *move_ns = arrays.Reals("group_move_ns"), *move_pj = arrays.Reals("group_move_pj"),
+                *inner_added_begin = column("inner_addend_begin"), *inner_addends = arrays.Integers("inner_addend");
+  const double *transform_ns = arrays.Reals("group_transform_ns"), *transform_pj = arrays.Reals("group_transform_pj"),
                *input_bytes = arrays.Reals("input_copy_bytes");
   const int64_t* transition = arrays.Integers("group_transition");
   groups.resize(positions);
   int next_candidate = 0;
   int64_t access = 0;
   for (int64_t i = 0; i < arrays.Size("group_begin"); ++i) {
-    Group g{};
-    g.id = static_cast<int>(i);
-    g.begin = static_cast<int>(begin[i]), g.end = static_cast<int>(end[i]);
-    g.number = static_cast<int>(groups[g.begin].size());
-    g.resumes = static_cast<int>(resumes[i]), g.opens = static_cast<int>(opens[i]);
-    g.layout = static_cast<int>(layout[i]);
-    g.needs_mode = static_cast<int>(needs[i]), g.leaves_mode = static_cast<int>(leaves[i]);
-    g.defers = defers[i], g.stays = stays[i], g.continues = continues[i], g.possible = possible[i];
-    g.fuses = fuses[i], g.leaves_sum = leaves_sum[i], g.accepts_deferred = accepts[i];
-    g.move_ns = move_ns[i], g.move_pj = move_pj[i];
-    g.move_resource = static_cast<int>(move_resource[i]);
-    g.transitions.assign(transition + transition_begin[i], transition + transition_begin[i + 1]);
-    g.reads_previous = reads_previous[i], g.previous_is_late = previous_is_late[i];
+    Group group{};
+    group.id = static_cast<int>(i);
+    group.begin = static_cast<int>(begin[i]), group.end = static_cast<int>(end[i]);
+    group.number = static_cast<int>(groups[group.begin].size());
+    group.requires_open = static_cast<int>(requires_open[i]), group.leaves_open = static_cast<int>(leaves_open[i]);
+    group.layout = static_cast<int>(layout[i]);
+    group.required_mode = static_cast<int>(needs[i]), group.final_mode = static_cast<int>(leaves[i]);
+    group.defers_epilogue = defers_epilogue[i], group.keeps_submission_open = keeps_submission_open[i],
+    group.continues = continues[i], group.is_possible = is_possible[i];
+    group.fuses_regions = fuses_regions[i], group.leaves_partial_sum = leaves_partial_sum[i],
+    group.fuses_epilogue = accepts[i];
+    group.transform_ns = transform_ns[i], group.transform_pj = transform_pj[i];
+    group.transform_resource = static_cast<int>(transform_resource[i]);
+    group.transitions.assign(transition + transition_begin[i], transition + transition_begin[i + 1]);
+    group.reads_previous = reads_previous[i], group.previous_is_late = previous_is_late[i];
     for (int64_t c = input_copy_begin[i]; c < input_copy_begin[i + 1]; ++c) {
-      g.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
+      group.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
     }
-    g.inner_added.assign(inner_added + inner_added_begin[i], inner_added + inner_added_begin[i + 1]);
-    for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, g);
-    for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) g.candidates.push_back(next_candidate++);
-    groups[g.begin].push_back(std::move(g));
+    group.inner_addends.assign(inner_addends + inner_added_begin[i], inner_addends + inner_added_begin[i + 1]);
+    for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, group);
+    for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) group.candidates.push_back(next_candidate++);
+    groups[group.begin].push_back(std::move(group));
   }
 }
 
@@ -243,19 +249,19 @@ void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Grou
   Operand operand;
   operand.region = static_cast<int>(arrays.Integers("operand_region")[o]);
   operand.order = static_cast<int>(arrays.Integers("operand_order")[o]);
-  operand.copy_outlives = arrays.Integers("operand_copy_outlives")[o] != 0;
+  operand.copy_outlives_source = arrays.Integers("operand_copy_outlives_source")[o] != 0;
   Access& plain = operand.access;
   plain.reads = true;
-  plain.late = arrays.Integers("operand_late")[o] != 0;
+  plain.is_late = arrays.Integers("operand_is_late")[o] != 0;
   plain.is_result = arrays.Integers("operand_is_result")[o] != 0;
   plain.operand = static_cast<int>(group.operands.size());
-  plain.added = arrays.Integers("operand_is_added")[o] ? operand.region : -1;
+  plain.addend = arrays.Integers("operand_is_addend")[o] ? operand.region : -1;
   plain.deferred = static_cast<int>(arrays.Integers("operand_deferred")[o]);
-  group.has_late |= plain.late;
+  group.has_late_operands |= plain.is_late;
   for (size_t l = 0; l < regions[operand.region].layout_set.size(); ++l, ++access) {
     Access by_layout = plain;
-    by_layout.possible = arrays.Integers("access_possible")[access] != 0;
-    by_layout.copied = arrays.Integers("access_copied")[access] != 0;
+    by_layout.is_possible = arrays.Integers("access_is_possible")[access] != 0;
+    by_layout.is_copied = arrays.Integers("access_is_copied")[access] != 0;
     by_layout.ns = arrays.Reals("access_ns")[access];
     by_layout.pj = arrays.Reals("access_pj")[access];
     operand.by_layout.push_back(by_layout);
@@ -263,34 +269,36 @@ void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Grou
   group.operands.push_back(std::move(operand));
 }
 
-Expanded Problem::Expand(const Group& group, int candidate, const Context& context) const {
-  const Candidate& own = candidates[candidate];
-  Expanded expanded;
+ExpandedCandidate Problem::ExpandCandidate(const Group& group, int candidate,
+                                           const PredecessorState& predecessor) const {
+  const Candidate& source = candidates[candidate];
+  ExpandedCandidate expanded;
   expanded.candidate = candidate;
-  std::vector<Task> tasks = own.tasks;
-  if (context.continues && own.continues) {
+  std::vector<Task> tasks = source.tasks;
+  if (predecessor.continues && source.continues) {
     for (Task& task : tasks) {
       if (task.resource == pim) task.launch_ns = 0, task.launched = false;
     }
   }
-  if (context.switches && switch_task >= 0) {
+  if (predecessor.switches && switch_task >= 0) {
     for (Task& task : tasks) {
       for (int& i : task.after) ++i;
     }
     tasks.insert(tasks.begin(), transitions[switch_task]);
   }
-  if (!launches_ahead) LaunchBeside(tasks, pim);
-  std::vector<Task> applied;
+  if (!launches_ahead) OverlapFirstLaunch(tasks, pim);
+  std::vector<Task> epilogues;
   for (size_t d = 0; d < group.transitions.size(); ++d) {
-    if (context.deferred >> d & 1 && group.transitions[d] >= 0) applied.push_back(transitions[group.transitions[d]]);
+    if (predecessor.deferred >> d & 1 && group.transitions[d] >= 0)
+      epilogues.push_back(transitions[group.transitions[d]]);
   }
-  expanded.tasks = Chained(std::move(applied), tasks);
+  expanded.tasks = PrependTasks(std::move(epilogues), tasks);
   if (expanded.tasks.size() > kMaxTasks) TVM_FFI_THROW(ValueError) << "a candidate of " << expanded.tasks.size() << " tasks";
   for (const Task& task : expanded.tasks) expanded.energy_pj += task.energy_pj;
   if (launches_ahead) {
-    expanded.awaited = !own.tasks.empty() || context.follows;
-    if (!own.tasks.empty()) LeaveRunning(expanded, std::vector<Task>(expanded.tasks), *this);
-    LaunchAhead(expanded, resources, context.follows);
+    expanded.is_awaited = !source.tasks.empty() || predecessor.follows;
+    if (!source.tasks.empty()) SetLaunchQueues(expanded, std::vector<Task>(expanded.tasks), *this);
+    HideLaunches(expanded, resources, predecessor.follows);
   }
   return expanded;
 }

@@ -37,85 +37,87 @@ struct Task {
 };
 
 /*! \brief Bytes of a candidate's buffers at one moment, and whether its inputs and its result are live. */
-struct Moment {
-  double own_bytes;
+struct AllocationStep {
+  double buffer_bytes;
   bool reads, writes;
 };
 
 /*! \brief How much of the next launch on a resource is hidden after a candidate was issued. */
 struct Queue {
   bool used = false;
-  double own_ns = 0, behind_ns = 0;
+  double hidden_ns = 0, follower_hidden_ns = 0;
 };
 
 struct Candidate {
   double error, row_bytes, filter_bytes;
   bool on_gpu, plain_memory, continues;
-  std::vector<Moment> moments;
+  std::vector<AllocationStep> allocation_steps;
   std::vector<Task> tasks;
 };
 
 /*! \brief The predecessor state that decides the tasks of a candidate. */
-struct Context {
+struct PredecessorState {
   uint32_t deferred;  // one bit for each deferred epilogue that it does
   bool continues, switches, follows;
-  bool operator==(const Context& x) const {
+  bool operator==(const PredecessorState& x) const {
     return deferred == x.deferred && continues == x.continues && switches == x.switches && follows == x.follows;
   }
 };
 
 /*! \brief A candidate with its tasks in a context. */
-struct Expanded {
+struct ExpandedCandidate {
   int candidate;
-  double energy_pj = 0, least_ns = 0;
+  double energy_pj = 0, min_ns = 0;
   std::vector<Task> tasks;
-  std::vector<std::pair<int, double>> first;  // first launches by resource: task, and ns hidden by tasks before it
-  bool awaited = false;                       // with launches ahead: whether a launch may wait for it
-  double executing_ns = 0;
+  std::vector<std::pair<int, double>>
+      first_launches;       // first launches by resource: task, and ns hidden by tasks before it
+  bool is_awaited = false;  // with launches ahead: whether a launch may wait for it
+  double path_ns = 0;
   Queue queues[kMaxResources];
   std::vector<double> sums;  // by criterion, beside time
 };
 
 /*! \brief How a group reads a result in one layout. */
 struct Access {
-  bool reads = false, late = false, is_result = false, possible = true, copied = false;
+  bool reads = false, is_late = false, is_result = false, is_possible = true, is_copied = false;
   int operand = -1;   // of the group
   int deferred = -1;  // number of the deferred epilogue that it would do
-  int added = -1;     // the region that is read, if the group's own deferred epilogue adds it
+  int addend = -1;    // the region that is read, if the group's own deferred epilogue adds it
   double ns = 0, pj = 0;
 };
 
 struct Operand {
   int region, order;  // position among all inputs of the group
   Access access;
-  bool copy_outlives;  // the copy does not take the bytes of its source
+  bool copy_outlives_source;  // the copy does not take the bytes of its source
   std::vector<Access> by_layout;
 };
 
 struct Group {
   int number, id, begin, end;
-  int resumes, opens;          // the alternative of a layer that it completes, and leaves open; 0 for none
+  int requires_open, leaves_open;  // the alternative of a layer that it completes, and leaves open; 0 for none
   int layout;                  // of its result
-  int needs_mode, leaves_mode;  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
-  bool defers, stays, continues, possible, fuses, leaves_sum, accepts_deferred;
-  double move_ns, move_pj;  // of the network's inputs, whose layouts are the same in all states
-  int move_resource;  // -1: nothing is moved
-  bool has_late, reads_previous, previous_is_late;
+  int required_mode, final_mode;  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
+  bool defers_epilogue, keeps_submission_open, continues, is_possible, fuses_regions, leaves_partial_sum,
+      fuses_epilogue;
+  double transform_ns, transform_pj;  // of the network's inputs, whose layouts are the same in all states
+  int transform_resource;             // -1: nothing is moved
+  bool has_late_operands, reads_previous, previous_is_late;
   std::vector<Operand> operands;
-  std::vector<int> inner_added;  // its own regions whose results its deferred epilogue adds
+  std::vector<int> inner_addends;                    // its own regions whose results its deferred epilogue adds
   std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among all inputs, bytes
   std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
   std::vector<int> candidates;
 
   /*! \brief Whether its tasks may wait for the region before it, if it does these deferred epilogues. */
-  bool MayFollow(uint32_t deferred) const {
+  bool CanFollow(uint32_t deferred) const {
     if (begin == 0) return true;
-    bool late = has_late;
+    bool is_late = has_late_operands;
     for (const Operand& operand : operands) {
       const Access& access = operand.access;
-      if (access.late && access.deferred >= 0 && deferred >> access.deferred & 1) late = false;
+      if (access.is_late && access.deferred >= 0 && deferred >> access.deferred & 1) is_late = false;
     }
-    return reads_previous && !(late && previous_is_late);
+    return reads_previous && !(is_late && previous_is_late);
   }
 };
 
@@ -123,7 +125,7 @@ struct Region {
   std::vector<int> readers;     // positions, ascending
   std::vector<int> layout_set;  // by layout, the set of channels
   std::vector<double> stored_bytes;  // by layout
-  bool may_defer, is_shared;
+  bool can_defer, is_shared;
   int live_end, alias;
   double tensor_bytes;
 };
@@ -156,7 +158,7 @@ struct Problem {
   explicit Problem(const Arrays& arrays);
 
   /*! \brief A candidate of `group` with its tasks in a context. */
-  Expanded Expand(const Group& group, int candidate, const Context& context) const;
+  ExpandedCandidate ExpandCandidate(const Group& group, int candidate, const PredecessorState& predecessor) const;
 
  private:
   void ReadRegions(const Arrays& arrays);

@@ -43,7 +43,7 @@ ffi::Array<ffi::Any> ToArrays(const placement::Result& result, bool all) {
     plans.push_back(ffi::Array<ffi::Any>{solution.latency_ns, solution.pool_bytes, values, candidates});
     if (!all) break;
   }
-  return {plans, result.bound, result.dropped, result.labels, result.most_labels};
+  return {plans, result.bound, result.dropped_bound, result.labels, result.max_labels_at_position};
 }
 
 /*!
@@ -56,28 +56,28 @@ ffi::Array<ffi::Any> ToArrays(const placement::Result& result, bool all) {
  */
 ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array<double> numbers,
                             ffi::Array<bool> flags) {
-  placement::Question question{};
+  placement::Query query{};
   const double* row = static_cast<const double*>(criteria.data_ptr());
   for (int64_t i = 0; i < criteria.numel() / kCriterionFields; ++i, row += kCriterionFields) {
-    question.criteria.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6]});
+    query.criteria.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6]});
   }
-  question.max_memory_bytes = numbers[0];
-  question.capacity_bytes = numbers[1];
-  question.max_labels = static_cast<int64_t>(numbers[2]);
-  question.compared_labels = static_cast<int64_t>(numbers[3]);
-  question.seconds = numbers[4];
-  question.counts_memory = flags[0];
-  question.minimises_memory = flags[1];
-  question.only_gpu = flags[2];
+  query.max_memory_bytes = numbers[0];
+  query.capacity_bytes = numbers[1];
+  query.max_labels = static_cast<int64_t>(numbers[2]);
+  query.compared_labels = static_cast<int64_t>(numbers[3]);
+  query.seconds = numbers[4];
+  query.counts_memory = flags[0];
+  query.minimises_memory = flags[1];
+  query.only_gpu = flags[2];
   const bool front = flags[3];
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                           std::chrono::duration<double>(question.seconds));
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(query.seconds));
   const std::function<void()> poll = [] {
     if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
   };
-  placement::LabelSearch search(ref->problem, question, deadline, poll);
+  placement::LabelSearch search(ref->problem, query, deadline, poll);
   if (front) return ToArrays(search.Run(0, false), true);
-  return ToArrays(placement::Minimise(search, question), false);
+  return ToArrays(placement::Minimise(search, query), false);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -7,15 +7,7 @@ from tvm import te
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
-from pimflow.primitives.kernels.stages import (
-    element_or_zero,
-    pad_input,
-    placeholders,
-    reduce_axes,
-    result,
-    slab,
-    sums,
-)
+from pimflow.primitives.kernels.stages import Stages, reduce_axes
 from pimflow.primitives.layer import BLOCK, FP32_BYTES
 
 Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
@@ -23,8 +15,9 @@ Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
 
 def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Plain loops: one output after the other."""
-    x, filters = placeholders(primitive, layer)
-    source = pad_input(primitive, layer, x, layer.oh, layer.ow)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
+    source = stages.pad_input(x, layer.oh, layer.ow)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     channels, outputs = layer.c // layer.groups, layer.oc // layer.groups
     kh, kw, c = reduce_axes(layer.kh, layer.kw, channels)
@@ -46,9 +39,10 @@ def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Register tiles over the input, without a transform."""
-    x, filters = placeholders(primitive, layer)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
     e = primitive.extents(layer)
-    source = pad_input(primitive, layer, x, layer.oh, e.pixels)
+    source = stages.pad_input(x, layer.oh, e.pixels)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     kh, kw = reduce_axes(layer.kh, layer.kw)
     c = te.reduce_axis((0, layer.c), "c")
@@ -70,38 +64,16 @@ def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         value = source[n, c // BLOCK, h * sh + kh * dh, w * sw + kw * dw, c % BLOCK]
         return value * filters[b, kh, kw, c, o]
 
+    slab_axis = 1 if primitive.layout == "HWC" else 2
     if primitive.layout == "HWC":
-        tile_sums = sums(
-            primitive,
-            layer,
-            (n, height, e.pixels, e.channels),
-            hwc_term,
-            [kh, kw, c],
-            (2, 3),
-            slab=slab(primitive, layer, 1, row_bytes),
-        )
+        shape, terms, over, axes = (n, height, e.pixels, e.channels), hwc_term, [kh, kw, c], (2, 3)
     elif primitive.layout == "CHW":
-        tile_sums = sums(
-            primitive,
-            layer,
-            (n, e.channels, height, e.pixels),
-            chw_term,
-            [c, kh, kw],
-            (1, 3),
-            slab=slab(primitive, layer, 2, row_bytes),
-        )
+        shape, terms, over, axes = (n, e.channels, height, e.pixels), chw_term, [c, kh, kw], (1, 3)
     else:
         shape = (n, e.channels // BLOCK, height, e.pixels, BLOCK)
-        tile_sums = sums(
-            primitive,
-            layer,
-            shape,
-            block_term,
-            [kh, kw, c],
-            (3, 4),
-            slab=slab(primitive, layer, 2, row_bytes),
-        )
-    return x, filters, result(primitive, layer, tile_sums)
+        terms, over, axes = block_term, [kh, kw, c], (3, 4)
+    tile_sums = stages.sums(shape, terms, over, axes, slab=stages.slab(slab_axis, row_bytes))
+    return x, filters, stages.result(tile_sums)
 
 
 def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
@@ -110,7 +82,8 @@ def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     In HWC, a whole vector is either inside the map or outside it. A branch for each vector is predicted well.
     It takes less time than a padded copy of the map, of which every element is read only a few times.
     """
-    x, filters = placeholders(primitive, layer)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
     e = primitive.extents(layer)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
     pad_top, pad_left = layer.padding[:2]
@@ -119,16 +92,16 @@ def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     def hwc_term(n, h, w, o):
         """The term of an output in HWC."""
         row, column = h * sh + kh * dh - pad_top, w * sw + kw * dw - pad_left
-        value = element_or_zero(layer, x, [n, row, column, o], 1, row, column)
+        value = stages.element_or_zero(x, [n, row, column, o], 1, row, column)
         return value * filters[o // e.lanes, kh, kw, o % e.lanes]
 
     def chw_term(n, o, h, w):
         return source[n, o, h * sh + kh * dh, w * sw + kw * dw] * filters[o, kh, kw]
 
     if primitive.layout == "CHW":
-        source = pad_input(primitive, layer, x, layer.oh, e.pixels)
-        shape, terms, axes = (layer.n, e.channels, layer.oh, e.pixels), chw_term, (2, 3)
+        source = stages.pad_input(x, layer.oh, e.pixels)
+        shape, terms = (layer.n, e.channels, layer.oh, e.pixels), chw_term
     else:
-        shape, terms, axes = (layer.n, layer.oh, e.pixels, e.channels), hwc_term, (2, 3)
-    tile_sums = sums(primitive, layer, shape, terms, [kh, kw], axes, slab=(1, 1))
-    return x, filters, result(primitive, layer, tile_sums)
+        shape, terms = (layer.n, layer.oh, e.pixels, e.channels), hwc_term
+    tile_sums = stages.sums(shape, terms, [kh, kw], (2, 3), slab=(1, 1))
+    return x, filters, stages.result(tile_sums)

@@ -13,7 +13,7 @@ from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, tile_counts, tile_outputs, tile_points
 from pimflow.primitives.filters import winograd_matrices
 from pimflow.primitives.kernels.direct import Tensors
-from pimflow.primitives.kernels.stages import element_or_zero, placeholders, reduce_axes, sums
+from pimflow.primitives.kernels.stages import Stages, reduce_axes
 from pimflow.primitives.marks import INSIDE, UNROLLED
 
 Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
@@ -26,13 +26,14 @@ def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """Circular correlation of square tiles by FFT; only outputs that do not wrap around are used."""
-    x, filters = placeholders(primitive, layer)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
     n = primitive.tile
     half, (cos, sin) = n // 2 + 1, _cosine_and_sine(n)
 
     def transform_rows(part: str) -> te.Tensor:
         """The transform along the width; a copy for each of the two stages that read it."""
-        tile, (j,) = _input_tiles(primitive, layer, x, (n, n)), reduce_axes(n)
+        tile, (j,) = _input_tiles(stages, x, (n, n)), reduce_axes(n)
         sign = cos if part == "real" else lambda v, position: -sin(v, position)
         shape = (n, half, *tile.shape[2:])
         return _inner_stage(
@@ -53,19 +54,19 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         return _unrolled_stage(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
 
     xr, xi = transform_columns("real"), transform_columns("imaginary")
-    re = _products(
-        primitive, layer, "products_real", lambda index, w: xr(*index) * w(0) - xi(*index) * w(1), filters
-    )
+    re = _products(stages, "products_real", lambda index, w: xr(*index) * w(0) - xi(*index) * w(1), filters)
     im = _products(
-        primitive,
-        layer,
-        "products_imaginary",
-        lambda index, w: xr(*index) * w(1) + xi(*index) * w(0),
-        filters,
+        stages, "products_imaginary", lambda index, w: xr(*index) * w(1) + xi(*index) * w(0), filters
     )
+    return x, filters, _inverse_fft(stages, re, im)
+
+
+def _inverse_fft(stages: Stages, re: te.Tensor, im: te.Tensor) -> te.Tensor:
+    """The outputs of transformed tiles of which both parts are given."""
+    n = stages.primitive.tile
+    half, (cos, sin) = n // 2 + 1, _cosine_and_sine(n)
     u, v = reduce_axes(n, n)[0], te.reduce_axis((0, half), "v")
-    outputs = tile_outputs(primitive, layer)
-    shape = (outputs[0], half, *re.shape[2:])
+    shape = (tile_outputs(stages.primitive, stages.layer)[0], half, *re.shape[2:])
     column_re = _inner_stage(
         shape,
         lambda p, q, *to: te.sum(cos(u, p) * re(u, q, *to) - sin(u, p) * im(u, q, *to), axis=u),
@@ -85,14 +86,15 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         )
         return te.sum(weight * (cos(v, w) * column_re(h, v, *t) - sin(v, w) * column_im(h, v, *t)), axis=v)
 
-    return x, filters, _output_stage(primitive, layer, output_term)
+    return _output_stage(stages, output_term)
 
 
 def _winograd_squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    x, filters = placeholders(primitive, layer)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
     a = tile_points(primitive, layer)
     out, _, data = (_matrix_entry(matrix) for matrix in winograd_matrices(primitive.tile, layer.kw))
-    tile = _input_tiles(primitive, layer, x, (a, a))
+    tile = _input_tiles(stages, x, (a, a))
     i, j, p, q = (reduce_axes(a)[0] for _ in range(4))
     columns = _inner_stage(
         (a, a, *tile.shape[2:]), lambda u, v, *tc: te.sum(data(u, i) * tile(i, v, *tc), axis=i), "columns"
@@ -102,21 +104,18 @@ def _winograd_squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         lambda u, v, *tc: te.sum(data(v, j) * columns(u, j, *tc), axis=j),
         "transformed", [0, 0, 1, 0], _lane(primitive, 2),
     )  # fmt: skip
-    products = _products(primitive, layer, "products", lambda index, w: transformed(*index) * w(), filters)
+    products = _products(stages, "products", lambda index, w: transformed(*index) * w(), filters)
     rows = _inner_stage(
         (primitive.tile, a, *products.shape[2:]),
         lambda h, v, *to: te.sum(out(h, p) * products(p, v, *to), axis=p),
         "rows",
     )
-    return (
-        x,
-        filters,
-        _output_stage(primitive, layer, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q)),
-    )
+    return (x, filters, _output_stage(stages, lambda h, w, t: te.sum(out(w, q) * rows(h, q, *t), axis=q)))
 
 
 def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    x, filters = placeholders(primitive, layer)
+    stages = Stages(primitive, layer)
+    x, filters = stages.placeholders()
     a, m = tile_points(primitive, layer), primitive.tile
     out, _, data = (_matrix_entry(matrix) for matrix in winograd_matrices(m, layer.kw))
     chw, e, dh = primitive.layout == "CHW", primitive.extents(layer), layer.dilation[0]
@@ -129,11 +128,11 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         column = t * m + i - layer.padding[1]
         index, row_axis = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
         return te.sum(
-            data(u, i) * element_or_zero(layer, x, index, row_axis, row - layer.padding[0], column), axis=i
+            data(u, i) * stages.element_or_zero(x, index, row_axis, row - layer.padding[0], column), axis=i
         )
 
-    stages = primitive.stages(layer)
-    transformed = _unrolled_stage(stages["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
+    shapes = primitive.stages(layer)
+    transformed = _unrolled_stage(shapes["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
 
     def terms(u, n, h, *to):
         """A term of a product, by the indices of the product."""
@@ -141,9 +140,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         tc, wide = ((c, t), e.places) if chw else ((t, c), e.lanes)
         return transformed(u, n, h + kh * dh, *tc) * filters(u, o // wide, kh, c, o % wide)
 
-    products = sums(
-        primitive, layer, stages["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1)
-    )
+    products = stages.sums(shapes["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1))
 
     def output_element(n, *index):
         """An output, from the sums."""
@@ -195,10 +192,9 @@ def _cosine_and_sine(n: int) -> tuple[Entry, Entry]:
     return (lambda a, b: tirx.cos(angle(a, b))), (lambda a, b: tirx.sin(angle(a, b)))
 
 
-def _input_tiles(
-    primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]
-) -> te.Tensor:
+def _input_tiles(stages: Stages, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
     """Tiles of the input, (row, column, tile, channel); in CHW channels before tiles. 0 outside the map."""
+    primitive, layer = stages.primitive, stages.layer
     across, down = tile_counts(primitive, layer)[::-1]
     height, width = tile_outputs(primitive, layer)
     chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
@@ -210,16 +206,15 @@ def _input_tiles(
         row = t // across % down * height + i - layer.padding[0]
         column = t % across * width + j - layer.padding[1]
         index, row_axis = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
-        return element_or_zero(layer, x, index, row_axis, row, column)
+        return stages.element_or_zero(x, index, row_axis, row, column)
 
     inner = (layer.c, pixels) if chw else (pixels, layer.c)
     return _inner_stage((*extents, *inner), element, "tile")
 
 
-def _products(
-    primitive: Primitive, layer: ConvGeometry, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor
-) -> te.Tensor:
+def _products(stages: Stages, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor) -> te.Tensor:
     """For each pair of the two outer indices, the product of the tiles with the filters."""
+    primitive, layer = stages.primitive, stages.layer
     e, (c,) = primitive.extents(layer), reduce_axes(layer.c)
     chw = primitive.layout == "CHW"
     wide = e.places if chw else e.lanes
@@ -230,11 +225,12 @@ def _products(
         tc = (c, t) if chw else (t, c)
         return term((u, v, *tc), lambda *part: filters(*part, u, v, o // wide, c, o % wide))
 
-    return sums(primitive, layer, primitive.stages(layer)[name], terms, [c], (2, 3), name=name, slab=(1, 1))
+    return stages.sums(primitive.stages(layer)[name], terms, [c], (2, 3), name=name, slab=(1, 1))
 
 
-def _output_stage(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
+def _output_stage(stages: Stages, element: Callable[..., tirx.Expr]) -> te.Tensor:
     """The output; `element` gives it by (row in the tile, column in the tile, index of tile and channel)."""
+    primitive, layer = stages.primitive, stages.layer
     height, width = tile_outputs(primitive, layer)
     down, across = tile_counts(primitive, layer)
     chw = primitive.layout == "CHW"

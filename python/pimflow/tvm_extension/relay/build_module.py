@@ -109,8 +109,8 @@ def build(
     ``pimflow.fuse_activations``, ``pimflow.fuse``, ``pimflow.reorder``; ``pimflow.objective``,
     ``pimflow.solver``, ``pimflow.search_seconds``, ``pimflow.modes``, ``pimflow.primitives``,
     ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``, ``pimflow.max_memory_bytes``,
-    ``pimflow.max_error``. An invalid value is an error when the context is created, contradictory options are
-    an error when the network is built.
+    ``pimflow.max_error``; ``pimflow.dump_ir``. An invalid value is an error when the context is created,
+    contradictory options are an error when the network is built.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
@@ -120,6 +120,7 @@ def build(
     from pimflow import frontend
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
+    from pimflow.compiler.ir_dump import dump_ir
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
@@ -134,12 +135,12 @@ def build(
         check_device(SelectionOptions(device=CUDA), targets.target_name(resolved))
     bound_mod, plan = _bind_params(mod, params or {}), None
     if targets.has_pim(resolved):
-        system, search_options = (
-            options.pop("system", None),
-            {"target": targets.target_name(resolved), **options},
-        )
-        network, search_result = search_network(frontend.load(bound_mod), system, **search_options)
-        network_build = compilation.build(network, search_result, resolved)
+        system, folder = options.pop("system", None), options.pop("dump_ir", None)
+        with dump_ir(folder):
+            network, search_result = search_network(
+                frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
+            )
+            network_build = compilation.build(network, search_result, resolved)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
     else:
         module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()

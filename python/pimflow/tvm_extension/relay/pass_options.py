@@ -46,6 +46,12 @@ def _parse_decompose(value: object) -> DecompositionRequest:
     raise UsageError(f"pimflow.decompose is a Request or its text, not {type(value).__name__}")
 
 
+def _parse_folder(value: object) -> str:
+    if isinstance(value, str | os.PathLike):
+        return str(value)
+    raise UsageError(f"pimflow.dump_ir is a directory, not {type(value).__name__}")
+
+
 def _check_criterion(value: object) -> str:
     from pimflow.decomposition.skips import check_criterion
 
@@ -96,6 +102,7 @@ _CHECKS = {
     "pimflow.max_energy_pj": _goal_check("max_energy_pj"),
     "pimflow.max_memory_bytes": _goal_check("max_memory_bytes"),
     "pimflow.max_error": _goal_check("max_error"),
+    "pimflow.dump_ir": _parse_folder,
 }
 
 

@@ -47,11 +47,7 @@ def read_decoder(path: Path) -> Decoder:
         positions are scaled, or it has tensors that are not supported.
     """
     file, where = open_file(path), f"'{path}'"
-    family = file.field("general.architecture", str)
-    if family != _FAMILY:
-        raise ModelError(
-            f"{where}: is a '{family}'; of GGUF files, those of the family '{_FAMILY}' are supported"
-        )
+    _require_family(file, where)
 
     def size(name: str, default: int | None = None) -> int:
         """A size of the family in the file's table; raises `ModelError` if it is none."""
@@ -72,8 +68,8 @@ def read_decoder(path: Path) -> Decoder:
         raise ModelError(f"{where}: has too few tensors for {blocks} blocks; it is incomplete")
     heads, hidden = size("attention.head_count"), size("embedding_length")
     head_size = size("attention.key_length", hidden // heads)
-    has_scaled_angles = file.field(f"{_FAMILY}.rope.scaling.type", str, "none") != "none"
-    has_scaled_angles = has_scaled_angles or "rope_freqs.weight" in file.tensors
+    scaling = file.field(f"{_FAMILY}.rope.scaling.type", str, "none")
+    has_scaled_angles = scaling != "none" or "rope_freqs.weight" in file.tensors
     experts = file.field(f"{_FAMILY}.expert_count", int, 0)
     if has_scaled_angles or size("rope.dimension_count", head_size) != head_size or experts:
         raise ModelError(
@@ -95,6 +91,21 @@ def read_decoder(path: Path) -> Decoder:
         file=os.fspath(path.resolve()),
         source=where,
     )
+    _require_tensors(file, decoder)
+    return decoder
+
+
+def _require_family(file: GgufFile, where: str) -> None:
+    family = file.field("general.architecture", str)
+    if family != _FAMILY:
+        raise ModelError(
+            f"{where}: is a '{family}'; of GGUF files, those of the family '{_FAMILY}' are supported"
+        )
+
+
+def _require_tensors(file: GgufFile, decoder: Decoder) -> None:
+    """Raise `ModelError` unless the tensors of `file` are the weights of `decoder`."""
+    where = decoder.source
     for name, shape in decoder.weights().items():
         tensor_shape = file.tensor(_tensor_name(name)).shape
         # In the library, the fastest axis is the first: inputs of a product, values of a row.
@@ -107,7 +118,6 @@ def read_decoder(path: Path) -> Decoder:
         raise ModelError(
             f"{where}: has a tensor '{unsupported[0]}', which is not supported: it would be left out"
         )
-    return decoder
 
 
 def weight(path: str, name: str) -> np.ndarray:

@@ -44,9 +44,3 @@ class ByteTokens:
     def decoder(self) -> TokenText:
         """A new incremental decoder of bytes to text."""
         return TokenText([bytes([byte]) for byte in range(256)])
-
-
-def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of a sequence of tokens."""
-    decoder = tokenizer.decoder()
-    return "".join(decoder.text(token, index + 1 == len(tokens)) for index, token in enumerate(tokens))

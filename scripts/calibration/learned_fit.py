@@ -6,14 +6,16 @@ import json
 import lzma
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xgboost
 
+from calibration.gpu_fit import sample_groups
+from calibration.samples import Sample
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.fit import sample_groups
 from pimflow.simulators.gpu.learned_model import (
     FEATURES,
     ResidualModel,
@@ -23,7 +25,6 @@ from pimflow.simulators.gpu.learned_model import (
     residual_path,
 )
 from pimflow.simulators.gpu.machine import has_rate
-from pimflow.simulators.gpu.samples import Sample
 
 TREES = 200
 FOLDS = 5
@@ -87,11 +88,13 @@ def learn_dtypes(
 
 
 def _training_table(gpu: GpuSpec, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, list[Sample]]:
-    tables, residuals, used_samples = [], [], []
+    tables: list[np.ndarray] = []
+    residuals: list[np.ndarray] = []
+    used_samples: list[Sample] = []
     for members in sample_groups(s for s in samples if s.kernel.geometry is not None and s.channels is None):
         kernels = [sample.kernel for sample in members.samples]
         tables.append(features(kernels, gpu, members.dtype))
-        residuals.append(-members.error(gpu))
+        residuals.append(-members.log_errors(gpu))
         used_samples += members.samples
     if not used_samples:
         raise SpecError(f"gpu '{gpu.name}': no convolutions to learn from")
@@ -111,8 +114,9 @@ def _train(table: np.ndarray, residual: np.ndarray) -> xgboost.Booster:
     return booster
 
 
-def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarray) -> dict:
-    classes = np.array([residual_class(s.kernel.geometry) for s in samples])
+def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+    geometries = (sample.kernel.geometry for sample in samples)
+    classes = np.array([residual_class(geometry) for geometry in geometries if geometry])
     analytic = np.abs(np.expm1(-residual))
     learned = np.abs(np.expm1(predicted - residual))
     return {
@@ -125,7 +129,7 @@ def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarr
     }
 
 
-def write_residual(path: str | os.PathLike, residual: ResidualModel) -> None:
+def write_residual(path: str | os.PathLike[str], residual: ResidualModel) -> None:
     """Write a learned model; the file is replaced at once, or not at all.
 
     Raises

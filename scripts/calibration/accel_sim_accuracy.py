@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from calibration.gpu_fit import EMITTED_CONSTANTS, fit
+from calibration.samples import Sample, analytic_ns, validate
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import EMITTED_CONSTANTS, fit
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.samples import Sample, analytic_ns, validate
 
 COMPARED_CHANNELS = (16, 32)  # memory channels whose times are compared
 BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"

@@ -18,21 +18,22 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.learned_model import Learned, gpus_with_model, residual_class
 from pimflow.simulators.gpu.machine import has_rate
-from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.model import SIZES, KernelRequest, kernel_cost
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
 SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # largest input rows and channels of class `small`: layers of CNNs
 TENSORRT = {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"}
 DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w", "dtype", "ms"}
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
-SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 EMITTED = {"kernel", "kind", *SIZES, "tile_m", "tile_n", "split", "n_mem", "gpu_sim_cycle"}
 MEASURED = {"kernel", "kind", *SIZES, "dtype", "cold_ns", "launch_ns"}
 # DeepBench's names of storage in fp16: with products on tensor cores, or in fp32.
@@ -101,14 +102,8 @@ class Sample:
 
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
     """The classes of `CLASSES` to which a convolution belongs."""
-    if geometry.is_depthwise:
-        family = "depthwise"
-    elif (geometry.kh, geometry.kw) == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
-        family = f"3x3_s{geometry.stride[0]}"
-    else:
-        family = "1x1" if (geometry.kh, geometry.kw) == (1, 1) else "other"
     small = ("small",) if geometry.h <= SMALL_ROWS and geometry.c <= SMALL_CHANNELS else ()
-    return ("all", family, *small)
+    return ("all", residual_class(geometry), *small)
 
 
 def _tensorrt_sample(row: dict[str, str]) -> Sample:
@@ -235,7 +230,8 @@ def _card_sample(row: dict[str, str]) -> Sample | None:
 
 
 def _kernel(row: dict[str, str]) -> Kernel:
-    return Kernel(kind=row["kind"], **{name: int(row[name]) for name in SIZES})
+    sizes: dict[str, Any] = {name: int(row[name]) for name in SIZES}
+    return Kernel(kind=row["kind"], **sizes)
 
 
 def _family(kernel: Kernel) -> str:
@@ -245,7 +241,7 @@ def _family(kernel: Kernel) -> str:
     return {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
 
 
-def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
+def read_samples(path: str | os.PathLike[str], gpu: GpuSpec) -> list[Sample]:
     """Samples of a CSV file in any known format; if its column ``gpu`` names several GPUs, those of `gpu`.
 
     Raises
@@ -261,6 +257,7 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
             rows = list(enumerate(reader, start=2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
+    parse: Callable[[dict[str, str]], Sample | None]
     if columns >= TENSORRT:
         parse = _tensorrt_sample
     elif columns >= DEEPBENCH:
@@ -274,7 +271,7 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
     else:
         raise TraceError(f"{path}: columns are neither those of latencies nor of Accel-Sim cycles")
     samples = []
-    for line, row in _rows_of(gpu, rows, path):
+    for line, row in _gpu_rows(gpu, rows, path):
         try:
             sample = parse(row)
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
@@ -284,7 +281,9 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
     return samples
 
 
-def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike) -> list[tuple[int, dict]]:
+def _gpu_rows(
+    gpu: GpuSpec, rows: list[tuple[int, dict[str, str]]], path: str | os.PathLike[str]
+) -> list[tuple[int, dict[str, str]]]:
     names = sorted({row.get("gpu") or "" for _, row in rows})
     if len(names) < 2:
         return rows
@@ -308,11 +307,32 @@ def analytic_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     ]
 
 
+def residual_model_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """Times of measured kernels by the learned model, launch included."""
+    total_ns = [0.0] * len(samples)
+    for dtype in sorted({sample.dtype for sample in samples}):
+        indices = [i for i, sample in enumerate(samples) if sample.dtype == dtype]
+        requests = [
+            KernelRequest(samples[i].kernel, samples[i].channels or gpu.memory_channels) for i in indices
+        ]
+        for i, cost in zip(indices, Learned().costs(requests, gpu, dtype)):
+            total_ns[i] = cost.total_ns
+    return total_ns
+
+
+def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """Times by the learned model if the GPU has one, else by the analytic model."""
+    return (residual_model_ns if gpu.name in gpus_with_model() else analytic_ns)(samples, gpu)
+
+
+PREDICTIONS = {"analytic": analytic_ns, "learned": residual_model_ns, "best": best_ns}
+
+
 def validate(
     samples: Iterable[Sample],
     gpu: GpuSpec,
     predicted_ns: Callable[[Sequence[Sample], GpuSpec], Sequence[float]] = analytic_ns,
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> dict[str, dict[str, dict[str, float | None]]]:
     """Errors of a model on `samples`, launch included, by dtype and class.
 
     Samples of a dtype that the GPU has no rate for are left out.
@@ -335,7 +355,7 @@ def validate(
     }
 
 
-def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
+def format_accuracy(accuracy: dict[str, dict[str, dict[str, float | None]]]) -> str:
     """The result of `validate` as a text table."""
     lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'bias':>8} {'tau':>7}"]
     for dtype, classes in accuracy.items():
@@ -346,7 +366,7 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _errors(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
     from scipy.stats import kendalltau  # takes half a second, so it is imported only where it is needed
 
     measured, predicted = np.array(pairs).T

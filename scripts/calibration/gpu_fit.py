@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from calibration.samples import Sample, analytic_ns
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
 from pimflow.simulators.gpu.machine import GemmTilings, KernelBatch, RooflineMachine, family, has_rate, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
-from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (lower bound, initial value, upper bound): shares of a peak, cycles, bytes per cycle
 GPU_CONSTANTS = {
@@ -68,7 +68,11 @@ UNUSED_IF_EMITTED = (
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima, which differ in whether large tiles pay off; the fit starts near each.
-STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
+STARTS: tuple[dict[str, float], ...] = (
+    {},
+    {"tile_half": 0.01, "tile_power": 0.1},
+    {"tile_half": 0.01, "tile_power": 1.5},
+)
 LAUNCHES_NS = range(0, 50_000, 100)  # launches that `fit_launch` tries
 MIN_FAMILY_SAMPLES = 30  # samples from which on a family has its own constants
 MAX_ROUNDS = 12
@@ -93,7 +97,7 @@ class SampleGroup:
         """Kind of its kernels."""
         return self.samples[0].kind
 
-    def error(self, gpu: GpuSpec) -> np.ndarray:
+    def log_errors(self, gpu: GpuSpec) -> np.ndarray:
         """Log error of each sample: log(predicted / measured)."""
         machine = RooflineMachine(gpu, self.dtype, self.channels, self.family)
         cycles = [
@@ -101,12 +105,13 @@ class SampleGroup:
             for demand in demands(self.kind, self.batch, machine, self.tilings)
         ]
         predicted_ns = np.min(cycles, axis=0) / machine.cycles_per_ns + gpu.launch_ns
-        return np.log(predicted_ns) - self.log_measured_ns
+        log_errors: np.ndarray = np.log(predicted_ns) - self.log_measured_ns
+        return log_errors
 
 
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
     """Samples in groups that the model evaluates at once."""
-    by_key: dict[tuple, list[Sample]] = {}
+    by_key: dict[tuple[str, str, str, int, bool], list[Sample]] = {}
     for sample in sorted(samples, key=lambda member: member.tile or ()):
         tiled = sample.tile is not None
         key = (family(sample.kernel), sample.dtype, sample.kind, sample.channels or 0, tiled)
@@ -116,7 +121,9 @@ def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
             family=name,
             dtype=dtype,
             channels=channels or None,
-            tilings=GemmTilings([tiling(member.tile) for member in members], by_row=True) if tiled else None,
+            tilings=GemmTilings([tiling(member.tile) for member in members if member.tile], by_row=True)
+            if tiled
+            else None,
             samples=tuple(members),
             batch=KernelBatch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
@@ -224,7 +231,7 @@ def _fit_family(gpu: GpuSpec, members: Sequence[SampleGroup], suffix: str) -> Gp
 
 
 def _loss(gpu: GpuSpec, members: Sequence[SampleGroup]) -> float:
-    error = np.concatenate([member.error(gpu) for member in members])
+    error = np.concatenate([member.log_errors(gpu) for member in members])
     return float(np.sum(np.sqrt(1 + (error / HUBER) ** 2) - 1))
 
 
@@ -243,12 +250,13 @@ def _solve(
     def constants(point: np.ndarray) -> dict[str, float]:
         return {key: float(f"{value:.4g}") for key, value in zip(start, np.exp(point))}
 
-    def error(point: np.ndarray) -> np.ndarray:
+    def log_errors(point: np.ndarray) -> np.ndarray:
+        """The log error of each sample with the constants at a point."""
         candidate = _with_constants(gpu, dict(zip(start, np.exp(point))))
-        return np.concatenate([member.error(candidate) for member in members])
+        return np.concatenate([member.log_errors(candidate) for member in members])
 
     solution = least_squares(
-        error, initial, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
+        log_errors, initial, bounds=(lower, upper), loss="soft_l1", f_scale=HUBER, diff_step=1e-2, max_nfev=60
     )
     return _with_constants(gpu, constants(solution.x))
 
@@ -317,7 +325,7 @@ def efficiency_sources(
     return sources
 
 
-def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str, str]) -> None:
+def write_efficiency(path: str | os.PathLike[str], gpu: GpuSpec, sources: Mapping[str, str]) -> None:
     """Replace the table ``efficiency`` of a GPU's TOML file; the rest stays as it is.
 
     `sources` has the source of each constant.
@@ -336,7 +344,7 @@ def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str
     _rewrite(path, "efficiency", r"\[efficiency\]\n.*?(?=^\[(?!efficiency)|\Z)", f"[efficiency]\n{rows}\n")
 
 
-def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
+def write_launch(path: str | os.PathLike[str], gpu: GpuSpec, source: str) -> None:
     """Replace the field ``launch_ns`` of a GPU's TOML file, which is one line; the rest stays as it is.
 
     Raises
@@ -350,7 +358,7 @@ def write_launch(path: str | os.PathLike, gpu: GpuSpec, source: str) -> None:
     _rewrite(path, "launch_ns", r"^launch_ns = [^\n]*\n", line)
 
 
-def _rewrite(path: str | os.PathLike, field: str, pattern: str, replacement: str) -> None:
+def _rewrite(path: str | os.PathLike[str], field: str, pattern: str, replacement: str) -> None:
     path = Path(path)
     try:
         spec = path.read_text(encoding="utf-8")

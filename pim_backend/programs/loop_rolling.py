@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,10 @@ def _loop_body(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...
 
 def _loop_node(a: Node, b: Node) -> Node:
     assert type(a) is type(b), "steps that are to repeat differ"
-    if isinstance(a, Loop):
+    if isinstance(a, Loop) and isinstance(b, Loop):
         assert a.extent == b.extent, "steps that are to repeat differ"
         return Loop(extent=a.extent, body=_loop_body(a.body, b.body))
-    moved = {}
+    moved: dict[str, Any] = {}
     values = operands[type(a)]
     for name, value, later_value in zip(type(a).__slots__, values(a), values(b)):
         if type(value) is Affine:
@@ -38,8 +39,7 @@ def shift(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0)
     Rows before `first_row`, which hold tables, stay.
     """
     # A program has tens of thousands of nodes: unchanged ones are shared, and fields are not read by name.
-    kind = type(node)
-    if kind is Gwrite and pixels:
+    if isinstance(node, Gwrite) and pixels:
         return Gwrite(
             buffer=node.buffer,
             pixel=_add_offset(node.pixel, pixels),
@@ -47,17 +47,17 @@ def shift(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0)
             k=node.k,
             columns=node.columns,
         )
-    if kind is GAct and rows and not 0 <= node.row.base < first_row:
+    if isinstance(node, GAct) and rows and not 0 <= node.row.base < first_row:
         return GAct(gang=node.gang, row=_add_offset(node.row, rows))
-    if kind is Comp and rows:
+    if isinstance(node, Comp) and rows:
         return Comp(buffer=node.buffer, row=_add_offset(node.row, rows), column=node.column, count=node.count)
-    if kind is Readres and (pixels or channels):
+    if isinstance(node, Readres) and (pixels or channels):
         pixel, channel = _add_offset(node.pixel, pixels), _add_offset(node.channel, channels)
         return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
-    if kind is Wrbias and (pixels or channels):
+    if isinstance(node, Wrbias) and (pixels or channels):
         pixel, channel = _add_offset(node.pixel, pixels), _add_offset(node.channel, channels)
         return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel, resumed=node.resumed)
-    if kind is Loop:
+    if isinstance(node, Loop):
         body = tuple(shift(child, pixels, rows, channels, first_row) for child in node.body)
         is_unchanged = all(new is old for new, old in zip(body, node.body))
         return node if is_unchanged else Loop(extent=node.extent, body=body)

@@ -19,7 +19,7 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.products import device_words
 
-_products_of_tokens = native.get("pimflow.simulators.products_of_tokens")
+_token_products = native.get("pimflow.simulators.token_products")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class DynamicProduct:
         return self.full_product.orders[0]
 
     def arrays(self) -> list[np.ndarray]:
-        """Arguments of ``products_of_tokens`` in C++: products, begins of kinds, channels, sizes, limits."""
+        """Arguments of ``token_products`` in C++: products, begins of kinds, channels, sizes, limits."""
         kinds = self.orders.kinds
         begins = np.cumsum([0, *map(len, kinds)], dtype=np.int64)
         channels = np.array(self.orders.channels, np.int64)
@@ -99,5 +99,5 @@ class DynamicProduct:
         """Words and offsets (`PimProgram.program_words`) of the commands over so many tokens."""
         import tvm_ffi
 
-        words, offsets = _products_of_tokens(*map(tvm_ffi.from_dlpack, self.arrays()), tokens)
+        words, offsets = _token_products(*map(tvm_ffi.from_dlpack, self.arrays()), tokens)
         return np.from_dlpack(words), np.from_dlpack(offsets)

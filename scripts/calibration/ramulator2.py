@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.errors import ProfilerError
-from pimflow.simulators.installed import run_simulator
+from pimflow.simulators.installed import InstalledSimulator
 from pimflow.simulators.ramulator.load_store_trace import counts
 
 TIMEOUT_SECONDS = 3600.0
@@ -90,11 +90,12 @@ def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Ramu
         config, output = Path(folder, "config.yaml"), Path(folder, "output.txt")
         config.write_text(CONFIG, encoding="ascii")
         Path(folder, "trace.ldst").symlink_to(trace.resolve())
-        run_simulator([str(path), "-f", str(config)], output, who=who, timeout_seconds=TIMEOUT_SECONDS)
-        printed = parse_output(output.read_text(encoding="utf-8", errors="replace"), who)
-    reads, writes, cycles = printed
-    about = {"name": name, "loads": lines["LD"], "stores": lines["ST"]}
-    return Ramulator2Run(**about, reads=reads, writes=writes, cycles=cycles)
+        simulator = InstalledSimulator(name=who, timeout_seconds=TIMEOUT_SECONDS)
+        simulator.run([str(path), "-f", str(config)], output)
+        reads, writes, cycles = parse_output(output.read_text(encoding="utf-8", errors="replace"), who)
+    return Ramulator2Run(
+        name=name, loads=lines["LD"], stores=lines["ST"], reads=reads, writes=writes, cycles=cycles
+    )
 
 
 def parse_output(text: str, who: str = "ramulator2") -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.exports.aim_isr import export
-from pimflow.simulators.installed import run_simulator
+from pimflow.simulators.installed import InstalledSimulator
 from pimflow.simulators.pim.timing import time_program
 
 TIMEOUT_SECONDS = 3600.0
@@ -108,7 +108,7 @@ def compare(
             comparison = AimComparison(
                 kind=kind,
                 name=name,
-                schedule=program.schedule,
+                schedule=str(program.schedule),
                 channels=len(program.channels),
                 instructions=lines,
                 digest=digest.hexdigest(),
@@ -132,7 +132,7 @@ def simulate_cycles(executable: Path, trace: Path) -> int:
     config, output = trace.with_name("config.yaml"), trace.with_name("output.txt")
     config.write_text(CONFIG, encoding="ascii")
     command = [str(executable), "-f", str(config), "-t", str(trace)]
-    run_simulator(command, output, who=who, timeout_seconds=TIMEOUT_SECONDS)
+    InstalledSimulator(name=who, timeout_seconds=TIMEOUT_SECONDS).run(command, output)
     clock = _CLOCK.search(output.read_bytes())
     if clock is None:
         raise ProfilerError(f"{who}: prints no 'memory_system_cycles'")

@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from calibration.samples import Sample, plain_name
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.reader import spec_names
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.samples import Sample, plain_name
 
 FITTED = Path(__file__).parent / "fitted"
 SUFFIX = ".fitted.txt"
@@ -26,14 +26,14 @@ _DIGEST = re.compile(r"[0-9a-f]{8}")
 _AS = re.compile(r"as (\S+)")
 
 
-def record_path(gpu: str | os.PathLike) -> Path:
+def record_path(gpu: str | os.PathLike[str]) -> Path:
     """Path of the record of a GPU; `gpu` is a name or a file, as `GpuSpec.load` takes it."""
     name = os.fspath(gpu)
     return FITTED / f"{name}.txt" if name in spec_names("gpu") else Path(gpu).with_suffix(SUFFIX)
 
 
 def unseen_samples(
-    samples: Iterable[Sample], gpu: GpuSpec, record: str | os.PathLike | None = None
+    samples: Iterable[Sample], gpu: GpuSpec, record: str | os.PathLike[str] | None = None
 ) -> list[Sample]:
     """Samples that no constant of `gpu` was fitted to.
 
@@ -56,6 +56,7 @@ def unseen_samples(
     inherited = _inherited_digests(record, gpu_names)
 
     def is_seen(sample: Sample) -> bool:
+        """Whether the record, or that of a GPU from which this one inherits constants, has its shape."""
         digest, sample_gpu = shape_digest(sample), plain_name(sample.gpu)
         return digest in digests or any(
             digest in gpu_digests
@@ -66,7 +67,7 @@ def unseen_samples(
     return [sample for sample in samples if not is_seen(sample)]
 
 
-def record_samples(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
+def record_samples(record: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
     """Add the shapes of `samples` to a record, which need not exist yet.
 
     Raises
