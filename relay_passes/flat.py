@@ -135,7 +135,9 @@ def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModul
     """`mod` with the set of channels of each tensor, by variable name, as an attribute of ``main``."""
     functions = dict(mod.functions_items())
     main = mod.get_global_var("main")
-    functions[main] = functions[main].with_attr(CHANNEL_SETS, dict(sets))
+    functions[main] = functions[main].with_attr(
+        CHANNEL_SETS, {name: str(channels) for name, channels in sets.items()}
+    )
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 

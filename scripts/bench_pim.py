@@ -24,6 +24,7 @@ import pimflow
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
@@ -117,7 +118,7 @@ def check_exactness(models: list[str], commands: int) -> int:
             if region.name in search_result.table.unsupported_reasons:
                 continue
             program = search_result.generator.pim_program(
-                region, search_result.generator.make(region, "PIM"), 0
+                region, search_result.generator.make(region, PimRewrite()).rewrite, 0
             )
             for channel in distinct_channels(program, search_result.system.pim):
                 counts = time_program(program, search_result.system.pim).channel_commands[channel]
@@ -182,7 +183,9 @@ def measure_by_value(model: str, min_s: float = 0.05) -> dict[tuple[str, int], B
             continue
         g, program = (
             region.geometry,
-            search_result.generator.pim_program(region, search_result.generator.make(region, "PIM"), 0),
+            search_result.generator.pim_program(
+                region, search_result.generator.make(region, PimRewrite()).rewrite, 0
+            ),
         )
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
         device = PimDevice(program, memory_image(program, weights))

@@ -122,7 +122,7 @@ def plans(_: int | None) -> str:
         times = [f"{entry.evaluation.latency_ns / 1e3:.1f}" if entry else "none" for entry in search_results]
         last = ["none", "none"]
         if plan := search_results[-1]:
-            regions = sum(len(entry.covers) for entry in plan.candidates if entry.rewrite.mode != "GPU")
+            regions = sum(len(entry.covers) for entry in plan.candidates if entry.uses_pim)
             memory_bytes = PlanMemory(plan.graph, "fp32").pool_bytes(plan.candidates)
             last = [f"{memory_bytes / MIB:.1f}", str(regions)]
         rows.append([network, budget or "any", *times, *last])

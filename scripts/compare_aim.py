@@ -46,7 +46,7 @@ def network_programs(models: list[str], channels: int) -> Iterator[NamedProgram]
     for model in models:
         target = pimflow.system(pim=DEVICE, pim_channels=channels)
         search_result = pimflow.search(model, target)
-        pim_costs = search_result.generator.costs.pim_target
+        pim_costs = search_result.costs.pim_target
         for region in search_result.graph.regions:
             if unsupported_reason(region) or region.geometry in seen:
                 continue

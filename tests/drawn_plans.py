@@ -4,7 +4,7 @@ import random
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.placement import CandidateGenerator
-from pimflow.placement.solvers import steps
+from pimflow.placement.solvers import plan_state
 
 
 def random_plan(
@@ -13,22 +13,22 @@ def random_plan(
     """Of each kind of candidate, one is as likely as of another. What leads nowhere is drawn anew."""
     graph = generator.graph
     while True:
-        plan, position, state = [], 0, steps.initial_state(table)
+        plan, position, state = [], 0, plan_state.initial_state(table)
         while position < len(graph.regions):
             kinds = {}
             for candidate in table.candidates[graph.regions[position].name]:
-                if steps.is_feasible(graph, table, candidate, state):
+                if plan_state.is_feasible(graph, table, candidate, state):
                     kind = (
                         candidate.rewrite.mode,
-                        candidate.rewrite.axis,
+                        getattr(candidate.rewrite, "axis", "rows"),
                         len(candidate.covers) > 1,
-                        bool(candidate.rewrite.primitive),
+                        bool(candidate.primitive),
                     )
-                    kinds.setdefault((*kind, candidate.output.layout), []).append(candidate)
+                    kinds.setdefault((*kind, candidate.output.channels_text), []).append(candidate)
             if not kinds:
                 break
             plan.append(random_source.choice(kinds[random_source.choice(sorted(kinds))]))
-            state = steps.next_state(graph, plan[-1], state)
+            state = plan_state.next_state(graph, plan[-1], state)
             position += len(plan[-1].covers)
-        if position == len(graph.regions) and not state.open_form:
+        if position == len(graph.regions) and not state.open_alternative:
             return tuple(plan)

@@ -11,8 +11,11 @@ from papers.taso_instances import candidate, network, selection_problem
 from scipy import optimize, sparse
 
 from pimflow.core.candidate import Candidate
+from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS
+
+HWC = TensorPlacement(layout=Layout.HWC)
 
 
 @st.composite
@@ -70,9 +73,9 @@ def choice_costs(problem: SelectionProblem, choice: dict[str, Candidate]) -> tup
             live.discard("%x")
         transformed = set()
         for tensor in operands:
-            output_layout = choice[tensor].output.layout if tensor in choice else "HWC"
-            input_layout = choice[name].input.layout if name else "HWC"
-            edge = table.transforms.get((tensor, output_layout, input_layout))
+            written = choice[tensor].output if tensor in choice else HWC
+            read = choice[name].input if name else HWC
+            edge = table.transforms.get((tensor, written, read))
             if edge:
                 time_ns += edge.task.execution_ns
                 transformed.add(f"{tensor} copied")
@@ -80,13 +83,13 @@ def choice_costs(problem: SelectionProblem, choice: dict[str, Candidate]) -> tup
                 peak = max(peak, sum(size[t] for t in live | transformed))
                 if tensor not in later:
                     live.discard(tensor)
-        output_bytes = size[name] + align_up(choice[name].workspace_bytes) if name else 0
+        output_bytes = size[name] + align_up(choice[name].footprint.workspace_bytes) if name else 0
         peak = max(peak, sum(size[t] for t in live | transformed) + output_bytes)
-    filters = sum(align_up(choice[name].filter_bytes) for name in order)
+    filters = sum(align_up(choice[name].footprint.filter_bytes) for name in order)
     footprints = [
         sum(size[t] for t in (*reads[name], name))
-        + align_up(choice[name].filter_bytes)
-        + align_up(choice[name].workspace_bytes)
+        + align_up(choice[name].footprint.filter_bytes)
+        + align_up(choice[name].footprint.workspace_bytes)
         for name in order
     ]
     memory = sum(footprints) if problem.memory_model == "sum" else peak + filters
@@ -101,11 +104,13 @@ def min_time_ns(problem: SelectionProblem, memory_bytes: float) -> float | None:
     costs, rows = [0.0] * len(x), []
     footprint = {}
     for name in names:
-        chosen = any(c.rewrite.primitive for c in problem.table.candidates[name])
+        chosen = any(c.primitive for c in problem.table.candidates[name])
         for c in problem.table.candidates[name]:
             region = problem.graph.region(name)
             tensors = [problem.tensor_bytes[t] for t in (*dict.fromkeys(region.inputs), name)]
-            buffer_bytes = (c.filter_bytes + 63) // 64 * 64 + (c.workspace_bytes + 63) // 64 * 64
+            buffer_bytes = (c.footprint.filter_bytes + 63) // 64 * 64 + (
+                c.footprint.workspace_bytes + 63
+            ) // 64 * 64
             footprint[name, c.name] = sum(tensors) + buffer_bytes if chosen else 0
             costs[x[name, c.name]] += sum(task.execution_ns for task in c.tasks)
         rows.append(({x[name, c.name]: 1.0 for c in problem.table.candidates[name]}, 1.0, 1.0))
@@ -113,8 +118,8 @@ def min_time_ns(problem: SelectionProblem, memory_bytes: float) -> float | None:
         for tensor in dict.fromkeys(region.inputs):
             for c in problem.table.candidates[region.name]:
                 for p in problem.table.candidates.get(tensor, (None,)):
-                    output_layout = p.output.layout if p else problem.table.inputs[tensor].layout
-                    edge = problem.table.transforms.get((tensor, output_layout, c.input.layout))
+                    written = p.output if p else problem.table.inputs[tensor]
+                    edge = problem.table.transforms.get((tensor, written, c.input))
                     if edge is None:
                         continue
                     if p is None:
@@ -127,7 +132,7 @@ def min_time_ns(problem: SelectionProblem, memory_bytes: float) -> float | None:
                     )
     for name in problem.graph.outputs:
         for c in problem.table.candidates[name]:
-            edge = problem.table.transforms.get((name, c.output.layout, "HWC"))
+            edge = problem.table.transforms.get((name, c.output, HWC))
             costs[x[name, c.name]] += edge.task.execution_ns if edge else 0.0
     rows.append(({x[key]: size / 1024 for key, size in footprint.items()}, 0.0, memory_bytes / 1024))
     matrix = sparse.lil_matrix((len(rows), len(costs)))

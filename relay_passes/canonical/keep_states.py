@@ -32,7 +32,8 @@ class KeepStates:
     Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
     y = attention(q, k, v, position)``, where ``cache`` has the length of ``k``, or `places`, and
     ``position`` says how many tokens are in it; it becomes an input if the network has none. Appends to the
-    caches of attention stand right before it: one candidate may do all three (`placement.candidates.cached`).
+    caches of attention stand right before it: one candidate may do all three
+    (`placement.candidates.pim_attention`).
     Preserves: values of the first ``position`` places and of the new ones, names.
 
     Raises

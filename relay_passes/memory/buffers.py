@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from pimflow.core.channel_sets import GPU_CHANNELS
 from pimflow.core.liveness import ALIGNMENT_BYTES, MEMORY, Lifetime, Liveness
 from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.core.stages import whole_name
+from pimflow.core.tensor_placement import ChannelSet
 from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_bytes
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import can_overwrite
@@ -217,7 +217,7 @@ def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str
         steps = range(buffer.end - 1, buffer.begin - 1, -1)
         beside = (neighbour for step in steps for neighbour in written.get(step, ()) if neighbour in named)
         neighbour = buffer if buffer in named else next(beside, None)
-        buffer.memory = named[neighbour] if neighbour else GPU_CHANNELS
+        buffer.memory = named[neighbour] if neighbour else ChannelSet.GPU.value
 
 
 class _BindingReader:

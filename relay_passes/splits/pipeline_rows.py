@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.ranges import RangeMap
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, use_counts
@@ -95,7 +96,7 @@ class _PipelineRun:
     def result(self) -> relax.Var:
         """The variable that the concatenated stages replace."""
         last = self.groups[-1]
-        return last.result if self.pipeline.modes[-1] == "GPU" else last.anchor.var
+        return last.result if self.pipeline.modes[-1] is Mode.GPU else last.anchor.var
 
 
 def _is_convolution(group: KernelGroup) -> bool:
@@ -112,13 +113,13 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
                 problem = "it does not read the region before it"
             elif counts[before] != _uses(group, before):
                 problem = "others read the region before it, too"
-        if not problem and pipeline.modes[position] == "PIM" and _prologue(group):
+        if not problem and pipeline.modes[position] is Mode.PIM and _prologue(group):
             problem = "PIM does not compute what comes before the convolution"
         if problem:
             raise PlanError(f"region '{name}' cannot be pipelined: {problem}")
     pairs = zip(pipeline.modes, pipeline.modes[1:], groups, pipeline.regions)
     for mode, after, group, name in pairs:
-        if mode == after == "PIM" and not group.result.same_as(group.anchor.var):
+        if mode is after is Mode.PIM and not group.result.same_as(group.anchor.var):
             raise PlanError(
                 f"region '{name}' cannot be pipelined: its epilogue needs the GPU between PIM regions"
             )
@@ -185,7 +186,7 @@ class _StageEmitter:
             group = run.groups[position]
             source = done_rows[position - 1, stage] if position else substitute(_source(group), self.env)
             part = self._emit_convolution(position, stage, source)
-            if run.pipeline.modes[position] == "GPU":
+            if run.pipeline.modes[position] is Mode.GPU:
                 rows = run.rows[position][stage]
                 part = self._emit_elementwise(_epilogue(group), group.anchor.var, part, rows, stage)
             if stage:
@@ -200,11 +201,13 @@ class _StageEmitter:
         """Emit the rows of a convolution that a stage computes, from the existing rows of its operand."""
         run, group = self.run, self.run.groups[position]
         name = stage_name(group.anchor.var.name, stage)
-        before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
+        before = (
+            run.groups[position - 1] if position and run.pipeline.modes[position - 1] is Mode.PIM else None
+        )
         reads = run.maps[position].inputs(*run.rows[position][stage])
         rows = reads.begin, reads.end
         x = self._emit_slice(source, rows, f"{name}_in")
-        if before is not None and run.pipeline.modes[position] == "GPU":
+        if before is not None and run.pipeline.modes[position] is Mode.GPU:
             x = self._emit_elementwise(_epilogue(before), before.anchor.var, x, rows, stage)
         x = self._emit_elementwise(_prologue(group), _source(group), x, rows, stage)
         return self.builder.emit(convolution_rows(group.anchor.value, x, reads), name_hint=name)

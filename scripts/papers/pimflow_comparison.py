@@ -15,8 +15,8 @@ from typing import Any
 from pimflow import placement
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
-from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import MODES, Mode
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
 from pimflow.placement.solvers.evaluate import savings_pj
@@ -31,7 +31,7 @@ ACCOUNTINGS = ("paper", "full")
 TIMINGS = ("ramulator-pimflow", "strict")
 CONVENTIONS = tuple((accounting, timing) for accounting in ACCOUNTINGS for timing in TIMINGS)
 CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
-WHOLE_LAYERS = ("GPU", "PIM")
+WHOLE_LAYERS = (Mode.GPU, Mode.PIM)
 
 Row = dict[str, Any]
 
@@ -78,8 +78,8 @@ OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact", chann
 CONFIGURATIONS = (
     NEWTON_PLUS,
     NEWTON_PLUS_PLUS,
-    Configuration(name="Pipeline", scheduling="newton++", modes=("GPU", "PIM", "PIPELINE")),
-    Configuration(name="MD-DP", scheduling="newton++", modes=("GPU", "PIM", "SPLIT")),
+    Configuration(name="Pipeline", scheduling="newton++", modes=(*WHOLE_LAYERS, Mode.PIPELINE)),
+    Configuration(name="MD-DP", scheduling="newton++", modes=(*WHOLE_LAYERS, Mode.SPLIT)),
     PIMFLOW,
     ALL_ORDERS,
     OURS,
@@ -217,7 +217,7 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
     """Share of each `kind` of layer in the latency of the GPU alone, a row a network."""
     rows = []
     for model in models:
-        gpu_only = searches.search(model, system(), Goal(modes=("GPU",))).baseline
+        gpu_only = searches.search(model, system(), Goal(modes=(Mode.GPU,))).baseline
         total: dict[str, float] = {}
         for region in searches.graph(model).regions:
             name = kind(region)

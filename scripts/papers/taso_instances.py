@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Task
 from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.rewrite import GpuRewrite
+from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS
 
@@ -36,13 +38,11 @@ def candidate(
     return Candidate(
         name=name,
         covers=(region,),
-        gpu_share=None,
-        input=Port(layout=input_layout, dtype="fp32", device="cpu"),
-        output=Port(layout=output_layout, dtype="fp32", device="cpu"),
+        rewrite=GpuRewrite(primitive=name),
         tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
-        rewrite=Rewrite(mode="CPU", gpu_rows=0, primitive=name),
-        workspace_bytes=workspace,
-        filter_bytes=filters,
+        input=TensorPlacement(layout=Layout(input_layout)),
+        output=TensorPlacement(layout=Layout(output_layout)),
+        footprint=Footprint(workspace_bytes=workspace, filter_bytes=filters),
     )
 
 
@@ -84,14 +84,15 @@ def selection_problem(
             time_ns = price(tensor, source, target)
             if time_ns:
                 task = Task(label="transform", resource="cpu", execution_ns=time_ns)
-                transforms[tensor, source, target] = EdgeCost(task=task)
+                written, read = (TensorPlacement(layout=Layout(layout)) for layout in (source, target))
+                transforms[tensor, written, read] = EdgeCost(task=task)
     table = CostTable(
         candidates=dict(candidates),
         unsupported_reasons={},
         epilogue_cost={},
         fused_epilogue_cost={},
         transforms=transforms,
-        inputs={"%x": Port(layout="HWC", dtype="fp32", device="cpu")},
+        inputs={"%x": TensorPlacement(layout=Layout.HWC)},
     )
     return SelectionProblem(graph=graph, table=table, memory_model=memory_model)
 

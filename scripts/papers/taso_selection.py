@@ -90,7 +90,7 @@ class NetworkStudy:
     @property
     def layers_by_prediction(self) -> int:
         """Layers of the fastest selection whose time is predicted."""
-        return sum(bool(c.rewrite.primitive) and is_guess(c) for c in self.fastest.choice.values())
+        return sum(bool(c.primitive) and is_guess(c) for c in self.fastest.choice.values())
 
     @property
     def candidates(self) -> int:
@@ -248,7 +248,7 @@ def sets_of_families(study: NetworkStudy) -> list[dict[str, Any]]:
 
 def _family(candidate: Candidate) -> tuple[str, ...]:
     """The family of the candidate's primitive; empty if its layer has no choice."""
-    name = candidate.rewrite.primitive
+    name = candidate.primitive
     return (PRIMITIVES[name].family,) if name else ()
 
 

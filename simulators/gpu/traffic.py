@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pimflow.core.region import Kernel
+from pimflow.core.tensor_placement import ChannelSet
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import KernelCost
@@ -83,7 +84,10 @@ class TrafficShares:
         return min(max(from_dram, self.read[1] if self.tiled else part * self.read[1]), 1.0)
 
     def balance(
-        self, sets: Mapping[str, float], read_in: Mapping[str, float], result_in: Mapping[str, float]
+        self,
+        sets: Mapping[ChannelSet, float],
+        read_in: Mapping[ChannelSet, float],
+        result_in: Mapping[ChannelSet, float],
     ) -> float:
         """Traffic of the busiest channels over the average of all channels, at least 1.
 

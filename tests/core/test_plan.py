@@ -6,25 +6,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimflow.core.plan import MODES, Choice, Plan
+from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import (
+    AttentionRewrite,
+    FusedGroupRewrite,
+    GpuRewrite,
+    Mode,
+    PimRewrite,
+    PipelineRewrite,
+    SplitRewrite,
+)
+from pimflow.core.split import AXES
+from pimflow.core.tensor_placement import ChannelUse
 from pimflow.errors import PlanError, UnknownNameError
 from pimflow.primitives.launches import can_compute
 
+CHANNELS = (
+    "",
+    "left-all",
+    "pim-from12",
+    "all-pim, behind kept",
+    "staged",
+    "staged, result kept",
+    "result kept",
+)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 nanoseconds = st.floats(0, 1e12)
 
 
 @st.composite
 def choices(draw, region):
+    several = draw(st.booleans())
+    cuts, modes = draw(st.lists(st.integers(1, 9))), draw(st.lists(st.sampled_from((Mode.GPU, Mode.PIM))))
+    rewrites = (
+        [FusedGroupRewrite(tiling=draw(texts)), AttentionRewrite(schedule=draw(texts))]
+        if several
+        else [
+            GpuRewrite(primitive=draw(texts)),
+            PimRewrite(
+                schedule=draw(texts), device_epilogue=("add",), accumulates_residual=draw(st.booleans())
+            ),
+            SplitRewrite(axis=draw(st.sampled_from(AXES)), gpu_share=draw(st.floats(0, 1))),
+        ]
+    )
+    pipeline = PipelineRewrite(cuts=tuple(cuts), modes=tuple(modes), schedules=(draw(texts),))
     return Choice(
-        region=region,
-        mode=draw(st.sampled_from(MODES)),
-        gpu_share=draw(st.floats(0, 1)),
-        schedule=draw(texts),
+        regions=(region, f"{region} and more") if several else (region,),
+        rewrite=draw(st.sampled_from([*rewrites, *[pipeline] * several])),
+        channels=ChannelUse.parse(draw(st.sampled_from(CHANNELS))),
         latency_ns=draw(nanoseconds),
         reason=draw(texts),
-        covers=draw(st.sampled_from([(), (region, f"{region} and more")])),
     )
 
 
@@ -73,23 +105,23 @@ def plan_text_with_choice(**changes: object) -> str:
 
 def test_what_a_person_may_leave_out():
     (choice,) = Plan.from_json(plan_text_with_choice(latency_ns=None)).choices
-    assert choice == Choice(region="conv1", mode="SPLIT", gpu_share=0.5)
+    assert choice == Choice(regions=("conv1",), rewrite=SplitRewrite(gpu_share=0.5))
 
 
 def test_a_run_has_no_share_and_a_region_alone_does_not_say_what_it_covers():
     (run,) = Plan.from_json(
-        plan_text_with_choice(covers=["conv1", "conv2"], gpu_share=None).replace(
+        plan_text_with_choice(mode="PIPELINE", covers=["conv1", "conv2"], gpu_share=None).replace(
             '"mode"', '"gpu_share": null, "mode"'
         )
     ).choices
-    assert (run.gpu_share, run.regions) == (None, ("conv1", "conv2"))
+    assert (run.rewrite.gpu_share, run.regions) == (None, ("conv1", "conv2"))
     plan = Plan.from_json(plan_text())
     assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.to_json()
 
 
 def test_whole_numbers_are_numbers():
     plan = Plan.from_json(plan_text(latency_ns=10, choices=[CHOICE | {"gpu_share": 1}]))
-    assert plan.latency_ns == 10 and plan.choices[0].gpu_share == 1
+    assert plan.latency_ns == 10 and plan.choices[0].rewrite.gpu_share == 1
 
 
 @pytest.mark.parametrize(
@@ -133,6 +165,12 @@ def test_whole_numbers_are_numbers():
         (plan_text_with_choice(covers=["conv1", 2]), "region 'conv1': covers"),
         (plan_text_with_choice(covers=["conv0", "conv1"]), "covers begins with 'conv0'"),
         (plan_text_with_choice(latency_ns="1"), "region 'conv1': latency_ns '1'"),
+        (plan_text_with_choice(covers=["conv1", "conv2"]), "mode SPLIT splits one region, not 2"),
+        (plan_text_with_choice(mode="GPU"), "mode GPU has gpu_share 1, not 0.5"),
+        (plan_text_with_choice(primitive="winograd"), "wholly on the GPU, not SPLIT of 1 regions"),
+        (plan_text_with_choice(finishes=["add"]), "a layer that is wholly its own"),
+        (plan_text_with_choice(channels="left-from"), "channels 'left-from' is neither 'staged' nor a pair"),
+        (plan_text_with_choice(mode="PIPELINE", modes=["CPU"]), r"modes \['CPU'\] of a PIPELINE"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_place(text, named):
@@ -154,7 +192,7 @@ def test_files_that_cannot_be_read(tmp_path):
         Plan.load(binary)
     good = tmp_path / "good.json"
     good.write_text(plan_text(), encoding="utf-8")
-    assert Plan.load(good).choice("conv1").gpu_share == 0.5
+    assert Plan.load(good).choice("conv1").rewrite.gpu_share == 0.5
 
 
 def test_an_unknown_region_lists_near_ones():
@@ -172,7 +210,10 @@ def test_choices_are_carried_to_the_same_network_in_another_form():
         )  # fmt: skip
 
     graph = RegionGraph(name="n", regions=(region("b"), region("new"), region("a")), outputs=("a",))
-    choices = (Choice(region="a", mode="PIM", gpu_share=0.0), Choice(region="b", mode="SPLIT", gpu_share=0.5))
+    choices = (
+        Choice(regions=("a",), rewrite=PimRewrite()),
+        Choice(regions=("b",), rewrite=SplitRewrite(gpu_share=0.5)),
+    )
     plan = Plan(model="m", system="s", gpu_channels=1, choices=choices, latency_ns=1.0, lower_bound_ns=1.0)
     carried = plan.to_graph(graph, can_compute)
     assert carried.model == graph.digest

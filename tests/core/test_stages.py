@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pimflow.core.ranges import RangeMap
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline, stage_name, stage_rows, whole_name
 
 
@@ -63,7 +64,7 @@ def test_rows_are_computed_once_and_before_they_are_read(case):
         assert rows[position - 1][-1][1] == min(reach, window.extent), "rows are computed that nobody reads"
 
 
-@given(st.lists(st.sampled_from(("GPU", "PIM")), min_size=2, max_size=5), st.integers(1, 7))
+@given(st.lists(st.sampled_from((Mode.GPU, Mode.PIM)), min_size=2, max_size=5), st.integers(1, 7))
 def test_parts_are_issued_in_an_order_that_can_be(modes, stages):
     names = tuple(f"r{position}" for position in range(len(modes)))
     steps = Pipeline(regions=names, modes=tuple(modes), cuts=tuple(range(1, stages))).steps

@@ -20,6 +20,7 @@ from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import AttentionRewrite
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import System
@@ -27,7 +28,7 @@ from pimflow.pim_backend.programs.cache_places import all_places_program
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
 from pimflow.pim_backend.programs.dynamic_product import DynamicProduct
 from pimflow.pim_backend.runtime import codegen, targets
-from pimflow.placement import SearchResult, given_plan, search
+from pimflow.placement import SearchResult, plan_application, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.simulators.pim.coverage import program_coverage
@@ -53,12 +54,10 @@ def plan_attention_on_pim(graph: RegionGraph, small_system: System, schedule: st
     for region in graph.regions:
         if region.name in runs:
             covers = runs[region.name]
-            choices.append(
-                Choice(region=region.name, mode="PIM", gpu_share=0.0, schedule=schedule, covers=covers)
-            )
+            choices.append(Choice(regions=covers, rewrite=AttentionRewrite(schedule=schedule)))
         elif region.name not in inside:
             choices.append(plan.choice(region.name))
-    return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
+    return plan_application.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
 CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in FORMS}

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from branching import network_with_padding
+from edited_plans import edited_plan
 from onnx import TensorProto, helper
 from onnx_models import onnx_model
 
@@ -43,7 +44,7 @@ from pimflow.hardware.systems import PADDINGS
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 from pimflow.pim_backend.runtime.network_module import infer
-from pimflow.placement import SearchResult, apply, search
+from pimflow.placement import CandidateGenerator, SearchResult, apply, search
 from pimflow.placement.candidates import pipelines
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -251,7 +252,9 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     directory, compiled = toy
     plan = Plan.load(directory / "plan.json")
     assert plan == compiled.plan
-    assert plan.choice("block.project.conv").joins  # its residual, which a part would not have
+    assert plan.choice(
+        "block.project.conv"
+    ).rewrite.accumulates_residual  # its residual, which a part would not have
     no_epilogue = {"finishes": (), "joins": False}
     edited = with_choice(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **no_epilogue)
     (tmp_path / "plan.json").write_text(edited.to_json())
@@ -272,9 +275,9 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
 )
 def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
     region = changes["region"]
-    plan = with_choice(toy[1].plan, region, **{k: v for k, v in changes.items() if k != "region"})
     with pytest.raises(PlanError, match=says) as caught:
-        compile_only("toy", plan=plan)
+        plan = with_choice(toy[1].plan, **changes)
+        pimflow.compile("toy", plan=plan)
     assert region in str(caught.value)
 
 
@@ -311,7 +314,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, paddi
     for index in range(6):
         plan = random_plan(search_result, staged, draw)
         seen_modes.update(choice.mode for choice in plan.choices)
-        plan_result = apply(graph, target, plan, search_result.generator.costs)
+        plan_result = apply(graph, target, plan, search_result.costs)
         applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
@@ -321,7 +324,8 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, paddi
         built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, network.reference(inputs)).require()
         if target.has_symmetric_padding:
-            plain = replace(plan_result, system=replace(target, padding="asymmetric"))
+            other = replace(target, padding="asymmetric")
+            plain = replace(plan_result, generator=CandidateGenerator(graph, other, search_result.costs))
             twin = build.build(network, plain, targets.target_by_name("llvm+pim"))
             for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
                 assert np.array_equal(y, expected)
@@ -342,24 +346,9 @@ def random_plan(search_result: SearchResult, staged: dict[str, list[Candidate]],
         single_region = [c for c in candidates if len(c.covers) == 1]
         unsplit = [candidate for candidate in single_region if candidate.rewrite.mode != "SPLIT"]
         candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else unsplit))
-        choices.append(_choice(candidate))
+        choices.append(Choice(regions=candidate.covers, rewrite=candidate.rewrite))
         covered.update(candidate.covers)
     return replace(search_result.plan, choices=tuple(choices))
-
-
-def _choice(candidate: Candidate) -> Choice:
-    rewrite = candidate.rewrite
-    return Choice(
-        region=candidate.covers[0],
-        mode=rewrite.mode,
-        gpu_share=candidate.gpu_share,
-        schedule=rewrite.schedule,
-        axis=rewrite.axis,
-        covers=candidate.covers if len(candidate.covers) > 1 else (),
-        stages=rewrite.stages,
-        modes=rewrite.modes,
-        schedules=rewrite.schedules,
-    )
 
 
 @pytest.mark.long
@@ -372,13 +361,10 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
         search_result = search(prepare.regions(network, target), target)
         whole_plan = replace(
             search_result.plan,
-            choices=tuple(
-                Choice(region=region.name, mode="GPU", gpu_share=1.0, schedule="")
-                for region in search_result.graph.regions
-            ),
+            choices=tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions),
         )
         split = with_choice(whole_plan, "h.conv", mode="SPLIT", gpu_share=0.5)
-        applied = apply(search_result.graph, target, split, search_result.generator.costs)
+        applied = apply(search_result.graph, target, split, search_result.costs)
         built = build.build(network, applied, targets.target_by_name("llvm+pim"))
         by_padding[padding] = applied.evaluation.timeline.events, built
     (before, plain), (after, padded) = by_padding.values()
@@ -449,7 +435,7 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     small = replace(base, pim=replace(base.pim, rows_per_bank=base.pim.row_base + 2))
     graph = extract_regions(frontend.load("toy").module, "toy")
     search_result = search(graph, small)
-    assert sum(candidate.placed_rows for candidate in search_result.candidates) <= 2
+    assert sum(candidate.footprint.bank_rows for candidate in search_result.candidates) <= 2
     assert search_result.evaluation.latency_ns > toy[1].report.plan.latency_ns
     plan = replace(toy[1].plan, system=search_result.plan.system, model=search_result.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
@@ -485,8 +471,7 @@ def test_wrong_inputs_are_refused(toy, inputs):
 
 def with_choice(plan: Plan, region: str, **changes) -> Plan:
     """With all tensors where everything can read them."""
-    choices = (replace(c, channels="") for c in plan.choices)
-    return replace(plan, choices=tuple(replace(c, **changes) if c.region == region else c for c in choices))
+    return edited_plan(plan.with_gpu_channels(), region, **changes)
 
 
 def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):

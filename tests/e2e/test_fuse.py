@@ -16,6 +16,7 @@ from pimflow.commands.shared import search
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
+from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.errors import UsageError
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import system
@@ -67,16 +68,11 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
                 covers, tiling = draw.choice(fitting), GroupTiling(h=draw.randint(1, 8), w=draw.randint(1, 8))
                 if tilings.unsupported_reason(covers, tiling):  # too large a tile
                     tiling = GroupTiling(h=8, w=8)
-                choices.append(
-                    Choice(
-                        region=remaining[0], mode="GPU", gpu_share=1.0, covers=covers, schedule=str(tiling)
-                    )
-                )
+                choices.append(Choice(regions=covers, rewrite=FusedGroupRewrite(tiling=str(tiling))))
             else:
                 candidates = [c for c in searched.table.candidates[remaining[0]] if len(c.covers) == 1]
-                chosen = draw.choice([c for c in candidates if c.rewrite.mode != "GPU"] or candidates)
-                share = {"gpu_share": chosen.gpu_share, "axis": chosen.rewrite.axis}
-                choices.append(Choice(region=remaining[0], mode=chosen.rewrite.mode, **share))
+                chosen = draw.choice([c for c in candidates if c.uses_pim] or candidates)
+                choices.append(Choice(regions=chosen.covers, rewrite=chosen.rewrite))
             del remaining[: len(choices[-1].regions)]
         plan_result = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
         tiled += len(plan_result.group_tilings())

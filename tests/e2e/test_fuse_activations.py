@@ -14,6 +14,7 @@ from pimflow import frontend
 from pimflow.commands.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
+from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite
 from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
@@ -29,9 +30,9 @@ RUN = ("widen.conv.lconv", "down.conv.fconv")
 def searched():
     """A plan with PIM, and the run, faster or not, on the GPU; every reader can read every tensor."""
     plan = pimflow.search("toy", **OPTIONS).plan
-    choices = [replace(choice, channels="") for choice in plan.choices if choice.region != RUN[1]]
+    choices = [choice for choice in plan.with_gpu_channels().choices if choice.region != RUN[1]]
     position = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
-    choices[position] = Choice(region=RUN[0], mode="GPU", gpu_share=1.0, covers=RUN)
+    choices[position] = Choice(regions=RUN, rewrite=FusedGroupRewrite())
     return pimflow.search("toy", plan=replace(plan, choices=tuple(choices)), **OPTIONS)
 
 
@@ -65,7 +66,7 @@ def test_a_run_moves_what_is_outside_of_it(searched):
     assert kernel.macs == first.geometry.macs + last.geometry.macs
     weights = 2 * (first.weight_elements + last.weight_elements)
     assert kernel.again_bytes == weights * (kernel.blocks - 1), "each of its tiles, which have no halo"
-    separate_bytes = sum(generator.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
+    separate_bytes = sum(generator.make(r, OPERATOR_KERNELS).tasks[0].moved_bytes for r in (first, last))
     assert fused_groups.make(generator, RUN, None, tiling).tasks[0].moved_bytes < separate_bytes
 
 

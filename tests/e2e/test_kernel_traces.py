@@ -12,6 +12,7 @@ from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel
+from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.hardware import system
 from pimflow.host.files import file_sha256
 from pimflow.placement import CandidateGenerator
@@ -37,12 +38,8 @@ def directory(tmp_path, searched):
     """A compiled directory, as far as its plan goes: 'down.conv' split, one region on PIM."""
     path = tmp_path / "net"
     path.mkdir()
-    modes = {"down.conv": ("SPLIT", 0.25), "widen.conv": ("PIM", 0.0)}
-    choices = [
-        replace(c, mode=mode, gpu_share=share)
-        for c in searched.plan.choices
-        for mode, share in [modes.get(c.region, ("GPU", 1.0))]
-    ]
+    rewrites = {"down.conv": SplitRewrite(gpu_share=0.25), "widen.conv": PimRewrite()}
+    choices = [replace(c, rewrite=rewrites.get(c.region, OPERATOR_KERNELS)) for c in searched.plan.choices]
     plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
     return write_directory(path, plan, PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
 
@@ -129,7 +126,9 @@ def test_they_are_the_kernels_that_the_search_asks_for(searched):
     region = searched.graph.region("down.conv")
     generator = CandidateGenerator(searched.graph, SYSTEM)
     (task,) = [
-        t for t in generator.make(region, "SPLIT", 2).tasks if t.resource == "gpu" and "rows" in t.label
+        t
+        for t in generator.make(region, SplitRewrite(gpu_share=2 / region.geometry.oh)).tasks
+        if t.resource == "gpu" and "rows" in t.label
     ]
     cost = generator.costs.kernel_cost(
         convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels

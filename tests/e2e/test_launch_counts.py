@@ -80,7 +80,7 @@ def any_plan(search_result, draw: random.Random):
         if region.name in covered:
             continue
         candidates = search_result.table.candidates[region.name]
-        pim_candidates = [c for c in candidates if c.rewrite.mode != "GPU"]
+        pim_candidates = [c for c in candidates if c.uses_pim]
         chosen.append(draw.choice(pim_candidates if pim_candidates and draw.random() < 0.5 else candidates))
         covered.update(chosen[-1].covers)
     return with_candidates(search_result, tuple(chosen))

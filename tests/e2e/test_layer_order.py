@@ -167,6 +167,6 @@ def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
     search_result = pimflow.search(wide_branches(), target_system=SYSTEM, **options)
     run = search_result.graph.runs[0]
-    assert run in [choice.covers for choice in search_result.plan.choices]
+    assert run in [choice.regions for choice in search_result.plan.choices]
     replanned = pimflow.search(wide_branches(), plan=search_result.plan, target_system=SYSTEM, **options)
     assert replanned.graph == search_result.graph and run in replanned.group_tilings()

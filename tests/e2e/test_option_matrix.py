@@ -391,9 +391,7 @@ def _write_plan(options, files, told, capsys):
     if code:
         return
     search_result = told["searched"]
-    choices = tuple(
-        Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in search_result.graph.regions
-    )
+    choices = tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions)
     plan = replace(search_result.plan, choices=choices)
     with open(files["PLAN"], "w") as file:
         file.write(plan.to_json())

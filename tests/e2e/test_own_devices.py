@@ -23,7 +23,9 @@ from pimflow.commands.main import main
 from pimflow.commands.run import run as inference
 from pimflow.commands.simulate.simulate import simulate
 from pimflow.compiler import artifact
+from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
+from pimflow.core.rewrite import PimRewrite
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware import PimSpec, system
 from pimflow.hardware.reader import SPECS
@@ -56,8 +58,8 @@ def two_layers():
 def all_on_pim():
     """A plan of `two_layers` for any device: loop orders are left open."""
     plan = pimflow.search(two_layers(), system()).plan
-    chosen = {"mode": "PIM", "gpu_share": 0.0, "schedule": "", "axis": "rows", "channels": ""}
-    return replace(plan, choices=tuple(replace(choice, **chosen) for choice in plan.choices))
+    choices = (Choice(regions=choice.regions, rewrite=PimRewrite()) for choice in plan.choices)
+    return replace(plan, choices=tuple(choices))
 
 
 def compile_on_pim(target_system, out=None):

@@ -10,19 +10,20 @@ from length import long_but
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile
-from pimflow.placement.best_plan import to_search_result
+from pimflow.placement.best_plan import SearchedNetwork, to_search_result
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.relay_passes.memory.buffers import buffers
 
 BLOCK = Pipeline(
     regions=tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project")),
-    modes=("PIM", "GPU", "PIM"),
+    modes=(Mode.PIM, Mode.GPU, Mode.PIM),
     cuts=(4, 10),
 )
 
@@ -66,12 +67,15 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
         table.candidates[BLOCK.regions[0]] += (staged,)
     plans = PlanSearch(graph, table, target_system, Goal())
     gpu_only, draw = gpu_only_plan(generator, Goal()), random.Random(0)
+    inputs = SearchedNetwork(
+        generator=generator, table=table, gpu_only=gpu_only.evaluation, goal=Goal(), original=None
+    )
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
     for _ in range(4):
         chosen = random_plan(generator, table, draw)
         solution = to_solution(chosen, gpu_only.evaluation)
-        search_result = to_search_result(generator, table, solution, gpu_only.evaluation, plans, None)
+        search_result = to_search_result(inputs, solution)
         row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
         spread = max(len(set(search_result.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from edited_plans import edited, edited_plan
 from length import long_but
 from onnx import helper, numpy_helper
 from onnx_models import onnx_model
@@ -16,6 +17,8 @@ from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
+from pimflow.core.plan import Choice
+from pimflow.core.rewrite import GpuRewrite, PimRewrite
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, apply, search
@@ -73,9 +76,7 @@ def check(network, plan_result):
     """Launches charged and built, but for those of results that a kernel stores besides; and values."""
     charged = [event for event in plan_result.evaluation.timeline.events if event.resource == "gpu"]
     readers = plan_result.graph.consumers
-    stored = sum(
-        bool(c.output.deferred_epilogue) and len(readers[c.covers[-1]]) > 1 for c in plan_result.candidates
-    )
+    stored = sum(bool(c.deferred_epilogue) and len(readers[c.covers[-1]]) > 1 for c in plan_result.candidates)
     launch_count = launches_built(build.apply_search_result(network.module, plan_result))
     assert launch_count == sum(event.launched for event in charged) + stored
     inputs = network.example_inputs()
@@ -96,12 +97,9 @@ def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
     graph = prepare.regions(network, SYSTEM)
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     changed = {"entry": {"mode": "PIM", "gpu_share": 0.0}, "first": {"primitive": name}}
-    choices = tuple(replace(c, **changed.get(c.region, {})) for c in plain.plan.choices)
+    choices = tuple(edited(c, **changed.get(c.region, {})) for c in plain.plan.choices)
     plan_result = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
-    assert (
-        plan_result.candidate_by_region["entry"].output.deferred_epilogue
-        and len(graph.consumers["entry"]) == 2
-    )
+    assert plan_result.candidate_by_region["entry"].deferred_epilogue and len(graph.consumers["entry"]) == 2
     check(network, plan_result)
 
 
@@ -115,21 +113,10 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
     for region, choice in zip(graph.regions, search_result.plan.choices, strict=True):
         names = [primitive.name for primitive in usable_primitives(region)]
         on_pim = not search_result.generator.unsupported_reason(region) and draw.random() < 0.3
-        mode, share = ("PIM", 0.0) if on_pim else ("GPU", 1.0)
         name = "" if on_pim or not names else draw.choice(names)
         several += "winograd" in name or "im2row" in name
-        choices.append(
-            replace(
-                choice,
-                mode=mode,
-                gpu_share=share,
-                schedule="",
-                axis="rows",
-                channels="",
-                primitive=name,
-                covers=(),
-            )
-        )
+        rewrite = PimRewrite() if on_pim else GpuRewrite(primitive=name)
+        choices.append(Choice(regions=choice.regions, rewrite=rewrite))
     plan_result = apply(graph, SYSTEM, replace(search_result.plan, choices=tuple(choices)))
     assert several and len(plan_result.primitives()) >= 2
     check(network, plan_result)
@@ -140,13 +127,12 @@ def test_workspaces_lie_in_the_pool():
     graph = prepare.regions(network, SYSTEM)
     plain = search(graph, SYSTEM, goal=Goal(modes="gpu"))
     name = "winograd-2d-f4-cuda-hwc-32x32"
-    choices = tuple(replace(c, primitive=name if c.region == "first" else "") for c in plain.plan.choices)
-    plan_result = apply(graph, SYSTEM, replace(plain.plan, choices=choices))
+    plan_result = apply(graph, SYSTEM, edited_plan(plain.plan, "first", primitive=name))
     plans, stages = [], plan_result.primitives()["first"].stages(graph.region("first").geometry)
     with CUDA:
         phases.lower(build.apply_search_result(network.module, plan_result), CUDA, SYSTEM, plans.append)
         phases.lower(build.apply_search_result(network.module, plain), CUDA, SYSTEM, plans.append)
-    workspace_bytes = plan_result.candidate_by_region["first"].workspace_bytes
+    workspace_bytes = plan_result.candidate_by_region["first"].footprint.workspace_bytes
     assert workspace_bytes == sum(4 * int(np.prod(shape)) for shape in stages.values())
     assert plans[0].pool_bytes > workspace_bytes
     assert len(plans[0].offsets_bytes) == len(plans[1].offsets_bytes) + len(stages)

@@ -14,6 +14,7 @@ from pimflow import frontend
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
+from pimflow.core.rewrite import Mode, SplitRewrite
 from pimflow.core.split import AXES
 from pimflow.core.stages import Pipeline
 from pimflow.hardware import system
@@ -125,15 +126,9 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
         for region in graph.regions:
             candidate = draw.choice(candidates_by_region[region.name])
             rewrite = candidate.rewrite
-            share = {
-                "gpu_share": candidate.gpu_share,
-                "axis": rewrite.axis,
-                "finishes": rewrite.finishes,
-                "joins": rewrite.joins,
-            }
-            finished |= set(rewrite.finishes)
-            choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
-            axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
+            finished |= set(getattr(rewrite, "device_epilogue", ()))
+            choices.append(Choice(regions=(region.name,), rewrite=rewrite))
+            axes |= {rewrite.axis} if isinstance(rewrite, SplitRewrite) else set()
         plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
         applied = phases.apply_plan(
             network.module, phases.PlanRewrites(splits=plan_result.splits(), programs=plan_result.programs())
@@ -160,14 +155,15 @@ def candidates(search_result, region, draw):
     for axis in AXES:
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):
-            region_candidates.append(generator.make(region, "SPLIT", split.gpu, axis=axis))
+            region_candidates.append(generator.make(region, SplitRewrite.from_split(split, region.geometry)))
     # As often as all others.
-    region_candidates += [c for c in region_candidates if c.rewrite.finishes] * (len(region_candidates) - 1)
+    finished = [c for c in region_candidates if getattr(c.rewrite, "device_epilogue", ())]
+    region_candidates += finished * (len(region_candidates) - 1)
     return region_candidates
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("modes", (("GPU", "PIM", "GPU"), ("PIM", "GPU", "PIM")))
+@pytest.mark.parametrize("modes", ((Mode.GPU, Mode.PIM, Mode.GPU), (Mode.PIM, Mode.GPU, Mode.PIM)))
 def test_grouped_layers_in_stages_give_the_reference(modes):
     network, target = frontend.load(depthwise()), system()
     graph = extract_regions(network.module, "depthwise")
@@ -175,14 +171,11 @@ def test_grouped_layers_in_stages_give_the_reference(modes):
     search_result = search(graph, target)
     run = Pipeline(regions=regions, modes=modes, cuts=(2, 4))
     stages = pipelines.make(search_result.generator, run)
-    choice = Choice(
-        region=regions[0], mode="PIPELINE", covers=regions, gpu_share=None, stages=run.cuts, modes=modes,
-        schedules=stages.rewrite.schedules,
-    )  # fmt: skip
-    choices = [Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in graph.regions]
+    choice = Choice(regions=regions, rewrite=stages.rewrite)
+    choices = [Choice(regions=(region.name,)) for region in graph.regions]
     choices[1:4] = [choice]
     plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
     inputs = network.example_inputs()
     built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
-    assert len(built.programs) == 3 * modes.count("PIM")
+    assert len(built.programs) == 3 * modes.count(Mode.PIM)
     verify(network, built, target, inputs, network.reference(inputs)).require()

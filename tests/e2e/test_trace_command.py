@@ -16,6 +16,7 @@ from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host.files import file_sha256
@@ -43,7 +44,7 @@ def directory(tmp_path):
     for name, pixel_begin in (("first", 0), ("second", 2 * geometry.ow)):
         program = SIDE.program(ProgramRequest(name, geometry, schedule, pixel_begin=pixel_begin))
         (path / "programs" / f"{name}.pimprog").write_text(program.to_json())
-    _place(path, geometry, Choice(region="second", mode="SPLIT", gpu_share=2 / 6))
+    _place(path, geometry, Choice(regions=("second",), rewrite=SplitRewrite(gpu_share=2 / 6)))
     return path
 
 
@@ -64,7 +65,7 @@ def _place(path, geometry, split: Choice):
     placed = PlacedRegions(
         graph=RegionGraph(name="net", regions=regions, outputs=("second",)), gpu="rtx-2060", dtype="fp16"
     )
-    choices = (Choice(region="first", mode="PIM", gpu_share=0.0), split)
+    choices = (Choice(regions=("first",), rewrite=PimRewrite()), split)
     plan = Plan(model="", system="", gpu_channels=16, choices=choices, latency_ns=0.0, lower_bound_ns=0.0)
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
@@ -161,7 +162,9 @@ def test_gpu_parts_are_those_that_pim_leaves(directory):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     assert trace.gpu_parts(directory) == {"second": geometry.first_rows(2)}
     assert geometry.first_rows(2).h == 3  # two rows of output, and the padding above
-    _place(directory, geometry, Choice(region="second", mode="SPLIT", gpu_share=0.2, axis="channels"))
+    _place(
+        directory, geometry, Choice(regions=("second",), rewrite=SplitRewrite(gpu_share=0.2, axis="channels"))
+    )
     assert trace.gpu_parts(directory) == {"second": replace(geometry, oc=4)}
 
 

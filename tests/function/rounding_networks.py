@@ -11,6 +11,7 @@ from pimflow import frontend
 from pimflow.commands.shared import search
 from pimflow.compiler import build
 from pimflow.core.plan import Choice
+from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import SearchResult
@@ -76,9 +77,9 @@ def plan_on_pim(network: frontend.Network, dtype: str = "fp16") -> SearchResult:
     target = SYSTEMS[dtype]
     _, search_result = search.search_network(network, target)
     choices = tuple(
-        Choice(region=region.name, mode="PIM", gpu_share=0.0)
+        Choice(regions=(region.name,), rewrite=PimRewrite())
         if region.name in ON_PIM
-        else Choice(region=region.name, mode="GPU", gpu_share=1.0)
+        else Choice(regions=(region.name,))
         for region in search_result.graph.regions
     )
     return search.search_network(network, target, replace(search_result.plan, choices=choices))[1]

@@ -140,7 +140,7 @@ def test_the_first_example_is_what_is_found(ran):
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_other_conventions_are_what_is_found(ran, compare_networks):
     """Other launches, and the published accounting, timing, loop orders and splits."""
-    search_result, costs = ran.search_result, ran.search_result.generator.costs
+    search_result, costs = ran.search_result, ran.search_result.costs
     for launch_ns, kind in compare_networks.launches_ns().items():
         launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
         shown = row(BY_CONVENTION, "launches", PIM_launch=launch)

@@ -26,7 +26,7 @@ from papers.pimflow_comparison import (
 )
 
 from pimflow.core.candidate import Cost, makespan_ns
-from pimflow.core.plan import MODES
+from pimflow.core.rewrite import MODES, OPERATOR_KERNELS, PimRewrite
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.hardware.systems import CHARGES
@@ -85,7 +85,7 @@ def test_convolutions_are_what_the_regions_take(searches):
     search_result = searches.search("toy", target, Goal())
     graph, gpu = search_result.graph, []
     for region in filter(is_convolution, graph.regions):
-        gpu.append(search_result.generator.make(region, "GPU", gpu_channels=target.gpu.memory_channels))
+        gpu.append(search_result.generator.make(region, OPERATOR_KERNELS, target.gpu.memory_channels))
     alone_ns = sum(Cost.from_candidate(candidate).latency_ns for candidate in gpu)
     assert convolutions_ns(search_result, search_result.gpu_only) == pytest.approx(alone_ns, rel=1e-6)
     assert 0 < convolutions_ns(search_result, search_result.evaluation) < search_result.evaluation.latency_ns
@@ -102,18 +102,16 @@ def test_all_terms_together_are_full_accounting(searches):
     paper = CandidateGenerator(graph, system(accounting="paper"), full.costs)
     dearer = set()
     for region in graph.regions:
-        splits = [c for c in full.candidates(region) if c.rewrite.mode == "SPLIT"]
-        for mode, gpu, axis in [("PIM", 0, "rows")] + [
-            ("SPLIT", c.rewrite.gpu_rows, c.rewrite.axis) for c in splits
-        ]:
+        splits = [c.rewrite for c in full.candidates(region) if c.rewrite.mode == "SPLIT"]
+        for rewrite in [PimRewrite(), *splits]:
             if full.unsupported_reason(region):
                 continue
-            expected = full.make(region, mode, gpu, axis=axis)
-            assert all_charges.make(region, mode, gpu, axis=axis) == expected
-            free_ns = makespan_ns(paper.make(region, mode, gpu, axis=axis).tasks)
+            expected = full.make(region, rewrite)
+            assert all_charges.make(region, rewrite) == expected
+            free_ns = makespan_ns(paper.make(region, rewrite).tasks)
             for charge in CHARGES:
                 some = CandidateGenerator(graph, system(accounting=f"paper+{charge}"), full.costs)
-                time_ns = makespan_ns(some.make(region, mode, gpu, axis=axis).tasks)
+                time_ns = makespan_ns(some.make(region, rewrite).tasks)
                 assert free_ns <= time_ns <= makespan_ns(expected.tasks)
                 dearer |= {charge} if time_ns > free_ns or some.fused_epilogue_cost(region).task else set()
     assert dearer >= {"pim-launch", "epilogue"}
@@ -148,12 +146,12 @@ def test_the_published_gpu_is_met(searches):
     graph = searches.graph("toy")
     generator = CandidateGenerator(graph, system())
     gpu_only = tuple(
-        generator.make(r, "GPU", gpu_channels=generator.system.gpu.memory_channels) for r in graph.regions
+        generator.make(r, OPERATOR_KERNELS, generator.system.gpu.memory_channels) for r in graph.regions
     )
     slow = replace(generator.system.gpu, launch_ns=row_by_way["launches"]["launch_ns"])
     slow_generator = CandidateGenerator(graph, replace(generator.system, gpu=slow))
     table = searches.search("toy", system(), Goal(modes=("GPU",))).table
-    slower = tuple(slow_generator.make(r, "GPU", gpu_channels=slow.memory_channels) for r in graph.regions)
+    slower = tuple(slow_generator.make(r, OPERATOR_KERNELS, slow.memory_channels) for r in graph.regions)
     before, after = (evaluate(graph, chosen, table, system()).latency_ns for chosen in (gpu_only, slower))
     assert row_by_way["launches"]["latency_gpu_only_ns"] == pytest.approx(after) and after > before
 

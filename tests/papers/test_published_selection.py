@@ -59,7 +59,9 @@ def few(problem, count=3):
 
     def some(name):
         all_candidates = problem.table.candidates[name]
-        by_size = sorted(all_candidates, key=lambda c: (c.workspace_bytes + c.filter_bytes, c.name))
+        by_size = sorted(
+            all_candidates, key=lambda c: (c.footprint.workspace_bytes + c.footprint.filter_bytes, c.name)
+        )
         picked = [
             min(all_candidates, key=problem.time_ns),
             by_size[0],
@@ -107,10 +109,7 @@ def test_claims_are_those_of_all_choices(toy, model):
 def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, found):
     problem = restrict_library(toy.problem, "published")
     families = {
-        PRIMITIVES[c.rewrite.primitive].family
-        for step in problem.steps
-        if step.chosen
-        for c in step.candidates
+        PRIMITIVES[c.primitive].family for step in problem.steps if step.chosen for c in step.candidates
     }
     assert "direct" not in families and {"loops", "windows", "winograd", "mec", "shifted"} <= families
     times = {study.library: study.fastest.sums.time_ns for study in found}
@@ -125,7 +124,7 @@ def test_sets_of_families_hold_what_they_say(found):
     named = {name: PRIMITIVES[name].family for name in PRIMITIVES} | {None: "loops"}
     small = replace(
         added,
-        problem=added.problem.restrict(lambda _, c: named[c.rewrite.primitive or None] in allowed_families),
+        problem=added.problem.restrict(lambda _, c: named[c.primitive or None] in allowed_families),
     )
     rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}

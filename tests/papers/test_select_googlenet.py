@@ -55,7 +55,7 @@ def test_a_budget_costs_little_and_greedy_much(found):
 
 def test_the_planner_places_it_in_the_budget(found):
     live, _ = found.problem.liveness(found.selected.choice)
-    filters = sum(-(-c.filter_bytes // 64) * 64 for c in found.selected.choice.values())
+    filters = sum(-(-c.footprint.filter_bytes // 64) * 64 for c in found.selected.choice.values())
     pool = memory.plan(live.lifetimes).pool_bytes
     assert pool + filters + found.problem.weight_bytes == found.selected.sums.memory_bytes
 
@@ -93,7 +93,7 @@ def test_what_was_chosen_beats_loops_here_too(found):
     layers = Layers(found.problem.graph).primitive_layers
     few = sorted(layers, key=lambda name: layers[name].macs)[5:30:5]
     for name in few:
-        primitive = found.selected.choice[name].rewrite.primitive
+        primitive = found.selected.choice[name].primitive
         here_ns = measuring.primitive_ns(primitive, layers[name])
         assert here_ns < measuring.primitive_ns("direct-chw-loops", layers[name])
 

@@ -88,8 +88,8 @@ def problem(mod: tvm.IRModule) -> SelectionProblem:
 
 
 def compile_choice(mod: tvm.IRModule, choice) -> tvm.IRModule:
-    primitives = {n: PRIMITIVES[c.rewrite.primitive] for n, c in choice.items() if c.rewrite.primitive}
-    layouts = {n: c.input.layout for n, c in choice.items() if not c.rewrite.primitive}
+    primitives = {n: PRIMITIVES[c.primitive] for n, c in choice.items() if c.primitive}
+    layouts = {n: c.input.layout.value for n, c in choice.items() if not c.primitive}
     return with_primitives(mod, primitives, layouts)
 
 

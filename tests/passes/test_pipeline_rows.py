@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings, operator, shape
@@ -25,7 +26,7 @@ WIDE = RNG.standard_normal((16, 1, 1, 8), np.float32)
 DEEP = RNG.standard_normal((16, 3, 3, 1), np.float32)
 BIAS = RNG.standard_normal((1, 1, 1, 16), np.float32)
 LAYOUT = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
-RUN = Pipeline(regions=("wide", "deep"), modes=("PIM", "GPU"), cuts=(2,))
+RUN = Pipeline(regions=("wide", "deep"), modes=(Mode.PIM, Mode.GPU), cuts=(2,))
 
 
 @I.ir_module
@@ -77,7 +78,7 @@ def test_rewrite():
 
 @pytest.mark.parametrize("regions", [("wide", "other"), ("biased", "deep")])
 def test_what_is_not_there_is_left_alone(regions):
-    pipeline = Pipeline(regions=regions, modes=("PIM", "GPU"), cuts=(2,))
+    pipeline = Pipeline(regions=regions, modes=(Mode.PIM, Mode.GPU), cuts=(2,))
     tvm.ir.assert_structural_equal(PipelineRows([pipeline])(PipelinedRowsBefore), PipelinedRowsBefore)
     tvm.ir.assert_structural_equal(PipelineRows([])(PipelinedRowsBefore), PipelinedRowsBefore)
 
@@ -85,12 +86,12 @@ def test_what_is_not_there_is_left_alone(regions):
 @pytest.mark.parametrize(
     ("regions", "modes", "cuts", "says"),
     [
-        (("wide", "deep"), ("PIM", "GPU"), (0,), "ascending rows of 1 to 3, not at \\[0\\]"),
-        (("wide", "deep"), ("PIM", "GPU"), (2, 2), "ascending"),
-        (("wide", "deep"), ("PIM", "GPU"), (4,), "ascending"),
-        (("wide", "deep"), ("PIM", "GPU"), (3,), "stage 1 computes no rows of region 0"),
-        (("deep", "wide"), ("PIM", "GPU"), (2,), "'wide' .*does not read the region before"),
-        (("wide", "deep"), ("PIM", "PIM"), (2,), "'wide' .*epilogue needs the GPU"),
+        (("wide", "deep"), (Mode.PIM, Mode.GPU), (0,), "ascending rows of 1 to 3, not at \\[0\\]"),
+        (("wide", "deep"), (Mode.PIM, Mode.GPU), (2, 2), "ascending"),
+        (("wide", "deep"), (Mode.PIM, Mode.GPU), (4,), "ascending"),
+        (("wide", "deep"), (Mode.PIM, Mode.GPU), (3,), "stage 1 computes no rows of region 0"),
+        (("deep", "wide"), (Mode.PIM, Mode.GPU), (2,), "'wide' .*does not read the region before"),
+        (("wide", "deep"), (Mode.PIM, Mode.PIM), (2,), "'wide' .*epilogue needs the GPU"),
     ],
 )
 def test_what_cannot_be_pipelined_is_refused(regions, modes, cuts, says):
@@ -176,10 +177,10 @@ def runs(draw):
             out = builder.emit_output(relax.op.negative(y))
         builder.emit_func_output(out, [*params, *residuals])
     cuts = sorted(draw(st.sets(st.integers(1, height - 1), min_size=1, max_size=7)))
-    modes = draw(st.lists(st.sampled_from(("GPU", "PIM")), min_size=len(chain), max_size=len(chain)))
+    modes = draw(st.lists(st.sampled_from((Mode.GPU, Mode.PIM)), min_size=len(chain), max_size=len(chain)))
     for position, layer in enumerate(chain):
-        if layer.silu or (position and chain[position - 1].follows and modes[position - 1] == "PIM"):
-            modes[position] = "GPU"
+        if layer.silu or (position and chain[position - 1].follows and modes[position - 1] is Mode.PIM):
+            modes[position] = Mode.GPU
     regions = tuple(f"conv_{letter}" for letter in "abcd"[: len(chain)])
     return builder.get(), Pipeline(regions=regions, modes=tuple(modes), cuts=tuple(cuts))
 

@@ -43,9 +43,9 @@ def command(capsys, *arguments):
 def test_what_is_selected_can_be_compiled(measured):
     selection, _ = measured
     choices = {
-        name: PRIMITIVES[candidate.rewrite.primitive]
+        name: PRIMITIVES[candidate.primitive]
         for name, candidate in selection.selected.choice.items()
-        if candidate.rewrite.primitive
+        if candidate.primitive
     }
     network = frontend.load("toy")
     applied = SelectPrimitives(choices)(network.module)
@@ -56,7 +56,7 @@ def test_what_is_selected_can_be_compiled(measured):
 def test_the_planner_needs_the_memory_that_is_said(measured):
     selection, _ = measured
     live, _ = selection.problem.liveness(selection.selected.choice)
-    filters = sum(-(-c.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
+    filters = sum(-(-c.footprint.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
     pool = memory.plan(live.lifetimes).pool_bytes
     assert pool + filters + selection.problem.weight_bytes == selection.selected.sums.memory_bytes
 
@@ -110,7 +110,7 @@ def test_pictures_show_what_was_found(measured, model, over):
     if model == "sum":
         assert sum(step) == pytest.approx(selected_mib)
     else:
-        filters = sum(-(-c.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
+        filters = sum(-(-c.footprint.filter_bytes // 64) * 64 for c in selection.selected.choice.values())
         resident = (filters + selection.problem.weight_bytes) / 2**20
         assert max(step) == pytest.approx(selected_mib - resident)
 

@@ -91,7 +91,9 @@ def test_the_planner_places_it_in_that_memory(problem):
     """What is live fits in a pool of that size but for holes, and in none that is smaller."""
     selected = minimise(problem, "memory")
     live, _ = problem.liveness(selected.choice)
-    resident = problem.weight_bytes + sum(-(-c.filter_bytes // 64) * 64 for c in selected.choice.values())
+    resident = problem.weight_bytes + sum(
+        -(-c.footprint.filter_bytes // 64) * 64 for c in selected.choice.values()
+    )
     planned = memory.plan([life for life in live.lifetimes if life.size_bytes])
     assert planned.lower_bound_bytes == selected.sums.memory_bytes - resident
     assert planned.pool_bytes >= planned.lower_bound_bytes

@@ -10,19 +10,23 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from pimflow.core.candidate import (
-    IN_ALL_CHANNELS,
-    IN_GPU_CHANNELS,
-    PIM_MODE,
-    PLAIN_MEMORY_MODE,
     RESOURCES,
     Candidate,
     CostTable,
     EdgeCost,
-    Port,
-    Rewrite,
+    Footprint,
+    LayerAlternative,
     Task,
 )
 from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
+from pimflow.core.tensor_placement import (
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    ChannelMode,
+    Layout,
+    TensorPlacement,
+)
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
@@ -75,6 +79,9 @@ def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.
     )
 
 
+REWRITES = {"GPU": OPERATOR_KERNELS, "PIM": PimRewrite(), "SPLIT": SplitRewrite(gpu_share=0.5)}
+
+
 def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: bool) -> Candidate:
     """Tasks like those of `placement.candidates.candidates`: GPU; PIM, transfer, GPU rows, an epilogue."""
     if mode == "GPU":
@@ -89,11 +96,10 @@ def candidate(draw, covers: tuple[str, ...], mode: str, number: int, may_wait: b
     return Candidate(
         name=f"{mode} {number} of {len(covers)}",
         covers=covers,
-        gpu_share={"GPU": 1.0, "PIM": 0.0}.get(mode, 0.5),
-        input=Port(fuses_epilogue=mode == "GPU" and draw(st.booleans())),
-        output=Port(deferred_epilogue=("bias",) if deferred else ()),
+        rewrite=REWRITES[mode],
         tasks=tuple(tasks),
-        rewrite=Rewrite(mode=mode, gpu_rows=0),
+        fuses_epilogue=mode == "GPU" and draw(st.booleans()),
+        deferred_epilogue=("bias",) if deferred else (),
     )
 
 
@@ -123,7 +129,7 @@ def add_alternatives(draw, graph: RegionGraph, candidates: dict[str, list[Candid
                             name=f"{option.name} in form {alternative} of {number}, {len(candidates[name])}",
                             leaves_open=f"{alternative}{number}" if name == before else "",
                             requires_open=f"{alternative}{number}" if name == after else "",
-                            error=draw(st.integers(0, 8)) / 8,
+                            alternative=LayerAlternative(error=draw(st.integers(0, 8)) / 8),
                         )
                     )
 
@@ -152,7 +158,7 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
     return graph, table
 
 
-LAYOUTS = ("NHWC", "NCHW", "NCHW16c")
+LAYOUTS = (Layout.NHWC, Layout.CHW, Layout.CHWC16)
 
 
 @st.composite
@@ -175,9 +181,9 @@ def layout_problems(draw, resources: tuple[str, ...] = RESOURCES, **parameters):
             replace(
                 c,
                 tasks=tuple(map(remap, c.tasks)),
-                input=replace(c.input, layout=draw(layout)),
-                output=replace(c.output, layout=draw(layout)),
-                workspace_bytes=draw(sizes),
+                input=TensorPlacement(layout=draw(layout)),
+                output=TensorPlacement(layout=draw(layout)),
+                footprint=Footprint(workspace_bytes=draw(sizes)),
             )
             for c in entries
         )
@@ -185,7 +191,7 @@ def layout_problems(draw, resources: tuple[str, ...] = RESOURCES, **parameters):
     }
     moved = {pair: draw(st.integers(0, 20)) for pair in itertools.permutations(LAYOUTS, 2)}
     transforms = {
-        (tensor, *pair): EdgeCost(
+        (tensor, *(TensorPlacement(layout=layout) for layout in pair)): EdgeCost(
             task=Task(
                 label="transform", resource=resources[0], execution_ns=float(ns), energies_pj={"move": ns / 2}
             )
@@ -218,18 +224,16 @@ def shared_channel_problems(draw, spread: bool = True, copied: bool = False, **p
             replace(member, also=("pim",), **{name: draw(ns) for name, ns in times.items()})
             for member in c.tasks
         )
-        read_port, written = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
-        next_use = draw(st.sampled_from((PLAIN_MEMORY_MODE, PIM_MODE)))
-        use = {"channel_mode": PLAIN_MEMORY_MODE, "final_channel_mode": next_use}
-        return replace(
-            c, name=f"{c.name} at all channels", tasks=tasks, input=read_port, output=written, **use
-        )
+        read, written = draw(layout), draw(layout)
+        next_use = draw(st.sampled_from((ChannelMode.PLAIN_MEMORY, ChannelMode.PIM)))
+        use = {"channel_mode": ChannelMode.PLAIN_MEMORY, "final_channel_mode": next_use}
+        return replace(c, name=f"{c.name} at all channels", tasks=tasks, input=read, output=written, **use)
 
     candidates: dict[str, tuple[Candidate, ...]] = {}
     for name, options in table.candidates.items():
-        on_gpu = [c for c in options if c.rewrite.mode == "GPU"]
-        pim = {"channel_mode": PIM_MODE, "final_channel_mode": PIM_MODE}
-        others = [replace(c, **pim) for c in options if c.rewrite.mode != "GPU"]
+        on_gpu = [c for c in options if not c.uses_pim]
+        pim = {"channel_mode": ChannelMode.PIM, "final_channel_mode": ChannelMode.PIM}
+        others = [replace(c, **pim) for c in options if c.uses_pim]
         wide = [widen(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
         candidates[name] = (*on_gpu, *others, *wide)
     slower = {
@@ -299,7 +303,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         after_all: list[str] = []  # tensors that a deferred epilogue adds
         if (
             len(chosen_candidate.covers) == 1
-            and chosen_candidate.output.deferred_epilogue
+            and chosen_candidate.deferred_epilogue
             and region.epilogue.operators
         ):
             after_all = [n for n in outside[1:] if n != outside[0]]
@@ -308,7 +312,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         for name in sorted(waiting & set(outside)):
             edge = (
                 table.fused_epilogue_cost[name]
-                if chosen_candidate.input.fuses_epilogue
+                if chosen_candidate.fuses_epilogue
                 else table.epilogue_cost[name]
             )
             waiting.discard(name)
@@ -320,14 +324,14 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
             and chosen_candidate.rewrite.mode == "PIM"
         )
         if chosen_candidate.channel_mode and plain_memory != (
-            chosen_candidate.channel_mode == PLAIN_MEMORY_MODE
+            chosen_candidate.channel_mode == ChannelMode.PLAIN_MEMORY
         ):
             before = on_resource.get("pim", begin)
             readied = add(table.switch.task.execution_ns, "pim", [begin])
         else:
             readied = None
         plain_memory = (
-            chosen_candidate.final_channel_mode == PLAIN_MEMORY_MODE
+            chosen_candidate.final_channel_mode == ChannelMode.PLAIN_MEMORY
             if chosen_candidate.channel_mode
             else plain_memory
         )
@@ -344,8 +348,8 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         last_of[chosen_candidate.covers[-1]] = add(
             0.0, "", [begin, *task_numbers, *(last_of[n] for n in after_all)]
         )
-        waiting |= {chosen_candidate.covers[-1]} if chosen_candidate.output.deferred_epilogue else set()
-        quiet = not chosen_candidate.output.deferred_epilogue and all(
+        waiting |= {chosen_candidate.covers[-1]} if chosen_candidate.deferred_epilogue else set()
+        quiet = not chosen_candidate.deferred_epilogue and all(
             t.resource != "gpu" for t in chosen_candidate.tasks
         )
         stayed = chosen_candidate.covers[-1] if quiet else ""

@@ -19,12 +19,13 @@ from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.plan import Choice
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
 from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
-from pimflow.placement.solvers.steps import PlanState, StateTransition
+from pimflow.placement.solvers.plan_state import PlanState, StateTransition
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system(channel_sharing="partitioned")
@@ -103,9 +104,7 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
     for region in graph.regions:
         alone = [c for c in search_result.table.candidates[region.name] if len(c.covers) == 1]
         candidate = draw.choice(alone)
-        rewrite = candidate.rewrite
-        share = {"gpu_share": candidate.gpu_share, "axis": rewrite.axis}
-        choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
+        choices.append(Choice(regions=(region.name,), rewrite=candidate.rewrite))
     drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
     applied = phases.apply_plan(
         network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
@@ -139,14 +138,14 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
     modes = set()
     for candidate in search_result.table.candidates["layer"]:
         rewrite = candidate.rewrite
-        if len(candidate.covers) > 1 or (rewrite.mode, rewrite.axis) in modes:
+        kind = rewrite.mode, getattr(rewrite, "axis", "")
+        if len(candidate.covers) > 1 or kind in modes:
             continue
-        modes.add((rewrite.mode, rewrite.axis))
-        layer_choice = {"layer": (rewrite.mode, rewrite.schedule, candidate.gpu_share, rewrite.axis)}
+        modes.add(kind)
+        rewrites = {"layer": rewrite}
         choices = [
-            Choice(region=region.name, mode=mode, schedule=schedule, gpu_share=share, axis=axis)
+            Choice(regions=(region.name,), rewrite=rewrites.get(region.name, OPERATOR_KERNELS))
             for region in graph.regions
-            for mode, schedule, share, axis in [layer_choice.get(region.name, ("GPU", "", 1.0, "rows"))]
         ]
         drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
         applied = phases.apply_plan(

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from answers import best_label
 from decoders import DecoderModel, gqa_model
+from edited_plans import edited
 from problems import longest_path_ns
 from tvm import relax
 
@@ -18,12 +19,13 @@ from pimflow.commands.shared.layer_details import all_candidates
 from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
 from pimflow.core.region import PimShape
+from pimflow.core.tensor_placement import ChannelMode
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, given_plan, profile, search
-from pimflow.placement.candidates import cached
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, plan_application, profile, search
+from pimflow.placement.candidates import pim_attention
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.evaluate import evaluate
@@ -54,7 +56,7 @@ def graph():
 
 
 def attention_candidates(generator):
-    (candidates,) = cached.attention_candidates(generator).candidates.values()
+    (candidates,) = pim_attention.attention_candidates(generator).candidates.values()
     return candidates
 
 
@@ -85,22 +87,24 @@ def test_a_plan_has_it(graph):
     assert search_result.evaluation.energies_pj["pim_write"] > 0
     (placed,) = search_result.placed_caches()
     assert str(placed.schedule) == chosen.rewrite.schedule
-    others = [c.placed_rows for c in search_result.candidates]
+    others = [c.footprint.bank_rows for c in search_result.candidates]
     before = others[: search_result.candidates.index(chosen)]
-    assert placed.row_begin == sum(before) and chosen.placed_rows > 0
+    assert placed.row_begin == sum(before) and chosen.footprint.bank_rows > 0
     layouts = placed.schedule.layouts(
         placed.attention, SYSTEM.pim, SYSTEM.dtype, SYSTEM.pim_channels, placed.row_begin
     )
     ((of_keys, of_values),) = layouts
     assert of_values.row_begin == placed.row_begin + of_keys.rows
-    assert of_keys.rows + of_values.rows == chosen.placed_rows
+    assert of_keys.rows + of_values.rows == chosen.footprint.bank_rows
 
 
 def test_no_combination_is_faster():
     """All combinations of all candidates, timed by the evaluator, and by a longest path."""
     graph = decoder(heads=2, kv_heads=1, hidden=8, context=256)
     table = profile(graph, CandidateGenerator(graph, APART))
-    runs = next(iter(cached.attention_candidates(CandidateGenerator(graph, APART)).candidates.values()))
+    runs = next(
+        iter(pim_attention.attention_candidates(CandidateGenerator(graph, APART)).candidates.values())
+    )
     few = {name: (result[:1] if len(result) < 3 else result[:2]) for name, result in table.candidates.items()}
     few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
     table = replace(table, candidates=few)
@@ -108,16 +112,19 @@ def test_no_combination_is_faster():
     for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
         inside = {name for c in chosen for name in c.covers[1:]}
         cover = tuple(c for c in chosen if c.covers[0] not in inside)
-        latency_ns, rows = evaluate(graph, cover, table, APART).latency_ns, sum(c.placed_rows for c in cover)
+        latency_ns, rows = (
+            evaluate(graph, cover, table, APART).latency_ns,
+            sum(c.footprint.bank_rows for c in cover),
+        )
         best_ns, of_rows[rows] = min(best_ns, latency_ns), min(of_rows.get(rows, latency_ns), latency_ns)
     label = best_label(graph, table)
     assert label.latency_ns == pytest.approx(best_ns, rel=1e-9)
     assert longest_path_ns(graph, table, label.candidates) == pytest.approx(best_ns, rel=1e-9)
-    assert any(map(cached.is_cached, label.candidates))
+    assert any(map(pim_attention.is_cached, label.candidates))
     for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
         result = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
-        assert sum(c.placed_rows for c in result.solution.candidates) <= room
+        assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
         assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
@@ -125,21 +132,22 @@ def test_no_combination_is_faster():
 @pytest.mark.parametrize("objective", ("energy", "edp"))
 def test_other_goals(graph, objective):
     search_result = search(graph, SYSTEM, goal=Goal(objective=objective))
-    assert any(map(cached.is_cached, search_result.candidates))
+    assert any(map(pim_attention.is_cached, search_result.candidates))
 
 
 @pytest.mark.long
 def test_a_time_shared_system(graph):
     search_result = search(graph, system(pim="aim-gddr6", channel_sharing="time-shared"))
-    (chosen,) = filter(cached.is_cached, search_result.candidates)
-    assert chosen.channel_mode == chosen.final_channel_mode == "pim"
+    (chosen,) = filter(pim_attention.is_cached, search_result.candidates)
+    assert chosen.channel_mode == chosen.final_channel_mode == ChannelMode.PIM
 
 
 def test_nothing_is_better_than_the_front(graph):
     generator = CandidateGenerator(graph, SYSTEM)
     front = attention_candidates(generator)
     figures = [
-        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.placed_rows) for c in front
+        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.footprint.bank_rows)
+        for c in front
     ]
     for first, second in itertools.permutations(figures, 2):
         assert any(a > b for a, b in zip(first, second))
@@ -151,7 +159,7 @@ def test_parts_overlap(graph):
     name = attention_of(graph).name
     covers = (*attention_of(graph).inputs[1:3], name)
     keys, values = "keys vector-stationary, spread 4", "values vector-stationary, spread 4"
-    chosen = cached.make(CandidateGenerator(graph, SYSTEM), covers, f"{keys}; {values}; 2 parts")
+    chosen = pim_attention.make(CandidateGenerator(graph, SYSTEM), covers, f"{keys}; {values}; 2 parts")
     labels = [task.label for task in chosen.tasks]
     of_part = [t for t in chosen.tasks if "softmax" in t.label]
     assert len(of_part) == 2
@@ -169,25 +177,25 @@ def test_parts_overlap(graph):
 def test_a_plan_is_read_edited_and_applied(graph):
     search_result = search(graph, SYSTEM)
     plan = Plan.from_json(search_result.plan.to_json())
-    reapplied = given_plan.apply(graph, SYSTEM, plan)
+    reapplied = plan_application.apply(graph, SYSTEM, plan)
     assert (
         reapplied.candidates == search_result.candidates
         and reapplied.plan.choices == search_result.plan.choices
     )
     assert reapplied.plan.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-12)
-    (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and c.covers)
+    (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and len(c.regions) > 1)
     choice = plan.choices[position]
 
     def apply_changed(**changes):
         choices = list(plan.choices)
-        choices[position] = replace(choice, **changes)
-        return given_plan.apply(graph, SYSTEM, replace(plan, choices=tuple(choices)))
+        choices[position] = edited(choice, **changes)
+        return plan_application.apply(graph, SYSTEM, replace(plan, choices=tuple(choices)))
 
-    schedule = CacheSchedule.parse(choice.schedule)
+    schedule = CacheSchedule.parse(choice.rewrite.schedule)
     spread = replace(
         schedule, keys=replace(schedule.keys, spread=16), values=replace(schedule.values, spread=16)
     )
-    assert apply_changed(schedule=str(spread)).plan.choices[position].schedule == str(spread)
+    assert apply_changed(schedule=str(spread)).plan.choices[position].rewrite.schedule == str(spread)
     for wrong, why in (
         ("weights-stationary", "no schedule of attention"),
         (str(replace(schedule, keys=replace(schedule.keys, spread=3))), "there are 'keys"),
@@ -215,11 +223,11 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     )
     assert full.keys() & part.keys()
     for name in full.keys() & part.keys():
-        assert part[name].placed_rows == full[name].placed_rows
+        assert part[name].footprint.bank_rows == full[name].footprint.bank_rows
         assert Cost.from_candidate(part[name]).latency_ns < Cost.from_candidate(full[name]).latency_ns
     plan = search(graph, SYSTEM).plan
-    applied = given_plan.apply(short, SYSTEM, replace(plan, model=short.digest))
-    assert [choice.schedule for choice in applied.plan.choices] == [c.schedule for c in plan.choices]
+    applied = plan_application.apply(short, SYSTEM, replace(plan, model=short.digest))
+    assert [choice.rewrite for choice in applied.plan.choices] == [c.rewrite for c in plan.choices]
     layouts = [
         [
             str(cache.to_table())
@@ -236,7 +244,7 @@ def test_regions_are_counted_once(graph):
     built = SimpleNamespace(programs=search_result.programs())
     step_fields = {"lengths": Lengths(attended=512), "input_types": {}, "states": (), "outputs": ()}
     step = CompiledStep(**step_fields, search_result=search_result, build=built, verification=None)
-    layers = [c for c in search_result.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
+    layers = [c for c in search_result.candidates if c.uses_pim and not pim_attention.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3
 
 
@@ -252,7 +260,7 @@ def test_explained(graph):
         name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
         for name, candidates in table.candidates.items()
     }
-    gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
+    gpu = next(c for c in table.candidates[region.name] if not c.uses_pim)
     why = reason(replace(table, candidates=slow), gpu, search_result.gpu_only, True, "no mixed plan", 1 << 20)
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
@@ -270,7 +278,7 @@ def test_refused(case):
     options, changes, why = REFUSED[case]
     graph = decoder(**options)
     target = system(**{"pim": "aim-gddr6"} | changes)
-    result = cached.attention_candidates(CandidateGenerator(graph, target))
+    result = pim_attention.attention_candidates(CandidateGenerator(graph, target))
     assert not result.candidates and why in result.unsupported_reasons[attention_of(graph).name]
     table = profile(graph, CandidateGenerator(graph, target))
     assert why in table.unsupported_reasons[attention_of(graph).name]
@@ -278,7 +286,7 @@ def test_refused(case):
 
 def test_modes_without_it(graph):
     search_result = search(graph, SYSTEM, goal=Goal(modes=("GPU", "SPLIT")))
-    assert not any(map(cached.is_cached, search_result.candidates))
+    assert not any(map(pim_attention.is_cached, search_result.candidates))
     assert not search_result.table.unsupported_reasons.keys() & {
         attention_of(graph).name,
         *attention_of(graph).inputs[1:3],
@@ -290,7 +298,7 @@ def test_a_cache_that_is_copied_is_refused():
     graph = extract_regions(frontend.load(model).module, "decoder")
     assert (
         "stays where it is"
-        in cached.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons[
+        in pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons[
             attention_of(graph).name
         ]
     )
@@ -301,7 +309,9 @@ def test_a_cache_that_others_read_is_refused(graph):
     shared = replace(graph, regions=(*graph.regions, replace(region, name="again")))
     assert (
         "nothing else may read them"
-        in cached.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons[region.name]
+        in pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons[
+            region.name
+        ]
     )
 
 
@@ -337,7 +347,7 @@ def test_operators_in_front_of_attention():
 
 def test_a_cache_that_does_not_fit(graph):
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
-    result = cached.attention_candidates(CandidateGenerator(graph, replace(SYSTEM, pim=pim)))
+    result = pim_attention.attention_candidates(CandidateGenerator(graph, replace(SYSTEM, pim=pim)))
     reason = result.unsupported_reasons[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 
@@ -346,22 +356,22 @@ def test_caches_that_do_not_fit_together():
     """Some layers have their attention in PIM; the others say how many rows they need."""
     graph = decoder(layers=2, hidden=16, vocabulary=16, context=1024)
     wide = search(graph, SYSTEM)
-    rows = [c.placed_rows for c in wide.candidates if cached.is_cached(c)]
+    rows = [c.footprint.bank_rows for c in wide.candidates if pim_attention.is_cached(c)]
     room = sum(rows) - 1
     few = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room))
     search_result = search(graph, few)
-    assert sum(c.placed_rows for c in search_result.candidates) <= room
+    assert sum(c.footprint.bank_rows for c in search_result.candidates) <= room
     assert (
         wide.evaluation.latency_ns < search_result.evaluation.latency_ns < search_result.gpu_only.latency_ns
     )
-    assert len(rows) == 2 and sum(map(cached.is_cached, search_result.candidates)) == 1
+    assert len(rows) == 2 and sum(map(pim_attention.is_cached, search_result.candidates)) == 1
     needed = f"together take at least {min(rows)} rows of each PIM bank; the rest leaves "
     gpu_choices = [
         c for c in search_result.plan.choices if graph.region(c.region).attention and c.mode == "GPU"
     ]
     assert gpu_choices and all(needed in c.reason for c in gpu_choices)
     with pytest.raises(InfeasibleError, match=r"caches \(\d+ bytes a token\) on the PIM channels"):
-        given_plan.apply(graph, few, wide.plan)
+        plan_application.apply(graph, few, wide.plan)
 
 
 def test_costs_are_kept(graph, tmp_path):
@@ -396,7 +406,7 @@ def test_keys_and_values_go_to_one_position():
     for module, same in ((mod, True), (apart, False)):
         graph = extract_regions(module, "decoder")
         region = attention_of(graph)
-        assert (cached.unsupported_reason(CandidateGenerator(graph, SYSTEM), region) == "") == same
+        assert (pim_attention.unsupported_reason(CandidateGenerator(graph, SYSTEM), region) == "") == same
         attention = {b.var.name for b in main_bindings(module) if attention_of_value(module, b.value)}
         if same:
             assert attention_sites(module, attention)

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from edited_plans import edited
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -18,15 +19,13 @@ from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.candidate import (
-    IN_ALL_CHANNELS,
-    IN_GPU_CHANNELS,
-    IN_PIM_CHANNELS,
     Task,
     makespan_ns,
     overlap_first_launch,
 )
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
+from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS, ChannelSet
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Profiling, apply, reevaluate, search
@@ -93,7 +92,7 @@ def test_a_stored_plan_gives_the_same_times(graph, switch_ns, channels):
     reapplied = apply(graph, plan.system, read, costs(channels))
     assert reapplied.evaluation.latency_ns == pytest.approx(plan.evaluation.latency_ns, rel=1e-12)
     assert reapplied.evaluation.timeline == plan.evaluation.timeline
-    if any(choice.channels for choice in read.choices):
+    if any(str(choice.channels) for choice in read.choices):
         with pytest.raises(PlanError, match="time-shared"):
             apply(graph, replace(slow_system(splits="grid"), pim_channels=channels % 32), read)
 
@@ -105,18 +104,18 @@ def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph)
     generator = CandidateGenerator(graph, sharing(200.0, pim_channels=16), costs(16))
     table = profile(graph, generator)
     for name, candidates in table.candidates.items():
-        narrow = {c.rewrite.primitive: c for c in candidates if c.name == "GPU"}[""]
+        narrow = {c.primitive: c for c in candidates if c.name == "GPU"}[""]
         fastest = fused_groups.with_channel_count(generator, narrow, 32).tasks[0].execution_ns
         for c in candidates:
-            if c.rewrite.mode == "GPU" and c.rewrite.channels:
+            if not c.uses_pim and str(c.channels):
                 task = c.tasks[-1]
                 assert fastest <= task.execution_ns <= narrow.tasks[0].execution_ns * (1 + 1e-12)
                 assert task.also == ("pim",)
-                if c.rewrite.channels == "all-all":
+                if str(c.channels) == "all-all":
                     assert task.execution_ns == fastest
-            elif not c.rewrite.channels:
+            elif not str(c.channels):
                 read = [n for n in graph.region(name).inputs if n in table.candidates]
-                assert c.input.layout == c.output.layout == IN_GPU_CHANNELS
+                assert c.input == c.output == IN_GPU_CHANNELS
                 edges = [
                     table.transform(n, far, IN_GPU_CHANNELS)
                     for n in read
@@ -124,29 +123,25 @@ def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph)
                 ]
                 assert not any(edge.possible for edge in edges)
             else:
-                result_kept = c.rewrite.channels.endswith("result kept")
-                assert (
-                    result_kept
-                    == (c.output.layout != IN_GPU_CHANNELS)
-                    == c.leaves_open.startswith("result kept")
-                )
+                result_kept = c.channels.result_in_l2
+                assert result_kept == (c.output != IN_GPU_CHANNELS) == c.leaves_open.startswith("result kept")
 
 
 def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
     graph = chain(2)
     target = sharing(0.0, pim_channels=16)
     plan = search(graph, target, costs(16)).plan
-    first, second = (replace(choice, gpu_share=1.0, mode="GPU", schedule="") for choice in plan.choices)
-    on_pim = replace(second, mode="PIM", gpu_share=0.0, channels="")
-    broken = replace(plan, choices=(replace(first, channels="all-all"), on_pim))
+    first, second = (edited(choice, gpu_share=1.0, mode="GPU", schedule="") for choice in plan.choices)
+    on_pim = edited(second, mode="PIM", gpu_share=0.0, channels="")
+    broken = replace(plan, choices=(edited(first, channels="all-all"), on_pim))
     with pytest.raises(PlanError, match="'r1' reads a tensor that lies in channels") as refused:
         apply(graph, target, broken, costs(16))
     with pytest.raises(PlanError, match="cannot be PIM at channels 'all-all'"):
-        apply(graph, target, replace(broken, choices=(first, replace(on_pim, channels="all-all"))), costs(16))
+        apply(graph, target, replace(broken, choices=(first, edited(on_pim, channels="all-all"))), costs(16))
     named = re.findall("'([^']*)'", re.search("of it may be (.*); or", str(refused.value))[1])
     assert "staged" in named
     for channels in named:
-        mended = replace(broken, choices=(broken.choices[0], replace(on_pim, channels=channels)))
+        mended = replace(broken, choices=(broken.choices[0], edited(on_pim, channels=channels)))
         assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
 
 
@@ -182,7 +177,7 @@ def test_what_many_regions_read_lies_where_inputs_do(readers):
     search_result = search(graph, sharing(0.0, pim_channels=16))
     first = graph.regions[0].name
     assert len(graph.readers[first]) == readers
-    layouts = {candidate.output.layout for candidate in search_result.table.candidates[first]}
+    layouts = {candidate.output for candidate in search_result.table.candidates[first]}
     assert (layouts == {IN_GPU_CHANNELS}) == (readers > 8)
 
 
@@ -223,7 +218,7 @@ def test_a_kernel_is_charged_at_least_what_its_busiest_channels_take(layer, dept
         kernel_cost(kernel, gpu, dtype="fp16", channels=count, tile=cost.tile and cost.tile[:2]).execution_ns
         for count in (32, 16)
     )
-    sets = {IN_GPU_CHANNELS: 0.5, IN_PIM_CHANNELS: 0.5}
+    sets = {ChannelSet.GPU: 0.5, ChannelSet.PIM: 0.5}
     places = [dict(zip(sets, value)) for value in (read_in, result_in)]
     balance = TrafficShares.from_cost(kernel, cost, gpu, "fp16").balance(sets, *places)
     charged_ns = wide_ns + (balance - 1) * (narrow_ns - wide_ns)
@@ -288,12 +283,12 @@ def test_where_shared_channels_hold_too_much_pim_has_fewer_layers(channels):
     free = search(graph, shared)
     memory = PlanMemory(graph, shared.dtype, free.table)
     needed = bank_rows(shared, memory, free.candidates)
-    assert needed > sum(c.placed_rows for c in free.candidates) > 0
+    assert needed > sum(c.footprint.bank_rows for c in free.candidates) > 0
     for rows in range(1, needed):
         search_result = search_in_rows(rows)
         assert search_result.evaluation.latency_ns >= free.evaluation.latency_ns * (1 - 1e-9)
         assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns
-        on_pim = any(c.rewrite.mode != "GPU" for c in search_result.candidates)
+        on_pim = any(c.uses_pim for c in search_result.candidates)
         assert not on_pim or bank_rows(shared, memory, search_result.candidates) <= rows
         if channels < 32:
             apart = search_in_rows(rows, replace(shared, channel_sharing="partitioned"))
@@ -319,7 +314,7 @@ def test_a_plan_without_modes_is_charged_with_all_in_the_gpu_channels(channels):
     charged = system(channel_sharing="time-shared", pim_channels=channels)
     graph, costs = region_graph("toy", NetworkOptions(), None), Costs(charged, Profiling())
     lesser = search(graph, replace(charged, accounting="paper"), costs)
-    assert any(choice.channels for choice in lesser.plan.choices)
+    assert any(str(choice.channels) for choice in lesser.plan.choices)
     reapplied = apply(graph, charged, lesser.plan.with_gpu_channels(), costs)
     assert reevaluate(lesser, charged, costs).latency_ns == reapplied.evaluation.latency_ns
 
@@ -329,7 +324,7 @@ def test_a_kept_result_is_not_where_an_uncharged_kernel_finishes_it():
     target = system(pim="hbm-pim", channel_sharing="time-shared", pim_channels=32, accounting="paper")
     graph, costs = region_graph("toy", NetworkOptions(), None), Costs(target, Profiling())
     lesser = search(graph, target, costs)
-    assert any("kept" in choice.channels for choice in lesser.plan.choices)
+    assert any(choice.channels.result_in_l2 for choice in lesser.plan.choices)
     charged = replace(target, accounting="paper+epilogue")
     reapplied = apply(graph, charged, lesser.plan.with_gpu_channels(), costs)
     assert reevaluate(lesser, charged, costs).latency_ns == reapplied.evaluation.latency_ns
@@ -339,6 +334,6 @@ def test_a_kept_result_is_not_where_an_uncharged_kernel_finishes_it():
 def test_a_plan_with_kept_results_is_compared_under_other_conventions():
     target = system(channel_sharing="time-shared")
     search_result = pimflow.search("toy", target)
-    assert any("kept" in choice.channels for choice in search_result.plan.choices)
+    assert any(choice.channels.result_in_l2 for choice in search_result.plan.choices)
     report = pimflow.compile("toy", target_system=target, plan=search_result.plan).report
     assert report.plan.latency_ns == pytest.approx(search_result.evaluation.latency_ns)

@@ -18,23 +18,21 @@ from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import (
-    IN_ALL_CHANNELS,
-    IN_GPU_CHANNELS,
-    IN_PIM_CHANNELS,
     Candidate,
     CostTable,
     EdgeCost,
-    Port,
-    Rewrite,
+    Footprint,
     Task,
 )
-from pimflow.core.channel_sets import channel_set, channel_sets
+from pimflow.core.channel_sets import channel_sets
+from pimflow.core.rewrite import OPERATOR_KERNELS, SplitRewrite
+from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile, search
-from pimflow.placement.best_plan import SearchResult, to_search_result
-from pimflow.placement.candidates.channel_layouts import layout_from_row
-from pimflow.placement.gpu_alone import gpu_only_plan, to_solution
+from pimflow.placement.best_plan import SearchedNetwork, SearchResult, to_search_result
+from pimflow.placement.candidates.channel_layouts import from_row
+from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers import label_search
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import SearchQuery
@@ -44,6 +42,7 @@ from pimflow.placement.solvers.problem import PlacementProblem
 from pimflow.placement.solvers.solution import LATENCY
 from pimflow.relay_passes.memory.buffers import buffers
 
+SPLIT = SplitRewrite(gpu_share=1.0)
 SYSTEM = system(splits="grid")
 NETWORKS = {
     "toy": lambda: frontend.load("toy"),
@@ -61,9 +60,10 @@ def plans(network, target, draw):
     while True:
         chosen = draw_pim_plan(generator, table, draw)
         solution = to_solution(chosen, alone.evaluation)
-        search_result = to_search_result(
-            generator, table, solution, alone.evaluation, plan_search, None, bounded=False
+        network = SearchedNetwork(
+            generator=generator, table=table, gpu_only=alone.evaluation, goal=Goal(), original=None
         )
+        search_result = to_search_result(network, solution)
         yield search_result, plan_search.memory.bytes_by_memory(chosen)
 
 
@@ -71,7 +71,7 @@ def draw_pim_plan(generator, table, draw):
     """A plan at random, drawn anew if it is of the GPU alone."""
     while True:
         chosen = random_plan(generator, table, draw)
-        if any(c.rewrite.mode != "GPU" for c in chosen):
+        if any(c.uses_pim for c in chosen):
             return chosen
 
 
@@ -102,11 +102,11 @@ def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, t
         assert all(size <= counted[channels] for channels, size in built.items()), search_result.candidates
         exact += built == counted
         several += len(built) > 1
-        layouts = {c.covers[-1].replace(".", "_"): c.output.layout for c in search_result.candidates}
+        placements = {c.covers[-1].replace(".", "_"): c.output for c in search_result.candidates}
         for buffer, title in lowered.names.items():
-            layout = layouts.get(title.partition(":")[2])
-            if len(built) > 1 and layout:
-                assert buffer.memory == channel_set(layout)
+            placement = placements.get(title.partition(":")[2])
+            if len(built) > 1 and placement:
+                assert buffer.memory == placement.channels
                 seen += 1
     assert exact and several and seen
 
@@ -132,19 +132,19 @@ def test_by_hand():
     graph = graph_of([(), (0,), (1,)])
     counted = PlanMemory(graph, "fp16")
 
-    def lying(*layouts, first="SPLIT"):
+    def lying(*placements, first=SPLIT):
         return [
             Candidate(
-                name=layout,
+                name=placement.channels_text,
                 covers=(region.name,),
-                gpu_share=1.0,
-                input=Port(),
-                output=Port(layout=layout),
+                rewrite=rewrite,
                 tasks=(),
-                rewrite=Rewrite(mode=mode, gpu_rows=4),
-                workspace_bytes=50,
+                output=placement,
+                footprint=Footprint(workspace_bytes=50),
             )
-            for region, layout, mode in zip(graph.regions, layouts, (first, "GPU", "GPU"), strict=True)
+            for region, placement, rewrite in zip(
+                graph.regions, placements, (first, OPERATOR_KERNELS, OPERATOR_KERNELS), strict=True
+            )
         ]
 
     # The last kernel: what it reads, its result and its workspace.
@@ -156,7 +156,7 @@ def test_by_hand():
     assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == apart
     assert counted.pool_bytes(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == sum(apart.values())
     # The first and the last are not live at once. A tensor over all channels from a row on counts to its end.
-    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, layout_from_row(3), IN_GPU_CHANNELS)) == {
+    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, from_row(3), IN_GPU_CHANNELS)) == {
         "left": 512 + 64,
         "all": 256 + 64,
     }
@@ -164,9 +164,9 @@ def test_by_hand():
         "all": 256 + 512 + 64
     }
     # Without PIM nothing takes channels from the GPU: there are no sets.
-    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS, first="GPU")) == {
-        "gpu": 256 + 512 + 64
-    }
+    assert counted.bytes_by_memory(
+        lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS, first=OPERATOR_KERNELS)
+    ) == {"gpu": 256 + 512 + 64}
 
 
 @given(networks(), st.sampled_from([8, 16]), st.floats(0, 1), st.randoms(use_true_random=False))
@@ -227,23 +227,22 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
         return Candidate(
             name=f"{region} {read} {written}",
             covers=(region,),
-            gpu_share=1.0,
-            input=Port(layout=read),
-            output=Port(layout=written),
+            rewrite=SplitRewrite(gpu_share=1.0) if region == "r0" else OPERATOR_KERNELS,
             tasks=(Task(label=region, resource="gpu", execution_ns=1.0),),
-            rewrite=Rewrite(mode="SPLIT" if region == "r0" else "GPU", gpu_rows=4),
-            workspace_bytes=50,
+            input=read,
+            output=written,
+            footprint=Footprint(workspace_bytes=50),
         )
 
     candidates = {
         "r0": (candidate("r0", IN_GPU_CHANNELS, IN_GPU_CHANNELS),),
         "r1": (
             candidate("r1", IN_GPU_CHANNELS, IN_GPU_CHANNELS),
-            candidate("r1", IN_GPU_CHANNELS, layout_from_row(3)),
+            candidate("r1", IN_GPU_CHANNELS, from_row(3)),
         ),
-        "r2": (candidate("r2", layout_from_row(3), IN_GPU_CHANNELS),),
+        "r2": (candidate("r2", from_row(3), IN_GPU_CHANNELS),),
     }
-    never = {("r1", IN_GPU_CHANNELS, layout_from_row(3)): EdgeCost(possible=False)}
+    never = {("r1", IN_GPU_CHANNELS, from_row(3)): EdgeCost(possible=False)}
     table = CostTable(
         candidates=candidates,
         unsupported_reasons={},
@@ -257,10 +256,10 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
 
 def some_of(candidates, draw):
     """Those that use the channels left, and some that use others; as fast as it happens."""
-    plain = [c for c in candidates if not c.rewrite.channels]
-    others = [c for c in candidates if c.rewrite.channels]
+    plain = [c for c in candidates if not str(c.channels)]
+    others = [c for c in candidates if str(c.channels)]
     chosen = (*draw.sample(plain, min(2, len(plain))), *draw.sample(others, min(5, len(others))))
-    if not any(c.rewrite.mode == "GPU" and not c.rewrite.channels for c in chosen):
+    if not any(not c.uses_pim and not str(c.channels) for c in chosen):
         chosen = (plain[0], *chosen)
 
     def with_time(candidate):

@@ -31,7 +31,7 @@ def search_network(target_system, goal, cache):
 
 
 def gpu_plan(search_result):
-    choices = [Choice(region=name, mode="GPU", gpu_share=1.0) for name in search_result.candidate_by_region]
+    choices = [Choice(regions=(name,)) for name in search_result.candidate_by_region]
     return replace(search_result.plan, choices=tuple(choices))
 
 

@@ -12,6 +12,7 @@ from length import examples
 
 from pimflow import frontend
 from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Evaluation, profile
@@ -37,7 +38,7 @@ def table(toy):
 
 def gpu_only(toy, table, target=SYSTEM) -> Evaluation:
     graph, generator = toy
-    chosen = tuple(generator.make(r, "GPU", gpu_channels=target.gpu.memory_channels) for r in graph.regions)
+    chosen = tuple(generator.make(r, OPERATOR_KERNELS, target.gpu.memory_channels) for r in graph.regions)
     return evaluate(graph, chosen, table, target)
 
 
@@ -96,10 +97,10 @@ def test_operands_and_results_of_pim_are_read_from_dram_and_written_to_it(toy, t
         if region.name not in table.unsupported_reasons:
             g = region.geometry
             bytes_moved = 2 * g.n * g.h * g.w * g.c + 2 * 2 * g.n * g.oh * g.ow * g.oc
-            (crossing,) = (t for t in generator.make(region, "PIM").tasks if t.resource == "crossbar")
+            (crossing,) = (t for t in generator.make(region, PimRewrite()).tasks if t.resource == "crossbar")
             assert crossing.energies_pj["gpu_dram"] == pytest.approx(bytes_moved * 8 * 7.5)
     free = CandidateGenerator(graph, replace(SYSTEM, accounting="paper+epilogue"))
-    assert all(t.resource != "crossbar" for t in free.make(graph.regions[0], "PIM").tasks)
+    assert all(t.resource != "crossbar" for t in free.make(graph.regions[0], PimRewrite()).tasks)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_what_moves_through_the_l2_is_paid_once():
         dram = {
             sum(t.energies_pj.get("gpu_dram", 0.0) for t in c.tasks)
             for c in options
-            if c.rewrite.mode == "PIM" and not c.rewrite.finishes
+            if isinstance(c.rewrite, PimRewrite) and not c.rewrite.device_epilogue
         }
         staged += sum("staged" in c.name for c in options)
         assert len({round(energy_pj) for energy_pj in dram}) <= 1, name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from length import examples
 from problems import covers, layout_problems, longest_path_ns, problems, shared_channel_problems
 
-from pimflow.core.candidate import IN_ALL_CHANNELS, IN_GPU_CHANNELS
+from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import all_covers, solve_exhaustive
 from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
@@ -32,12 +32,12 @@ def value(graph, table, chosen, criterion) -> float:
     for c in chosen:
         names = [n for covered in c.covers for n in graph.region(covered).inputs if n not in c.covers]
         for name in waiting & set(names):
-            edge = table.fused_epilogue_cost[name] if c.input.fuses_epilogue else table.epilogue_cost[name]
+            edge = table.fused_epilogue_cost[name] if c.fuses_epilogue else table.epilogue_cost[name]
             done[name] = edge.task.energy_pj if edge.task else 0.0
-        waiting = (waiting - set(names)) | ({c.covers[-1]} if c.output.deferred_epilogue else set())
+        waiting = (waiting - set(names)) | ({c.covers[-1]} if c.deferred_epilogue else set())
     latency_ns = longest_path_ns(graph, table, chosen)
     timed = criterion.per_ns * latency_ns + criterion.per_pj * (energy_pj + sum(done.values()))
-    return timed + criterion.per_error * sum(c.error for c in chosen)
+    return timed + criterion.per_error * sum(c.alternative.error for c in chosen)
 
 
 @given(problems(max_regions=4), criteria)
@@ -65,8 +65,8 @@ def transform_costs(graph, table, chosen) -> tuple[float, float]:
     for c in chosen:
         read = dict.fromkeys(n for name in c.covers for n in graph.region(name).inputs if n not in c.covers)
         for tensor in read:
-            layout = doing[tensor].output.layout if tensor in doing else "NHWC"
-            edge = table.transforms.get((tensor, layout, c.input.layout))
+            placement = doing[tensor].output if tensor in doing else IN_GPU_CHANNELS
+            edge = table.transforms.get((tensor, placement, c.input))
             time_ns += edge.task.duration_ns if edge else 0.0
             energy_pj += edge.task.energy_pj if edge else 0.0
     return time_ns, energy_pj
@@ -80,8 +80,8 @@ def test_what_lies_over_all_channels_is_read_by_nobody_else(problem):
         doing = {name: c for c in chosen for name in c.covers}
         reading = [(c, n) for c in chosen for name in c.covers for n in graph.region(name).inputs]
         for c, name in reading:
-            if name in doing and doing[name].output.layout != IN_GPU_CHANNELS:
-                assert c is doing[name] or c.input.layout == IN_ALL_CHANNELS
+            if name in doing and doing[name].output != IN_GPU_CHANNELS:
+                assert c is doing[name] or c.input == IN_ALL_CHANNELS
 
 
 @given(shared_channel_problems(max_regions=4, spread=False))

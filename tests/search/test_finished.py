@@ -3,17 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from edited_plans import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
 from pimflow.commands.compile.explain import explain
-from pimflow.core.plan import Plan
+from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
+from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
-from pimflow.placement.candidates import channel_modes, finished
+from pimflow.placement.candidates import channel_modes, pim_epilogue
 from pimflow.placement.candidates.candidates import CandidateGenerator
 
 AIM = PimSpec.load("aim-gddr6")
@@ -72,10 +74,10 @@ def test_what_pim_finishes():
     }
     for region in RESIDUAL.regions[:2]:
         unfinished, done = (
-            generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue.operators)
+            generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
         )
-        assert (done.output.deferred_epilogue, done.keeps_submission_open) == ((), True)
-        assert unfinished.output.deferred_epilogue == region.epilogue.operators
+        assert (done.deferred_epilogue, done.keeps_submission_open) == ((), True)
+        assert unfinished.deferred_epilogue == region.epilogue.operators
         assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
         # 64 pixels by 2 tiles, a burst of 32 bytes each.
         moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (unfinished, done)]
@@ -84,7 +86,7 @@ def test_what_pim_finishes():
         assert pim[0].execution_ns < pim[1].execution_ns < 1.5 * pim[0].execution_ns
         written = pim[1].energies_pj["pim_wrbias"]
         assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
-        assert generator.pim_program(region, done, 0).initial == region.epilogue.operators[0]
+        assert generator.pim_program(region, done.rewrite, 0).initial == region.epilogue.operators[0]
 
 
 def program_task(candidate):
@@ -98,24 +100,27 @@ def test_pim_activates_what_it_finishes():
         CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
         RESIDUAL.regions[2],
     )
-    unfinished, done = (generator.make(region, "PIM", finishes=f) for f in ((), region.epilogue.operators))
+    unfinished, done = (
+        generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
+    )
     # Nothing reads its result, so a kernel of its own would finish it.
     assert [[task.resource for task in item.tasks][-1] for item in (unfinished, done)] == ["gpu", "crossbar"]
     assert done.keeps_submission_open and not unfinished.keeps_submission_open
-    program = generator.pim_program(region, done, 0)
+    program = generator.pim_program(region, done.rewrite, 0)
     assert (program.initial, program.activation) == ("bias", "relu")
     pim = program_task(done)
     # 64 pixels by 2 tiles.
     assert pim.energies_pj["pim_af"] == pytest.approx(64 * 2 * AIM.energy["activation_pj"])
     bare = layer("bare", ("bias",), ("%x",))
     bias_generator = CandidateGenerator(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
-    plain = program_task(bias_generator.make(bare, "PIM", finishes=("bias",)))
+    plain = program_task(bias_generator.make(bare, PimRewrite(device_epilogue=("bias",))))
     # 8 sums on each channel; after each two of them the row of the table is opened.
     assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
     # No loop order is faster with the activation.
     orders = map(str, generator.costs.pim_target.schedules(region.layer))
     item = [
-        generator.make(region, "PIM", schedule=order, finishes=region.epilogue.operators) for order in orders
+        generator.make(region, PimRewrite(schedule=order, device_epilogue=region.epilogue.operators))
+        for order in orders
     ]
     times = [program_task(c).execution_ns for c in item]
     assert min(times) == pim.execution_ns < max(times)
@@ -140,23 +145,23 @@ def test_which_activations_end_a_layer(epilogue, clip_bounds, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
     region = layer("layer", epilogue, inputs, clip_bounds=clip_bounds)
     device_epilogues = [
-        (device_epilogue.initial, device_epilogue.joins, device_epilogue.activation)
-        for device_epilogue in finished.device_epilogues(region, ON_AIM)
+        (device_epilogue.initial, device_epilogue.accumulates_residual, device_epilogue.activation)
+        for device_epilogue in pim_epilogue.device_epilogues(region, ON_AIM)
     ]
     assert device_epilogues == ways
     assert (
         not any(device_epilogue[2] for device_epilogue in ways)
-        or finished.device_epilogues(region, ON_NEWTON) == ()
+        or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
     )
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
     assert all(
-        not device_epilogue.activation for device_epilogue in finished.profitable_epilogues(region, free)
+        not device_epilogue.activation for device_epilogue in pim_epilogue.profitable_epilogues(region, free)
     )
     # Without latches that can be set, an activation alone.
     bare = [
         (device_epilogue.initial, device_epilogue.activation)
-        for device_epilogue in finished.device_epilogues(region, ON_PLAIN)
+        for device_epilogue in pim_epilogue.device_epilogues(region, ON_PLAIN)
     ]
     assert bare == [("", device_epilogue[2]) for device_epilogue in ways if not device_epilogue[0]]
 
@@ -169,16 +174,19 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     unfinished, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert (unfinished.name, done.name) == ("PIM", "PIM add, joined")
     assert (
-        unfinished.output.deferred_epilogue,
-        done.output.deferred_epilogue,
+        unfinished.deferred_epilogue,
+        done.deferred_epilogue,
         done.keeps_submission_open,
     ) == (("add",), (), True)
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
-    same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, "PIM")
+    same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, PimRewrite())
     assert [replace(task, label="") for task in done.tasks] == [
         replace(t, label="") for t in same_shape.tasks
     ]
-    assert done.placed_rows == same_shape.placed_rows and done.rewrite.schedule == same_shape.rewrite.schedule
+    assert (
+        done.footprint.bank_rows == same_shape.footprint.bank_rows
+        and done.rewrite.schedule == same_shape.rewrite.schedule
+    )
     pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, unfinished))
     assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
     if charged == "full":
@@ -187,7 +195,7 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
         # DRAM is read once for each element of both operands.
         more_pj = moved.energies_pj["gpu_dram"] - less.energies_pj["gpu_dram"]
         assert more_pj == pytest.approx(generator.task_builder.dram_pj(64 * 32, 0))
-    program = generator.pim_program(region, done, 0)
+    program = generator.pim_program(region, done.rewrite, 0)
     assert (program.initial, program.added_channels, program.geometry.c) == ("", 32, 64)
 
 
@@ -196,7 +204,9 @@ def test_where_epilogues_are_free_no_product_adds(accounting):
     generator = CandidateGenerator(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
     assert [c.name for c in generator.candidates(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
     # A plan of a system that charges them can be applied.
-    assert generator.make(RESIDUAL.regions[1], "PIM", finishes=("add",), joins=True).rewrite.joins
+    assert generator.make(
+        RESIDUAL.regions[1], PimRewrite(device_epilogue=("add",), accumulates_residual=True)
+    ).rewrite.accumulates_residual
 
 
 def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
@@ -207,7 +217,7 @@ def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
     names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
     program = generator.pim_program(
-        region, generator.make(region, "PIM", finishes=region.epilogue.operators), 0
+        region, generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators)).rewrite, 0
     )
     assert (program.initial, program.added_channels) == ("bias", 32)
 
@@ -221,14 +231,14 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         gpu = replace(target.gpu, l2_bytes_per_channel=resident_tensors * tensor_bytes // 32)
         generator = CandidateGenerator(RESIDUAL, replace(target, gpu=gpu), modes=("GPU", "PIM"))
         alternatives = channel_modes.channel_variants(
-            generator, [generator.make(region, "PIM", finishes=("add",))]
+            generator, [generator.make(region, PimRewrite(device_epilogue=("add",)))]
         )
         assert bool(alternatives) == fits
         for alternative in alternatives:
             moved = [task.moved_bytes for task in alternative.tasks if "operands to the L2" in task.label]
             assert moved == [2 * tensor_bytes]
         assert channel_modes.channel_variants(
-            generator, [generator.make(region, "PIM")]
+            generator, [generator.make(region, PimRewrite())]
         )  # reads one and gives one
 
 
@@ -290,18 +300,22 @@ def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
     generator = CandidateGenerator(network(region), on, modes=("GPU", "PIM"))
     assert why in generator.unsupported_epilogue_reason(region)
-    assert region.epilogue.operators not in {c.rewrite.finishes for c in generator.candidates(region)}
+    assert region.epilogue.operators not in {
+        getattr(c.rewrite, "device_epilogue", ()) for c in generator.candidates(region)
+    }
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
-        generator.make(region, "PIM", finishes=region.epilogue.operators)
+        generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators))
 
 
 def test_a_layer_is_finished_wholly_and_on_pim_alone():
     generator, region = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
-    for mode, finishes in (("PIM", ("bias",)), ("SPLIT", ("add",))):
-        with pytest.raises(
-            PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
-        ):
-            generator.make(region, mode, 4 if mode == "SPLIT" else 0, finishes=finishes)
+    with pytest.raises(
+        PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
+    ):
+        generator.make(region, PimRewrite(device_epilogue=("bias",)))
+    split = Choice(regions=(region.name,), rewrite=SplitRewrite(gpu_share=0.5))
+    with pytest.raises(PlanError, match="a layer that is wholly its own"):
+        edited(split, finishes=("add",))
 
 
 def test_a_plan_says_what_pim_finishes():
@@ -311,15 +325,15 @@ def test_a_plan_says_what_pim_finishes():
     plan = Plan.from_json(search_result.plan.to_json())
     assert (
         plan == search_result.plan
-        and plan.choice("second").finishes == ("add",)
-        and plan.choice("second").joins
+        and plan.choice("second").rewrite.device_epilogue == ("add",)
+        and plan.choice("second").rewrite.accumulates_residual
     )
     assert "finishes" not in search(BIASED, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
     reapplied = apply(RESIDUAL, ON_AIM, plan)
     assert {name: c.name for name, c in reapplied.candidate_by_region.items()} == names
     assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
     # Without, the GPU adds.
-    gpu_choices = tuple(replace(choice, finishes=()) for choice in plan.choices)
+    gpu_choices = tuple(edited(choice, finishes=()) for choice in plan.choices)
     assert apply(RESIDUAL, ON_AIM, replace(plan, choices=gpu_choices)).evaluation.latency_ns > plan.latency_ns
 
 
@@ -328,10 +342,10 @@ def test_the_price_of_an_activation_that_no_program_applies():
     text = explain(search(graph, ON_AIM, COSTS["aim-gddr6"]), graph.regions[0]).text()
     assert "not finished on PIM: what a table of 'aim-gddr6' makes of sigmoid is not known" in text
     # 64 pixels by 2 tiles on 16 channels: 8 sums, 2 of them with a table's row; 12 + 32 + 1 + 32 + 56 clocks.
-    assert 4 * AIM.row_switch_cycles * 0.5 == finished.min_activation_ns(graph.regions[0], ON_AIM)
+    assert 4 * AIM.row_switch_cycles * 0.5 == pim_epilogue.min_activation_ns(graph.regions[0], ON_AIM)
     assert "its activation unit changes rows for every result: 0.2" in text
-    assert finished.min_activation_ns(graph.regions[1], ON_AIM) == 0
-    assert finished.min_activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
+    assert pim_epilogue.min_activation_ns(graph.regions[1], ON_AIM) == 0
+    assert pim_epilogue.min_activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
 
 
 def test_a_plan_says_what_pim_activates():
@@ -342,10 +356,10 @@ def test_a_plan_says_what_pim_activates():
     search_result = search(RESIDUAL, target, Costs(target, Profiling()), Goal(modes=("GPU", "PIM")))
     assert search_result.candidate_by_region["third"].name == "PIM bias+nn.relu"
     plan = Plan.from_json(search_result.plan.to_json())
-    assert plan.choice("third").finishes == ("bias", "nn.relu")
+    assert plan.choice("third").rewrite.device_epilogue == ("bias", "nn.relu")
     assert apply(RESIDUAL, target, plan).evaluation.latency_ns == search_result.evaluation.latency_ns
     assert "not finished on PIM" not in explain(search_result, RESIDUAL.regions[2]).text()
-    choices = tuple(replace(choice, schedule="") for choice in plan.choices)
+    choices = tuple(edited(choice, schedule="") for choice in plan.choices)
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
         apply(RESIDUAL, replace(ON_BARE, gpu=target.gpu), replace(plan, choices=choices))
 
@@ -398,7 +412,7 @@ def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
         goal = Goal(modes=("GPU", "PIM"), solver=solver)
         best[solver] = search(graph, target, COSTS[target.pim.name], goal).evaluation.latency_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finished, "device_epilogues", lambda region, system: ())
+        patch.setattr(pim_epilogue, "device_epilogues", lambda region, system: ())
         without = search(graph, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
     assert best["label"] == pytest.approx(best["exhaustive"], rel=1e-9)
     assert best["label"] <= without.evaluation.latency_ns * (1 + 1e-9)

@@ -17,8 +17,8 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
-from pimflow.placement.form_choice import choose
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
+from pimflow.placement.decomposition_search import choose
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches are so short that even these small layers differ by more.

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from length import examples
 from problems import covers, problems
 
+from pimflow.core.candidate import Footprint
 from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
-from pimflow.placement.gpu_alone import to_solution
+from pimflow.placement.gpu_baseline import to_solution
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import (
@@ -211,15 +212,15 @@ def test_no_plan_within_the_rows_is_better(problem, data):
         """The candidate, and one that takes longer and fewer rows."""
         fewer, rows = sorted(data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))))
         tasks = tuple(replace(task, execution_ns=task.execution_ns + 1) for task in c.tasks)
-        slower = replace(c, name=f"{c.name} slower", tasks=tasks, placed_rows=fewer)
-        return replace(c, placed_rows=rows), slower
+        slower = replace(c, name=f"{c.name} slower", tasks=tasks, footprint=Footprint(bank_rows=fewer))
+        return replace(c, footprint=Footprint(bank_rows=rows)), slower
 
     candidates = {
         name: tuple(option for c in result for option in ways(c)) for name, result in table.candidates.items()
     }
     table = replace(table, candidates=candidates)
     all_plans = [
-        (sum(c.placed_rows for c in cover), evaluate(graph, cover, table, BASE).latency_ns)
+        (sum(c.footprint.bank_rows for c in cover), evaluate(graph, cover, table, BASE).latency_ns)
         for cover in covers(graph, table)
     ]
     at_most = data.draw(st.sampled_from(sorted({max(row_count, 1) for row_count, _ in all_plans})))
@@ -227,7 +228,7 @@ def test_no_plan_within_the_rows_is_better(problem, data):
     small = replace(BASE, pim=replace(BASE.pim, rows_per_bank=BASE.pim.row_base + at_most))
     result = PlanSearch(graph, table, small, Goal()).best()
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
-    assert sum(c.placed_rows for c in result.solution.candidates) <= at_most
+    assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= at_most
 
 
 def test_what_can_be_met_fits_into_the_rows():
@@ -249,7 +250,7 @@ def test_what_can_be_met_fits_into_the_rows():
     graph = RegionGraph(name="fcs", regions=tuple(regions), outputs=("r2",))
     large = system()
     free = search(graph, large)
-    rows = max(c.placed_rows for c in free.candidates)
+    rows = max(c.footprint.bank_rows for c in free.candidates)
     small = replace(large, pim=replace(large.pim, rows_per_bank=large.pim.row_base + rows))
     tight = search(graph, small)
     assert free.evaluation.latency_ns < tight.evaluation.latency_ns

@@ -12,7 +12,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import search
-from pimflow.placement.candidates.grouped import elementwise_bounds, lane_cycles
+from pimflow.placement.candidates.elementwise_pim import elementwise_bounds, lane_cycles
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.timing import time_program
 

@@ -9,6 +9,7 @@ import pytest
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.core.candidate import Cost
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import decompose
@@ -16,8 +17,8 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.form_choice import AlternativeCandidates
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
+from pimflow.placement.decomposition_search import AlternativeCandidates
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -34,7 +35,7 @@ KINDS = {
 
 
 def kind(candidate):
-    return candidate.rewrite.mode, len(candidate.covers) > 1, bool(candidate.rewrite.primitive)
+    return candidate.rewrite.mode, len(candidate.covers) > 1, bool(candidate.primitive)
 
 
 @functools.cache
@@ -44,7 +45,7 @@ def toy():
     generator = CandidateGenerator(graph, SYSTEM, primitives=True)
     table = profile(graph, generator)
     candidates = {name: list(options) for name, options in table.candidates.items()}
-    for modes in (("PIM", "GPU", "PIM"), ("GPU", "GPU", "PIM")):
+    for modes in ((Mode.PIM, Mode.GPU, Mode.PIM), (Mode.GPU, Mode.GPU, Mode.PIM)):
         candidates[BLOCK[0]].append(
             pipelines.make(generator, Pipeline(regions=BLOCK, modes=modes, cuts=(4, 10)))
         )
@@ -94,12 +95,12 @@ def toy_in_forms():
             if all(rule is None or layer in FREE for layer, rule in done.items()):
                 by_kind.setdefault((kind(c), c.covers, tuple(done.items())), c)
         fastest[name] = tuple(
-            c for c in by_kind.values() if not c.rewrite.primitive and few(alternatives.rules_by_candidate, c)
+            c for c in by_kind.values() if not c.primitive and few(alternatives.rules_by_candidate, c)
         )
     table = replace(alternatives.table, candidates=fastest)
     counted = PlanSearch(alternatives.graph, table, SYSTEM, goal).memory
     covers = [
-        (cover, latency_ns, energy_pj, sum(c.error for c in cover), counted.pool_bytes(cover))
+        (cover, latency_ns, energy_pj, sum(c.alternative.error for c in cover), counted.pool_bytes(cover))
         for cover, latency_ns, energy_pj in all_covers(alternatives.graph, table)
     ]
     return alternatives.graph, table, covers
@@ -122,7 +123,15 @@ def test_with_layers_in_several_forms_it_is_that_of_every_cover_too(budgets):
     """Of all ranks, links on either device, and groups over several forms; within error and memory."""
     graph, table, covers = toy_in_forms()
     assert len(covers) > 10000
-    assert len({tuple(c.name for c in cover if c.error or c.original) for cover, *_ in covers}) > 8
+    assert (
+        len(
+            {
+                tuple(c.name for c in cover if c.alternative.error or c.alternative.original)
+                for cover, *_ in covers
+            }
+        )
+        > 8
+    )
     values = [sorted({cover[place] for cover in covers}) for place in (3, 4)]
     limits = [share and sizes[int(share * len(sizes))] for sizes, share in zip(values, budgets)]
     for objective in ("latency", "energy"):

@@ -113,7 +113,7 @@ def table_of(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
 
 def apply_candidates(network: frontend.Network, generator: CandidateGenerator, chosen: tuple) -> tvm.IRModule:
     programs = {
-        c.covers[0]: generator.pim_program(generator.graph.region(c.covers[0]), c, 0)
+        c.covers[0]: generator.pim_program(generator.graph.region(c.covers[0]), c.rewrite, 0)
         for c in chosen
         if c.rewrite.mode == "PIM"
     }

@@ -19,7 +19,9 @@ from problems import (
     shared_channel_problems,
 )
 
-from pimflow.core.candidate import IN_ALL_CHANNELS, IN_GPU_CHANNELS, Candidate, CostTable, Port, Rewrite, Task
+from pimflow.core.candidate import Candidate, CostTable, Footprint, Task
+from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
+from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
@@ -135,7 +137,7 @@ def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(
         ).plans:
             values.append(label.values[0])
             pool_bytes = problem.memory.pool_bytes(label.candidates)
-            on_gpu = all(c.rewrite.mode == "GPU" for c in label.candidates)
+            on_gpu = not any(c.uses_pim for c in label.candidates)
             assert pool_bytes <= label.pool_bytes <= budget
             assert pool_bytes == label.pool_bytes or (on_gpu and not only_gpu)
         smallest += search(problem, SearchQuery(criteria=[], minimises_memory=True, **options)).plans
@@ -150,7 +152,7 @@ def test_no_cover_within_bounds_is_better(kind, data, share):
     graph, table = data.draw(KINDS[kind])
     problem = problem_of(graph, table)
     covers = [
-        (latency_ns, energy_pj, sum(c.error for c in cover))
+        (latency_ns, energy_pj, sum(c.alternative.error for c in cover))
         for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
     latency_ns, _, error = (bound_at(values, share) for values in zip(*covers))
@@ -232,12 +234,9 @@ def lanes(count: int, length: int, seed: int) -> tuple:
         return Candidate(
             name=f"{resource} {number}",
             covers=(name,),
-            gpu_share=1.0,
-            input=Port(),
-            output=Port(),
+            rewrite=OPERATOR_KERNELS if resource == "gpu" else PimRewrite(),
             tasks=(task,),
-            rewrite=Rewrite(mode="GPU" if resource == "gpu" else "PIM", gpu_rows=0),
-            workspace_bytes=64 * draw.randint(0, 9),
+            footprint=Footprint(workspace_bytes=64 * draw.randint(0, 9)),
         )
 
     resources = ("gpu", "gpu", "pim", "pim")
@@ -302,11 +301,10 @@ def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
         return Candidate(
             name=mode,
             covers=(name,),
-            gpu_share=1.0,
-            input=Port(layout=read),
-            output=Port(layout=written),
+            rewrite=OPERATOR_KERNELS if mode == "GPU" else PimRewrite(),
             tasks=(Task(label=name, resource=resource, execution_ns=ns, energies_pj={"work": ns}),),
-            rewrite=Rewrite(mode=mode, gpu_rows=0),
+            input=read,
+            output=written,
         )
 
     candidates = {

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pimflow import frontend
+from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec, system
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import CandidateGenerator
@@ -20,20 +21,22 @@ def toy():
     return extract_regions(frontend.load("toy").module, "toy")
 
 
-def tasks(toy, pim, mode="PIM", gpu_rows=0, accounting="full"):
+def tasks(toy, pim, gpu_rows=0, accounting="full"):
     """Tasks of a candidate by what is in brackets behind the region's name."""
     region = toy.region(REGION)
     order = str(schedules(region.geometry, pim, "fp16")[0])
     generator = CandidateGenerator(toy, system(pim=pim, accounting=accounting))
-    candidate = generator.make(region, mode, gpu_rows, order)
+    share = gpu_rows / region.geometry.oh
+    rewrite = SplitRewrite(gpu_share=share, schedule=order) if gpu_rows else PimRewrite(schedule=order)
+    candidate = generator.make(region, rewrite)
     return candidate, {task.label.partition("(")[2]: task for task in candidate.tasks}
 
 
-@pytest.mark.parametrize(("mode", "gpu_rows"), [("PIM", 0), ("SPLIT", 3)])
-def test_the_lanes_are_moved_and_read(toy, mode, gpu_rows):
+@pytest.mark.parametrize("gpu_rows", [0, 3], ids=["PIM", "SPLIT"])
+def test_the_lanes_are_moved_and_read(toy, gpu_rows):
     """Fifteen partial sums more a result: over the crossbar, and by the kernel that reads it."""
-    candidate, with_lanes = tasks(toy, HBM, mode, gpu_rows)
-    plain, without = tasks(toy, SUMMED, mode, gpu_rows)
+    candidate, with_lanes = tasks(toy, HBM, gpu_rows)
+    plain, without = tasks(toy, SUMMED, gpu_rows)
     assert candidate.rewrite == plain.rewrite
     g = toy.region(REGION).geometry
     results = (g.oh - gpu_rows) * g.ow * g.oc
@@ -56,8 +59,8 @@ def test_no_lanes_go_from_pim_to_pim(toy):
     plain = replace(toy, regions=tuple(region if r.name == REGION else r for r in toy.regions))
     for pim, deferred in ((HBM, ("lanes",)), (SUMMED, ())):
         generator = CandidateGenerator(plain, system(pim=pim))
-        candidate = generator.make(region, "PIM")
-        assert (candidate.output.deferred_epilogue, candidate.keeps_submission_open) == (
+        candidate = generator.make(region, PimRewrite())
+        assert (candidate.deferred_epilogue, candidate.keeps_submission_open) == (
             deferred,
             not deferred,
         )

@@ -11,17 +11,13 @@ from problems import graph_of, launch_ahead_problems, problems, shared_channel_p
 
 import pimflow
 from pimflow.core.candidate import (
-    IN_ALL_CHANNELS,
-    IN_GPU_CHANNELS,
-    PIM_MODE,
-    PLAIN_MEMORY_MODE,
     Candidate,
     CostTable,
     EdgeCost,
-    Port,
-    Rewrite,
     Task,
 )
+from pimflow.core.rewrite import OPERATOR_KERNELS
+from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, ChannelMode
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement.solvers.evaluate import execute
@@ -70,11 +66,8 @@ def make_candidate(name: str, resource: str, launch_ns: float, execution_ns: flo
     return Candidate(
         name=resource,
         covers=(name,),
-        gpu_share=None,
-        input=Port(),
-        output=Port(),
+        rewrite=OPERATOR_KERNELS,
         tasks=(Task(label=name, resource=resource, launch_ns=launch_ns, execution_ns=execution_ns),),
-        rewrite=Rewrite(mode="GPU", gpu_rows=0),
     )
 
 
@@ -83,8 +76,8 @@ def test_a_launch_behind_a_change_of_channels_is_hidden_once():
     graph = graph_of([()])
     wide = replace(
         make_candidate("r0", "gpu", 2, 1),
-        channel_mode=PLAIN_MEMORY_MODE,
-        final_channel_mode=PLAIN_MEMORY_MODE,
+        channel_mode=ChannelMode.PLAIN_MEMORY,
+        final_channel_mode=ChannelMode.PLAIN_MEMORY,
     )
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
     switch = EdgeCost(task=Task(label="switch", resource="pim", launch_ns=0.0, execution_ns=1.0))
@@ -127,9 +120,9 @@ def test_by_hand(tasks, latency_ns):
 def test_a_launch_overlaps_the_switch_of_channels():
     """PIM's launch of 2 hides behind the kernel that executes 1 there, and then the change, which takes 2."""
     graph = graph_of([(), ()])
-    wide = replace(make_candidate("r0", "gpu", 1, 1), final_channel_mode=PLAIN_MEMORY_MODE)
+    wide = replace(make_candidate("r0", "gpu", 1, 1), final_channel_mode=ChannelMode.PLAIN_MEMORY)
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
-    on_pim = replace(make_candidate("r1", "pim", 2, 1), channel_mode=PIM_MODE)
+    on_pim = replace(make_candidate("r1", "pim", 2, 1), channel_mode=ChannelMode.PIM)
     change = Task(label="change", resource="pim", execution_ns=2.0, readies_channels=True)
     for ahead in (False, True):
         table = CostTable(
@@ -187,9 +180,9 @@ def test_a_launch_hidden_by_a_switch_of_channels_and_a_copy_back():
     graph = graph_of(CHAIN[:3])
     plain = replace(make_candidate("r0", "gpu", 0, 5), name="plain")
     task = replace(plain.tasks[0], also=("pim",), launch_ns=30.0)
-    use = {"channel_mode": PLAIN_MEMORY_MODE, "final_channel_mode": PLAIN_MEMORY_MODE}
-    wide = replace(plain, name="wide", tasks=(task,), output=Port(layout=IN_ALL_CHANNELS), **use)
-    on_pim = {"channel_mode": PIM_MODE, "final_channel_mode": PIM_MODE}
+    use = {"channel_mode": ChannelMode.PLAIN_MEMORY, "final_channel_mode": ChannelMode.PLAIN_MEMORY}
+    wide = replace(plain, name="wide", tasks=(task,), output=IN_ALL_CHANNELS, **use)
+    on_pim = {"channel_mode": ChannelMode.PIM, "final_channel_mode": ChannelMode.PIM}
     transfer = Task(label="transfer", resource="crossbar", execution_ns=21.0)
     first, last = (
         make_candidate("r1", "pim", 2, 4),

@@ -12,8 +12,8 @@ from length import examples, long_but
 from pimflow import frontend
 from pimflow.commands.shared.report import Estimate
 from pimflow.core.candidate import Cost
-from pimflow.core.plan import MODES
 from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
+from pimflow.core.rewrite import MODES, OPERATOR_KERNELS
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, search
@@ -114,7 +114,7 @@ def test_what_a_plan_adds_up_to():
         assert sum(evaluation.latency_increase_ns.values()) == pytest.approx(evaluation.latency_ns, abs=0.001)
     alone = search_result.gpu_only.latency_increase_ns
     for region in graph.regions:
-        gpu = search_result.generator.make(region, "GPU", gpu_channels=SYSTEMS["full"].gpu.memory_channels)
+        gpu = search_result.generator.make(region, OPERATOR_KERNELS, SYSTEMS["full"].gpu.memory_channels)
         assert alone.get(region.name, 0.0) == pytest.approx(Cost.from_candidate(gpu).latency_ns, abs=0.002)
 
 

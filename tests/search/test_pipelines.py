@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from edited_plans import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -11,8 +12,9 @@ from length import examples
 from pimflow import frontend, system
 from pimflow.commands.compile.explain import explain
 from pimflow.core.candidate import Cost, makespan_ns
-from pimflow.core.plan import Plan
+from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.rewrite import Mode, PipelineRewrite
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec
@@ -21,7 +23,7 @@ from pimflow.placement.candidates import pipelines
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 EXPAND, DEPTHWISE, PROJECT = (f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
-BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=("PIM", "GPU", "PIM"), cuts=(4, 10))
+BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=(Mode.PIM, Mode.GPU, Mode.PIM), cuts=(4, 10))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +52,8 @@ def test_a_part_is_charged_on_its_device(maker):
     assert [len(gpu), len(pim), len(crossbar)] == [3, 6, 9]
     assert all(task.launched and task.launch_ns > 0 for task in gpu)
     assert all(task.launch_ns == maker.system.pim_launch_ns for task in pim)
-    assert candidate.gpu_share is None and candidate.pim_regions == (EXPAND, PROJECT)
-    assert candidate.output.deferred_epilogue == ("add",)  # the residual waits for the next kernel
+    assert candidate.rewrite.gpu_share is None and candidate.pim_regions == (EXPAND, PROJECT)
+    assert candidate.deferred_epilogue == ("add",)  # the residual waits for the next kernel
     paper = CandidateGenerator(maker.graph, system(accounting="paper"))
     free_tasks = pipelines.make(paper, BLOCK).tasks
     assert [t.resource for t in free_tasks].count("crossbar") == 0
@@ -87,7 +89,7 @@ def test_what_runs_is_what_was_timed(maker, runs):
             for t in candidate.tasks
             if t.resource == "pim"
         }
-        programs = dict(pipelines.pim_programs(maker, candidate, 5))
+        programs = dict(pipelines.pim_programs(maker, candidate.covers, candidate.rewrite, 5))
         assert programs.keys() == charged.keys()
         used = []
         for name, program in programs.items():
@@ -96,7 +98,7 @@ def test_what_runs_is_what_was_timed(maker, runs):
             used.append(range(program.row_begin, program.row_begin + program.rows))
         assert used[0].start == maker.system.pim.row_base + 5
         assert all(a.stop == b.start for a, b in itertools.pairwise(used))
-        assert sum(map(len, used)) == candidate.placed_rows
+        assert sum(map(len, used)) == candidate.footprint.bank_rows
 
 
 @settings(max_examples=examples(36))
@@ -107,7 +109,7 @@ def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
         parts = [run.geometry(position, stage) for stage in range(len(run.rows[position]))]
         assert sum(part.macs for part in parts) == region.geometry.macs
         assert all(part.oh == end - begin for part, (begin, end) in zip(parts, run.rows[position]))
-        if run.pipeline.modes[position] == "GPU":
+        if run.pipeline.modes[position] == Mode.GPU:
             kernels = [run.kernel(position, stage, "fp16") for stage in range(len(parts))]
             written = sum(kernel.output_bytes for kernel in kernels)
             assert written == region.output_elements * ELEMENT_BYTES["fp16"]
@@ -153,25 +155,31 @@ def test_only_what_pays_is_offered(maker, runs):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"modes": ("PIM", "PIM", "PIM")}, "a mode for each of its 3 regions, GPU and PIM both"),
-        ({"modes": ("GPU", "PIM")}, "a mode for each of its 3 regions"),
+        ({"modes": (Mode.PIM, Mode.PIM, Mode.PIM)}, "a mode for each of its 3 regions, GPU and PIM both"),
+        ({"modes": (Mode.GPU, Mode.PIM)}, "a mode for each of its 3 regions"),
         (
-            {"regions": (EXPAND, DEPTHWISE), "modes": ("PIM", "PIM")},
+            {"regions": (EXPAND, DEPTHWISE), "modes": (Mode.PIM, Mode.PIM)},
             "a mode for each of its 2 regions, GPU and PIM both",
         ),
         (
-            {"modes": ("PIM", "PIM", "GPU")},
+            {"modes": (Mode.PIM, Mode.PIM, Mode.GPU)},
             f"what PIM leaves undone of '{EXPAND}' needs the GPU before PIM can go on",
         ),
-        ({"regions": ("stem.conv", EXPAND), "modes": ("PIM", "GPU")}, "'stem.conv': its kernel does more"),
+        (
+            {"regions": ("stem.conv", EXPAND), "modes": (Mode.PIM, Mode.GPU)},
+            "'stem.conv': its kernel does more",
+        ),
         ({"cuts": (16,)}, "ascending rows of 1 to 15"),
         ({"cuts": (15,)}, "computes no rows"),
         (
-            {"regions": (DEPTHWISE, EXPAND, PROJECT), "modes": ("GPU", "PIM", "GPU")},
+            {"regions": (DEPTHWISE, EXPAND, PROJECT), "modes": (Mode.GPU, Mode.PIM, Mode.GPU)},
             "not the only one that reads",
         ),
         ({"regions": ("stem.conv", EXPAND, DEPTHWISE)}, "'stem.conv': its kernel does more"),
-        ({"regions": (DEPTHWISE, PROJECT, "pool"), "modes": ("GPU", "PIM", "GPU")}, "'pool': it is no conv"),
+        (
+            {"regions": (DEPTHWISE, PROJECT, "pool"), "modes": (Mode.GPU, Mode.PIM, Mode.GPU)},
+            "'pool': it is no conv",
+        ),
     ],
 )
 def test_what_cannot_be_staged_says_why(maker, changes, says):
@@ -199,26 +207,17 @@ def test_a_plan_file_can_name_any_stages(toy):
     apart = system(channel_sharing="partitioned")
     search_result = search(toy, apart)
     run = pipelines.make(search_result.generator, BLOCK)
-    schedule = str(search_result.generator.costs.pim_target.schedules(toy.region(EXPAND).geometry)[-1])
+    schedule = str(search_result.costs.pim_target.schedules(toy.region(EXPAND).geometry)[-1])
     text = search_result.plan.to_json()
     choices = [choice for choice in Plan.from_json(text).choices if choice.region not in BLOCK.regions]
     assert len(choices) == len(toy.regions) - 3, "the search left the block's regions by themselves"
-    choice = replace(
-        search_result.plan.choice(EXPAND),
-        mode="PIPELINE",
-        gpu_share=None,
-        schedule="",
-        reason="",
-        covers=BLOCK.regions,
-        stages=BLOCK.cuts,
-        modes=BLOCK.modes,
-        schedules=(schedule, "", ""),
-    )
+    rewrite = PipelineRewrite(cuts=BLOCK.cuts, modes=BLOCK.modes, schedules=(schedule, "", ""))
+    choice = Choice(regions=BLOCK.regions, rewrite=rewrite)
     position = next(i for i, region in enumerate(toy.regions) if region.name == EXPAND)
     plan = replace(search_result.plan, choices=(*choices[:position], choice, *choices[position:]))
     reapplied = apply(toy, apart, Plan.from_json(plan.to_json()))
-    assert reapplied.plan.choice(PROJECT).stages == BLOCK.cuts
-    assert reapplied.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
+    assert reapplied.plan.choice(PROJECT).rewrite.cuts == BLOCK.cuts
+    assert reapplied.plan.choice(PROJECT).rewrite.schedules == (schedule, "", run.rewrite.schedules[2])
     assert set(reapplied.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}
     assert reapplied.pipelines() == (BLOCK,)
     assert "PIPELINE PIM-GPU-PIM at 4,10" in explain(reapplied, toy.region(EXPAND)).text()
@@ -227,8 +226,8 @@ def test_a_plan_file_can_name_any_stages(toy):
         ({"schedules": ("sideways", "", "")}, "schedule 'sideways' is none of"),
         ({"schedules": ("",)}, "a schedule for each"),
     ]:
-        wrong = replace(choice, **changes)
         with pytest.raises(PlanError, match=says):
+            wrong = edited(choice, **changes)
             apply(toy, system(), replace(plan, choices=(*choices[:position], wrong, *choices[position:])))
 
 

@@ -11,7 +11,9 @@ from problems import covers, problems
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
+from pimflow.core.candidate import Footprint
 from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -34,10 +36,11 @@ def sized_problems(draw):
         name: tuple(
             replace(
                 c,
-                filter_bytes=draw(sizes),
-                workspace_bytes=draw(sizes) if len(c.covers) == 1 else 0,
-                rewrite=replace(c.rewrite, mode="GPU") if c.rewrite.mode == "SPLIT" else c.rewrite,
-                output=replace(c.output, deferred_epilogue=()) if c.rewrite.mode == "SPLIT" else c.output,
+                footprint=Footprint(
+                    filter_bytes=draw(sizes), workspace_bytes=draw(sizes) if len(c.covers) == 1 else 0
+                ),
+                rewrite=OPERATOR_KERNELS if c.rewrite.mode == "SPLIT" else c.rewrite,
+                deferred_epilogue=() if c.rewrite.mode == "SPLIT" else c.deferred_epilogue,
             )
             for c in candidates
         )
@@ -58,7 +61,7 @@ def plan_bytes(graph, cover):
     peak_bytes, waiting = 0, set()
     for candidate in cover:
         begin = order[candidate.covers[0]]
-        one_kernel = candidate.rewrite.mode == "GPU"
+        one_kernel = not candidate.uses_pim
         live = {name for name, position in order.items() if position < begin <= last[name]}
         live |= {candidate.covers[-1]} if one_kernel else set(candidate.covers)
         waiting_regions = [graph.region(name) for name in waiting]
@@ -66,10 +69,10 @@ def plan_bytes(graph, cover):
         read = {tensor for name in candidate.covers for tensor in graph.region(name).inputs}
         takes = waiting & read
         shared = {name for name in takes if len(graph.consumers[name]) > 1}
-        tensors = len(live - {"%x"}) + (len(shared) if candidate.input.fuses_epilogue else 0)
-        peak_bytes = max(peak_bytes, 4 * ELEMENTS * tensors + up(candidate.workspace_bytes))
+        tensors = len(live - {"%x"}) + (len(shared) if candidate.fuses_epilogue else 0)
+        peak_bytes = max(peak_bytes, 4 * ELEMENTS * tensors + up(candidate.footprint.workspace_bytes))
         waiting -= takes
-        waiting |= {candidate.covers[-1]} if candidate.output.deferred_epilogue else set()
+        waiting |= {candidate.covers[-1]} if candidate.deferred_epilogue else set()
     return peak_bytes
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from edited_plans import edited_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -11,9 +12,9 @@ from length import examples
 from pimflow import frontend
 from pimflow.commands.compile.explain import explain
 from pimflow.commands.shared import prepare
-from pimflow.core.candidate import IN_ALL_CHANNELS, IN_PIM_CHANNELS
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
+from pimflow.core.rewrite import GpuRewrite
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
@@ -103,7 +104,7 @@ def test_a_primitive_is_charged_all_that_it_launches(graph):
     generator = CandidateGenerator(graph, SYSTEM, primitives=True)
     for region in graph.regions:
         for primitive in usable_primitives(region):
-            candidate = generator.make(region, "GPU", primitive=primitive.name)
+            candidate = generator.make(region, GpuRewrite(primitive=primitive.name))
             launches = launches_of(primitive, region)
             assert [task.launched for task in candidate.tasks] == [True] * len(launches)
             assert {task.launch_ns for task in candidate.tasks} == {GPU.launch_ns}
@@ -147,10 +148,7 @@ def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
     generator = CandidateGenerator(graph, SYSTEM, primitives=True)
     times_by_region = [
         [
-            sum(
-                task.duration_ns
-                for task in generator.make(region, "GPU", primitive=name, gpu_channels=32).tasks
-            )
+            sum(task.duration_ns for task in generator.make(region, GpuRewrite(primitive=name), 32).tasks)
             for name in ["", *(primitive.name for primitive in usable_primitives(region))]
         ]
         for region in graph.regions
@@ -165,16 +163,16 @@ def chain_memory_bytes(graph, cover):
     If PIM takes part, what lies in each set of memory channels counts by itself.
     """
     peaks, before = dict.fromkeys(("left", "all", "pim"), 0), "left"
-    apart = any(candidate.rewrite.mode != "GPU" for candidate in cover)
+    apart = any(candidate.uses_pim for candidate in cover)
     for region, candidate in zip(graph.regions, cover, strict=True):
-        layer, rewrite = region.geometry, candidate.rewrite
-        primitive = PRIMITIVES.get(rewrite.primitive)
+        layer, axis = region.geometry, getattr(candidate.rewrite, "axis", "")
+        primitive = PRIMITIVES.get(candidate.primitive)
         stages = primitive.stages(layer).values() if primitive else ()
         operand = 0 if region is graph.regions[0] else _up(4 * layer.h * layer.w * layer.c)
         result = _up(4 * layer.pixels * layer.oc)
-        parts = result if rewrite.mode == "SPLIT" and rewrite.axis == "reduction" else 0
-        joined = 2 * result if rewrite.axis == "channels" and layer.pixels > 1 else 0
-        channel_set = _lies_in(candidate.output.layout) if apart else "left"
+        parts = result if axis == "reduction" else 0
+        joined = 2 * result if axis == "channels" and layer.pixels > 1 else 0
+        channel_set = candidate.output.channels if apart else "left"
         live = dict.fromkeys(peaks, 0)
         live[before] += operand
         live[channel_set] += result + parts + _up(4 * sum(map(_size, stages)))
@@ -182,10 +180,6 @@ def chain_memory_bytes(graph, cover):
         peaks[channel_set] = max(peaks[channel_set], joined)
         before = channel_set
     return sum(peaks.values())
-
-
-def _lies_in(layout):
-    return "all" if layout.startswith(IN_ALL_CHANNELS) else "pim" if layout == IN_PIM_CHANNELS else "left"
 
 
 def _up(size_bytes):
@@ -225,11 +219,6 @@ def toy():
     return graph, search(graph, SYSTEM, goal=WITH)
 
 
-def edit_choice(plan, region, **changes):
-    choices = (replace(c, **changes) if c.region == region else c for c in plan.choices)
-    return replace(plan, choices=tuple(choices))
-
-
 def test_a_plan_file_names_them(toy):
     graph, search_result = toy
     chosen = search_result.primitives()
@@ -256,11 +245,11 @@ def test_an_edited_plan_is_priced_anew(toy):
     region = graph.region(next(iter(search_result.primitives())))
     for primitive in usable_primitives(region):
         repriced = apply(
-            graph, SYSTEM, edit_choice(search_result.plan, region.name, primitive=primitive.name)
+            graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=primitive.name)
         )
         assert repriced.primitives()[region.name] is primitive
         assert repriced.evaluation.latency_ns >= search_result.evaluation.latency_ns * (1 - 1e-6)
-    plain = apply(graph, SYSTEM, edit_choice(search_result.plan, region.name, primitive=""))
+    plain = apply(graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=""))
     assert region.name not in plain.primitives()
 
 
@@ -276,7 +265,7 @@ def test_an_edited_plan_is_priced_anew(toy):
 def test_a_primitive_that_cannot_be_is_refused(toy, primitive, says):
     graph, search_result = toy
     region = next(iter(search_result.primitives()))
-    plan = edit_choice(search_result.plan, region, primitive=primitive)
+    plan = edited_plan(search_result.plan, region, primitive=primitive)
     with pytest.raises(PlanError, match=says) as refused:
         apply(graph, SYSTEM, Plan.from_json(plan.to_json(), "plan.json"))
     assert f"'{region}'" in str(refused.value)
@@ -287,7 +276,7 @@ def test_only_what_the_gpu_does_by_itself_has_one(toy):
     on_pim = next(c.region for c in search_result.plan.choices if c.mode == "PIM")
     name = next(iter(search_result.primitives().values())).name
     with pytest.raises(PlanError, match=f"'{on_pim}'.*wholly on the GPU"):
-        apply(graph, SYSTEM, edit_choice(search_result.plan, on_pim, primitive=name))
+        apply(graph, SYSTEM, edited_plan(search_result.plan, on_pim, primitive=name))
     with pytest.raises(UsageError, match="compute in fp32, not in fp16"):
         apply(graph, system(splits="grid"), search_result.plan)
     learned = Costs(SYSTEM, Profiling(gpu=Learned()))

@@ -18,8 +18,8 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
-from pimflow.placement.form_choice import choose
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
+from pimflow.placement.decomposition_search import choose
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches and waits are so short that even these small layers differ by more.

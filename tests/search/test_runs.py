@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from answers import best_label
+from edited_plans import edited_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -15,13 +16,14 @@ from pimflow.commands.compile.explain import explain
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.shared import report_text
 from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport
-from pimflow.core.candidate import Cost, Rewrite, makespan_ns
+from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
+from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite, Mode, PipelineRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.placement import CandidateGenerator, apply, best_plan, given_plan, search
-from pimflow.placement.solvers import steps
+from pimflow.placement import CandidateGenerator, apply, best_plan, plan_application, search
+from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -59,20 +61,21 @@ def test_what_is_no_run_is_refused():
     long_run = ("r0", "r1", "r2", "r3")  # the run contains both branches
     assert set(runs(graph)) == {long_run, ("r1", "r2", "r3"), ("r1", "r2", "r3", "r4"), ("r2", "r3"),
                                 ("r2", "r3", "r4"), ("r3", "r4")}  # fmt: skip
-    candidate = CandidateGenerator(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
+    candidate = CandidateGenerator(_toy(), SYSTEM).make(_toy().regions[0], OPERATOR_KERNELS)
 
-    def check(names, mode="GPU"):
-        covering = replace(candidate, covers=names, rewrite=replace(candidate.rewrite, mode=mode))
-        steps.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
+    def check(names, rewrite=OPERATOR_KERNELS):
+        covering = replace(candidate, covers=names, rewrite=rewrite)
+        plan_state.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
 
     refused = [("r0", "r1"), ("r1", "r2"), ("r3", "r4", "r5")]  # r0 is read outside, r1 too; no r5
     # r3 reads r1 first, not r2: each stage along rows reads the region before it.
-    for names, mode in [(names, "GPU") for names in refused] + [(("r2", "r3"), "PIPELINE")]:
+    staged = PipelineRewrite(cuts=(1,), modes=(Mode.GPU, Mode.PIM))
+    for names, rewrite in [(names, OPERATOR_KERNELS) for names in refused] + [(("r2", "r3"), staged)]:
         with pytest.raises(ValueError, match="covers no run"):
-            check(names, mode)
+            check(names, rewrite)
     for names in runs(graph):
         check(names)
-    check(("r3", "r4"), "PIPELINE")
+    check(("r3", "r4"), staged)
 
 
 def _toy():
@@ -91,12 +94,11 @@ def toy(monkeypatch):
             if region.name != names[0]:
                 return candidates
             quick = tuple(replace(task, execution_ns=1.0) for task in candidates[0].tasks)
-            rewrite = Rewrite(mode="GPU", gpu_rows=0)
-            fused = {"name": "FUSED", "covers": names, "gpu_share": None, "tasks": quick, "rewrite": rewrite}
+            fused = {"name": "FUSED", "covers": names, "tasks": quick, "rewrite": FusedGroupRewrite()}
             return [*candidates, replace(candidates[0], **fused)]
 
     monkeypatch.setattr(best_plan, "CandidateGenerator", Fusing)
-    monkeypatch.setattr(given_plan, "CandidateGenerator", Fusing)
+    monkeypatch.setattr(plan_application, "CandidateGenerator", Fusing)
     return graph, names
 
 
@@ -168,6 +170,5 @@ def test_a_run_goes_through_search_plan_and_report(toy):
 def test_a_run_that_cannot_be_done_is_refused(toy, changes, says):
     graph, names = toy
     plan = search(graph, SYSTEM).plan
-    choices = tuple(replace(c, **changes) if c.region == names[0] else c for c in plan.choices)
     with pytest.raises(PlanError, match=says):
-        apply(graph, SYSTEM, replace(plan, choices=choices))
+        apply(graph, SYSTEM, edited_plan(plan, names[0], **changes))

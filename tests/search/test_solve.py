@@ -9,6 +9,7 @@ from length import long_but
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
+from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
 from pimflow.hardware.systems import SCHEDULINGS
@@ -64,11 +65,11 @@ def test_a_dependent_region_goes_on_with_the_submission_before_it(toy):
     target = system()
     generator = CandidateGenerator(toy, target)
     region = toy.region("widen.conv")
-    alone = generator.make(region, "PIM")
+    alone = generator.make(region, PimRewrite())
     saved_ns = makespan_ns(alone.tasks) - makespan_ns(alone.with_shared_submission().tasks)
     assert saved_ns == pytest.approx(target.pim_launch_ns)
-    gpu = generator.make(region, "GPU")
-    split = generator.make(region, "SPLIT", 8)
+    gpu = generator.make(region, OPERATOR_KERNELS)
+    split = generator.make(region, SplitRewrite(gpu_share=8 / region.geometry.oh))
     assert gpu.with_shared_submission() == gpu and split.with_shared_submission() == split
 
 
@@ -88,8 +89,8 @@ def test_pim_times_come_from_the_profiler(toy):
     built_in, slower = CandidateGenerator(toy, target), CandidateGenerator(toy, target, slow_costs)
     for name in ("down.conv", "widen.conv"):
         region = toy.region(name)
-        for mode, rows in (("PIM", 0), ("SPLIT", 4)):
-            fast, slow = (generator.make(region, mode, rows) for generator in (built_in, slower))
+        for rewrite in (PimRewrite(), SplitRewrite(gpu_share=4 / region.geometry.oh)):
+            fast, slow = (generator.make(region, rewrite) for generator in (built_in, slower))
             times = [{t.label: t.execution_ns for t in candidate.tasks} for candidate in (fast, slow)]
             label = f"{name} (PIM)"
             assert times[1].pop(label) == pytest.approx(7 * times[0].pop(label))
@@ -110,7 +111,7 @@ def test_a_scheduling_level_restricts_loop_orders_and_enters_the_digest(toy):
         others = [s for s in schedules(region.geometry, search_result.system.pim, "fp16") if s not in orders]
         for schedule in others[:1]:
             with pytest.raises(PlanError, match="is none of"):
-                search_result.generator.make(region, "PIM", schedule=str(schedule))
+                search_result.generator.make(region, PimRewrite(schedule=str(schedule)))
 
 
 def test_an_unknown_loop_order_is_told_the_nearest(toy):
@@ -119,7 +120,7 @@ def test_an_unknown_loop_order_is_told_the_nearest(toy):
     orders = [str(order) for order in generator.costs.pim_target.schedules(toy.region("widen.conv").geometry)]
     assert len(orders) > 4
     with pytest.raises(PlanError, match=r"is none of the \d+ loop orders that this layer has") as caught:
-        generator.make(toy.region("widen.conv"), "PIM", schedule=orders[3] + "s")
+        generator.make(toy.region("widen.conv"), PimRewrite(schedule=orders[3] + "s"))
     named = [order for order in orders if repr(order) in str(caught.value)]
     assert orders[3] in named and len(named) == 3
 

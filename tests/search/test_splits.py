@@ -11,6 +11,7 @@ from length import examples
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.region import ConvGeometry
+from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
 from pimflow.pim_backend.programs.lowering import ProgramRequest
@@ -51,7 +52,9 @@ def toy():
 def split_candidates(generator, region):
     """Every split with its candidate, whatever the search finds."""
     splits = all_splits(region.geometry, generator.system.pim)
-    return {split: generator.make(region, "SPLIT", split.gpu, axis=split.axis) for split in splits}
+    return {
+        split: generator.make(region, SplitRewrite.from_split(split, region.geometry)) for split in splits
+    }
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -66,9 +69,7 @@ def test_no_split_is_faster(toy, name):
         offered = set(generator.splits(region))
         groups = {}
         for split, candidate in split_candidates(generator, region).items():
-            groups.setdefault(candidate.output.deferred_epilogue, []).append(
-                (makespan_ns(candidate.tasks), split)
-            )
+            groups.setdefault(candidate.deferred_epilogue, []).append((makespan_ns(candidate.tasks), split))
         for group in groups.values():
             best_ns = min(time_ns for time_ns, _ in group)
             assert best_ns == min(time_ns for time_ns, split in group if split in offered)
@@ -85,7 +86,7 @@ def test_what_is_compared_is_what_is_charged(toy, name):
         if layer.geometry != region.geometry or region.prologue:
             continue
         for beside in layer.besides:
-            candidate = generator.make(region, "SPLIT", beside.split.gpu, axis=beside.split.axis)
+            candidate = generator.make(region, SplitRewrite.from_split(beside.split, region.geometry))
             run = generator.pim_cost(region, beside.split)
             deferred = beside.deferred_epilogue + region.epilogue.operators
             settles = deferred and not generator.defers_epilogue(region)

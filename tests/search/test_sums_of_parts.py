@@ -7,6 +7,7 @@ import pytest
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel
+from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, search
@@ -27,11 +28,11 @@ def searched():
 def adding(search_result, name):
     """The candidate of a region that leaves both parts to be added, if there is one."""
     candidates = search_result.table.candidates[name]
-    return next((c for c in candidates if c.rewrite.axis == "reduction" and c.output.deferred_epilogue), None)
+    return next((c for c in candidates if c.defers_partial_sum), None)
 
 
 def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
-    chosen = [c for c in searched.candidates if c.rewrite.axis == "reduction"]
+    chosen = [c for c in searched.candidates if getattr(c.rewrite, "axis", "") == "reduction"]
     assert chosen
     for candidate in chosen:
         launched = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
@@ -92,10 +93,9 @@ def test_both_parts_are_live_until_they_are_added(searched):
 def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     graph, table = searched.graph, searched.table
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()
-    assert any(c.rewrite.axis == "reduction" for c in free.solution.candidates)
+    assert any(getattr(c.rewrite, "axis", "") == "reduction" for c in free.solution.candidates)
     candidates = {
-        name: tuple(c for c in item if not (c.rewrite.axis == "reduction" and c.output.deferred_epilogue))
-        for name, item in table.candidates.items()
+        name: tuple(c for c in item if not c.defers_partial_sum) for name, item in table.candidates.items()
     }
     without = replace(table, candidates=candidates)
     for share in (0.9, 0.99):
@@ -113,8 +113,8 @@ def test_where_nothing_follows_the_sum_is_a_kernel_of_its_own():
     generator = CandidateGenerator(graph, SYSTEM)
     last = graph.regions[-1]
     assert last.operator == "fc" and last.name in graph.outputs
-    candidate = generator.make(last, "SPLIT", 16, axis="reduction")
-    assert not candidate.output.deferred_epilogue
+    candidate = generator.make(last, SplitRewrite.from_split(Split("reduction", 16), last.geometry))
+    assert not candidate.deferred_epilogue
     launched = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
     assert len(launched) == 2
     assert Split("reduction", 16).deferred_epilogue(last.geometry) == ("add",)

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from edited_plans import edited_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -281,8 +282,8 @@ def test_tensor_cores_take_the_longest_of_three():
 def test_a_plan_names_tiles_that_may_be_edited(toy):
     search_result = search(toy, SYSTEM)
     (covers, tiling), *_ = search_result.group_tilings().items()
-    (choice,) = (c for c in search_result.plan.choices if c.covers == covers)
-    assert choice.schedule == str(tiling) and GroupTiling.parse(choice.schedule) == tiling
+    (choice,) = (c for c in search_result.plan.choices if c.regions == covers)
+    assert choice.rewrite.tiling == str(tiling) and GroupTiling.parse(str(tiling)) == tiling
     reapplied = apply(toy, SYSTEM, search_result.plan)
     assert (
         reapplied.group_tilings() == search_result.group_tilings()
@@ -290,8 +291,7 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     )
 
     def apply_changed(**changes):
-        choices = tuple(replace(c, **changes) if c is choice else c for c in search_result.plan.choices)
-        return apply(toy, SYSTEM, replace(search_result.plan, choices=choices))
+        return apply(toy, SYSTEM, edited_plan(search_result.plan, choice.region, **changes))
 
     retiled = apply_changed(schedule="tiles 1x8x8")
     assert list(retiled.group_tilings().values()) == [GroupTiling(h=8, w=8)]
@@ -300,7 +300,7 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
         ({"schedule": "tiles 8x8"}, "is no tiling"),
         ({"schedule": "tiles 1x99x1"}, "is no cut of"),
         ({"schedule": "tiles 1x2x2 retained"}, "blocks can do side by side"),
-        ({"gpu_share": 0.5}, "their gpu_share is 1"),
+        ({"gpu_share": 0.5}, "gpu_share 1, not 0.5"),
     ):
         with pytest.raises(PlanError, match=said):
             apply_changed(**changes)
@@ -322,7 +322,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     generator = CandidateGenerator(toy, SYSTEM)
     group = generator.tilings.best(16)[0]
     candidate = fused_groups.make(generator, group.covers, None, group.tiling)
-    assert not candidate.input.fuses_epilogue
+    assert not candidate.fuses_epilogue
     assert (
         candidate.tasks[0].moved_bytes
         <= 2 * generator.tilings.group(group.covers, group.tiling).traffic_elements

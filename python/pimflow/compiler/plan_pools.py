@@ -10,7 +10,7 @@ stage after the search; `PoolChoice` has its result.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import tvm
@@ -20,6 +20,7 @@ from pimflow.compiler.smaller_pool import PoolPlanning, drop_useless_parts
 from pimflow.core.candidate import Candidate
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.errors import InfeasibleError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -78,7 +79,7 @@ class PlanPools:
 
     def pool_bytes(self, search_result: SearchResult) -> int:
         """Bytes of the pool of a plan as it is built."""
-        key = tuple((candidate.covers, candidate.rewrite) for candidate in search_result.candidates)
+        key = _choices(search_result.candidates)
         if key not in self._cached_bytes:
             module = apply_search_result(self.network.module, search_result)
             self._cached_bytes[key] = self.planning.pool_bytes(module, self.target, self.system)
@@ -94,7 +95,7 @@ def frugal_plan(graph: RegionGraph, system: System, costs: Costs, pools: PlanPoo
     """
     min_memory = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
     channels = system.gpu.memory_channels
-    singles = {r.name: min_memory.generator.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
+    singles = {r.name: min_memory.generator.make(r, OPERATOR_KERNELS, channels) for r in graph.regions}
     fused_candidates = fused_groups.group_candidates(min_memory.generator, channels)
     # The fastest tiling of a run comes last and stays in the dictionary.
     by_time = sorted(fused_candidates, key=lambda option: -sum(task.duration_ns for task in option.tasks))
@@ -200,7 +201,12 @@ class _PlanPart:
     @property
     def differs(self) -> bool:
         """Whether the two plans have different candidates here."""
-        return [(c.covers, c.rewrite) for c in self.fast] != [(c.covers, c.rewrite) for c in self.frugal]
+        return _choices(self.fast) != _choices(self.frugal)
+
+
+def _choices(candidates: Iterable[Candidate]) -> tuple[object, ...]:
+    """What a plan says of its candidates."""
+    return tuple((c.covers, c.rewrite, c.channels) for c in candidates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +270,7 @@ def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
 def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
     generator, system = search_result.generator, search_result.system
-    if all(c.rewrite.mode == "GPU" for c in candidates):
+    if not any(c.uses_pim for c in candidates):
         return tuple(
             fused_groups.with_channel_count(generator, c, system.gpu.memory_channels) for c in candidates
         )

@@ -1,7 +1,7 @@
 """Candidates: the alternatives for computing regions, what they cost, and the timeline of a plan.
 
-GPU, PIM, SPLIT, pipelines, primitives, decompositions and fused groups are all candidates: each covers
-regions, has ports and consists of tasks.
+Kernels, PIM programs, splits, pipelines, primitives, decompositions and fused groups are all candidates: each
+covers regions, reads and writes tensors somewhere, and consists of tasks. `core.rewrite` has their kinds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from pimflow.core.liveness import Moment
 from pimflow.core.region import Region
+from pimflow.core.rewrite import GpuRewrite, Mode, PipelineRewrite, Rewrite, SplitRewrite
+from pimflow.core.tensor_placement import (
+    GPU_CHANNELS_ALONE,
+    IN_GPU_CHANNELS,
+    ChannelMode,
+    ChannelUse,
+    TensorPlacement,
+)
 
 
 class Provenance(enum.Enum):
@@ -31,35 +39,6 @@ class Provenance(enum.Enum):
 # Resources of a system with PIM; where a network runs only on a CPU, its kernels are on "cpu". "pim" stands
 # for the channels that have PIM: a PIM program occupies them, and so does a kernel that uses them as memory.
 RESOURCES = ("gpu", "pim", "crossbar")
-# Layouts of a tensor: in the channels that serve the GPU while PIM works, over all channels, or in the
-# channels that have PIM.
-IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
-# Modes of the channels that have PIM: plain memory for the GPU's kernels, or PIM programs.
-PLAIN_MEMORY_MODE, PIM_MODE = "memory", "pim"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Port:
-    """Placement of a tensor that a candidate reads or writes.
-
-    Attributes
-    ----------
-    layout, dtype : str
-    device : str
-        The device whose memory channels hold it.
-    deferred_epilogue : tuple of str
-        On an output, the deferred epilogue: operators (``concat``, ``bias``, an activation) that are not
-        applied yet.
-    fuses_epilogue : bool
-        On an input, whether the candidate's kernel applies a deferred epilogue itself, without a further
-        launch.
-    """
-
-    layout: str = IN_GPU_CHANNELS
-    dtype: str = "fp16"
-    device: str = "gpu"
-    deferred_epilogue: tuple[str, ...] = ()
-    fuses_epilogue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,45 +115,52 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rewrite:
-    """What applying a candidate does to the graph.
+class Footprint:
+    """Memory that a candidate takes.
 
     Attributes
     ----------
-    mode : str
-        ``GPU``, ``PIM``, ``SPLIT``, ``PIPELINE`` or ``CPU``.
-    gpu_rows : int
-        Extent of the GPU's part, the first one, along `axis`: output rows by default; 0 for ``PIPELINE``.
-    schedule : str
-        Loop order of the PIM program, as `core.loop_order.LoopOrder` prints it; empty for GPU.
-    axis : str
-        For ``SPLIT``, the axis that is split: one of `core.split.AXES`.
-    stages : tuple of int
-        For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
-    modes, schedules : tuple of str
-        For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
-    primitive : str
-        For ``CPU`` and ``GPU``, the convolution primitive; empty for the operator's own kernel.
-    finishes : tuple of str
-        For ``PIM``, the device epilogue, which PIM does: the whole epilogue of the region, or nothing.
-    joins : bool
-        Whether the product itself does the addition in `finishes` (`PimProgram.added_channels`).
-    channels : str
-        Memory channels that it uses besides the GPU channels of a mixed plan: one of
-        `core.plan.CHANNELS_PATTERN`.
+    bank_rows : int
+        Rows of every PIM bank that its weights occupy, or its caches.
+    workspace_bytes : int
+        Memory that it needs only while it runs.
+    filter_bytes : int
+        Bytes of its weights in the layout that it reads; they are resident during the whole inference.
+    moments : tuple of Moment
+        Memory at each moment of its run, if that is more than its inputs, its result and the workspace.
     """
 
-    mode: str
-    gpu_rows: int
-    schedule: str = ""
-    axis: str = "rows"
-    stages: tuple[int, ...] = ()
-    modes: tuple[str, ...] = ()
-    schedules: tuple[str, ...] = ()
-    primitive: str = ""
-    finishes: tuple[str, ...] = ()
-    joins: bool = False
-    channels: str = ""
+    bank_rows: int = 0
+    workspace_bytes: int = 0
+    filter_bytes: int = 0
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def run_moments(self) -> tuple[Moment, ...]:
+        """Memory at each moment of the run, besides the tensors of the graph."""
+        return self.moments or (Moment(own_bytes=self.workspace_bytes),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAlternative:
+    """How what a candidate computes differs from the regions of the graph that it covers.
+
+    Attributes
+    ----------
+    original : Region, optional
+        The layer before its decomposition, where the candidate covers the chain of layers that it was
+        decomposed into and computes the layer itself.
+    regions : tuple of Region
+        The regions that it computes, if they are not the graph's regions that it covers: links of chains with
+        other ranks.
+    error : float
+        The relative error that it adds to the network's outputs. To the first order, errors of candidates
+        add up.
+    """
+
+    original: Region | None = None
+    regions: tuple[Region, ...] = ()
+    error: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,83 +173,83 @@ class Candidate:
         Unique among the candidates of its regions.
     covers : tuple of str
         Regions that it computes.
-    gpu_share : float or None
-        GPU output rows / all output rows; None for pipelines.
-    input, output : Port
-        Placement of what it reads, and of its result.
-    tasks : tuple of Task
     rewrite : Rewrite
-    placed_rows : int
-        Rows of every PIM bank that its weights occupy.
-    placed_bytes : int
-        Bytes of weights that are written to the PIM channels before the first inference.
-    workspace_bytes : int
-        Memory that it needs only while it runs.
-    filter_bytes : int
-        Bytes of its weights in the layout that it reads; they are resident during the whole inference.
-    moments : tuple of Moment
-        Memory that it needs while it runs, if more than its inputs, its result and the workspace.
-    original : Region, optional
-        The layer before its decomposition, where the candidate covers the chain of layers that it was
-        decomposed into and computes the layer itself.
-    regions : tuple of Region
-        The regions that it computes, if they are not the graph's regions that it covers: links of chains with
-        other ranks.
-    error : float
-        The relative error that it adds to the network's outputs. To the first order, errors of candidates
-        add up.
+        Its kind, with what the passes write for it.
+    tasks : tuple of Task
+    input, output : TensorPlacement
+        Where what it reads lies, and its result.
+    fuses_epilogue : bool
+        Whether its kernel applies the deferred epilogue of what it reads itself, without a further launch.
+    deferred_epilogue : tuple of str
+        Operators (``concat``, ``bias``, an activation) that are not applied to its result yet.
+    channels : ChannelUse
+    channel_mode, final_channel_mode : ChannelMode, optional
+        Mode in which it needs the channels that have PIM, and mode in which it leaves them. None where it
+        does not use them, and where a change of mode takes no time.
     requires_open, leaves_open : str
         Key of what the candidate before has to leave open, and key of what it leaves open itself: a candidate
         that does only the end of a layer must follow the one that did the beginning, in the same alternative.
         Empty at the border of layers.
-    channel_mode, final_channel_mode : str
-        Mode in which it needs the channels that have PIM, and mode in which it leaves them:
-        `PLAIN_MEMORY_MODE` or `PIM_MODE`. Empty where it does not use them, and where a change of mode takes
-        no time.
+    footprint : Footprint
+    alternative : LayerAlternative
     """
 
     name: str
     covers: tuple[str, ...]
-    gpu_share: float | None
-    input: Port
-    output: Port
-    tasks: tuple[Task, ...]
     rewrite: Rewrite
-    placed_rows: int = 0
-    placed_bytes: int = 0
-    workspace_bytes: int = 0
-    filter_bytes: int = 0
-    moments: tuple[Moment, ...] = ()
-    original: Region | None = None
-    regions: tuple[Region, ...] = ()
-    error: float = 0.0
+    tasks: tuple[Task, ...]
+    input: TensorPlacement = IN_GPU_CHANNELS
+    output: TensorPlacement = IN_GPU_CHANNELS
+    fuses_epilogue: bool = False
+    deferred_epilogue: tuple[str, ...] = ()
+    channels: ChannelUse = GPU_CHANNELS_ALONE
+    channel_mode: ChannelMode | None = None
+    final_channel_mode: ChannelMode | None = None
     requires_open: str = ""
     leaves_open: str = ""
-    channel_mode: str = ""
-    final_channel_mode: str = ""
+    footprint: Footprint = Footprint()
+    alternative: LayerAlternative = LayerAlternative()
 
     @property
-    def memory_moments(self) -> tuple[Moment, ...]:
-        """Memory that it needs at each moment of its run, besides the tensors of the graph."""
-        return self.moments or (Moment(own_bytes=self.workspace_bytes),)
+    def uses_pim(self) -> bool:
+        """Whether PIM computes any part of it."""
+        return self.rewrite.mode is not Mode.GPU
+
+    @property
+    def primitive(self) -> str:
+        """The convolution primitive that computes it; empty if none does."""
+        return self.rewrite.primitive if isinstance(self.rewrite, GpuRewrite) else ""
 
     @property
     def pim_regions(self) -> tuple[str, ...]:
         """The regions that PIM computes, completely or in part."""
-        if self.rewrite.modes:
-            return tuple(name for name, mode in zip(self.covers, self.rewrite.modes) if mode == "PIM")
-        return self.covers if self.rewrite.mode != "GPU" else ()
+        if isinstance(self.rewrite, PipelineRewrite):
+            modes = zip(self.covers, self.rewrite.modes, strict=True)
+            return tuple(name for name, mode in modes if mode is Mode.PIM)
+        return self.covers if self.uses_pim else ()
 
     @property
     def fuses_regions(self) -> bool:
         """Whether it computes several regions in one kernel: tensors between them are never stored."""
-        return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
+        return len(self.covers) > 1 and (self.alternative.original is not None or not self.uses_pim)
+
+    @property
+    def defers_partial_sum(self) -> bool:
+        """Whether both devices leave a part of each sum, which the kernel of a consumer adds up."""
+        splits_reduction = isinstance(self.rewrite, SplitRewrite) and self.rewrite.axis == "reduction"
+        return splits_reduction and bool(self.deferred_epilogue)
+
+    @property
+    def begins_on_pim(self) -> bool:
+        """Whether it is wholly on PIM from its first task on, so that it may share a submission."""
+        first_resources = (task.resource for task in self.tasks if not task.after)
+        return self.rewrite.mode is Mode.PIM and "gpu" not in first_resources
 
     @property
     def keeps_submission_open(self) -> bool:
         """Whether its result is complete without the GPU, so that the same PIM submission may continue."""
         uses_gpu = any(task.resource == "gpu" for task in self.tasks)
-        return bool(self.tasks) and not uses_gpu and not self.output.deferred_epilogue
+        return bool(self.tasks) and not uses_gpu and not self.deferred_epilogue
 
     def with_shared_submission(self) -> Candidate:
         """The candidate as part of the open PIM submission whose last result it reads: it has no own launch.
@@ -271,8 +257,7 @@ class Candidate:
         One submission may contain several dependent regions. A candidate that does not begin on PIM is
         unchanged.
         """
-        first_resources = [task.resource for task in self.tasks if not task.after]
-        if self.rewrite.mode != "PIM" or "gpu" in first_resources:
+        if not self.begins_on_pim:
             return self
         tasks = tuple(
             replace(task, launch_ns=0.0, launched=False) if task.resource == "pim" else task
@@ -314,7 +299,7 @@ class Cost:
             gpu_busy_ns=busy["gpu"],
             pim_busy_ns=busy["pim"],
             moved_bytes=sum(t.moved_bytes for t in tasks),
-            workspace_bytes=candidate.workspace_bytes,
+            workspace_bytes=candidate.footprint.workspace_bytes,
             known=provenance_by_resource(tasks),
         )
 
@@ -375,7 +360,7 @@ def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
-    """Cost of converting one port into another: none, or that of a task.
+    """Cost of reading a tensor from another placement: none, or that of a task.
 
     If it is not `possible`, there is no such conversion.
     """
@@ -390,6 +375,7 @@ class EdgeCost:
 
 
 NO_COST = EdgeCost()
+Transforms = dict[tuple[str, TensorPlacement, TensorPlacement], EdgeCost]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,11 +392,11 @@ class CostTable:
         Cost of the deferred epilogue of a region's PIM output: in a kernel of its own, and fused into the
         kernel of the first consumer. Keys are regions; where the cost differs for a consumer that continues
         an open alternative, the key is the region, a space and `Candidate.requires_open`.
-    transforms : dict of (str, str, str) to EdgeCost
-        By tensor (a region's result or a graph input), layout in which it lies and layout in which it is
-        read: cost of the conversion. Pairs that are not listed cost nothing: the bytes stay where they are.
-    inputs : dict of str to Port
-        Placement of the graph's inputs.
+    transforms : dict of (str, TensorPlacement, TensorPlacement) to EdgeCost
+        By tensor (a region's result or a graph input), where it lies and where a candidate reads it: cost of
+        the conversion. Pairs that are not listed cost nothing: the bytes stay where they are.
+    inputs : dict of str to TensorPlacement
+        Where the graph's inputs lie, if not in the GPU channels.
     switch : EdgeCost
         Cost of changing the mode of the channels that have PIM (`Candidate.channel_mode`).
     overlaps_launches : bool
@@ -423,8 +409,8 @@ class CostTable:
     unsupported_reasons: dict[str, str]
     epilogue_cost: dict[str, EdgeCost]
     fused_epilogue_cost: dict[str, EdgeCost]
-    transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
-    inputs: dict[str, Port] = field(default_factory=dict)
+    transforms: Transforms = field(default_factory=dict)
+    inputs: dict[str, TensorPlacement] = field(default_factory=dict)
     switch: EdgeCost = EdgeCost()
     overlaps_launches: bool = False
     digest: str = ""
@@ -476,14 +462,12 @@ class CostTable:
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """Cost of the deferred epilogue of `region`, if `consumer` is the first that reads it."""
-        edges = self.fused_epilogue_cost if consumer.input.fuses_epilogue else self.epilogue_cost
+        edges = self.fused_epilogue_cost if consumer.fuses_epilogue else self.epilogue_cost
         return edges.get(f"{region} {consumer.requires_open}") or edges[region]
 
-    def transform(self, tensor: str, result_layout: str, input_layout: str) -> EdgeCost:
-        """Cost of converting `tensor` from the layout `result_layout`, in which it lies, to the layout
-        `input_layout`.
-        """
-        return self.transforms.get((tensor, result_layout, input_layout), NO_COST)
+    def transform(self, tensor: str, result: TensorPlacement, read: TensorPlacement) -> EdgeCost:
+        """Cost for a candidate that reads placement `read` of reading `tensor` where it lies, `result`."""
+        return self.transforms.get((tensor, result, read), NO_COST)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import (
+    MODES,
+    OPERATOR_KERNELS,
+    AttentionRewrite,
+    FusedGroupRewrite,
+    GpuRewrite,
+    Mode,
+    PimRewrite,
+    PipelineRewrite,
+    Rewrite,
+    SplitRewrite,
+)
 from pimflow.core.split import AXES
 from pimflow.core.table_files import parse_json, read_text
+from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE, ChannelUse
 from pimflow.errors import PlanError, UnknownNameError, hint
 
-MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
 # Changes to a network before a search with a goal about memory: fields of `NetworkOptions`.
 NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
-# Fields that are lists, with the type of their items; a choice for one region has only `finishes`.
+# Fields of a choice in a file, in their order: defaults of those that may be missing, and types.
+_CHOICE_FIELDS: dict[str, Any] = {
+    "region": None,
+    "mode": None,
+    "gpu_share": None,
+    "schedule": "",
+    "axis": "rows",
+    "latency_ns": 0.0,
+    "reason": "",
+    "covers": (),
+    "stages": (),
+    "modes": (),
+    "schedules": (),
+    "primitive": "",
+    "finishes": (),
+    "joins": False,
+    "channels": "",
+}
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
-_OPTIONAL = (*_LISTS, "primitive", "channels", "joins")
-# Sets of channels that a tensor may lie in where the GPU may use the channels that have PIM: ``left``, those
-# that serve the GPU while PIM works; ``all``; ``pim``, those with PIM. A kernel over all channels reads from
-# one set and writes to one: ``left-all``. ``left-from12`` writes rows from 12 on over all channels, and the
-# rows before to the GPU channels. A PIM input over all channels is ``staged``. The default is ``left``.
-CHANNEL_SETS = ("left", "all", "pim")
-STAGED = "staged"
-# PIM's part of a result may be ``kept`` in the L2 until the next kernel is launched.
-_CHANNEL_PAIR = f"({'|'.join(CHANNEL_SETS)})-({'|'.join(CHANNEL_SETS)}|from[0-9]+)"
-CHANNELS_PATTERN = re.compile(
-    rf"|({_CHANNEL_PAIR}, )?behind kept|{_CHANNEL_PAIR}|({STAGED}, )?result kept|{STAGED}"
-)
+_OMITTED_FIELDS = (*_LISTS, "primitive", "channels", "joins")  # if they are empty
+# By field of a `Rewrite`, its name in a file, if that is another.
+_FILE_NAMES = {
+    "tiling": "schedule",
+    "cuts": "stages",
+    "device_epilogue": "finishes",
+    "accumulates_residual": "joins",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,64 +64,79 @@ class Choice:
 
     Attributes
     ----------
-    region : str
-        The first one, if there are several.
-    mode : str
-        One of `MODES`.
-    gpu_share : float or None
-        The GPU's share of the axis of a split (its first part), by default of the output rows. None for
-        pipelines, whose shares differ by region.
-    schedule : str
-        Loop order of the PIM program.
-    axis : str
-        Axis along which a region is split: one of `core.split.AXES`.
+    regions : tuple of str
+    rewrite : Rewrite
+        The kind of candidate, with what an edited plan says of it.
+    channels : ChannelUse
+        In a plan that has anything on PIM.
     latency_ns : float
         Predicted latency, including the transition from its inputs.
     reason : str
         Why the region is on the GPU, if it is.
-    covers : tuple of str
-        The regions, if there are several; empty for `region` only.
-    stages : tuple of int
-        For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
-    modes : tuple of str
-        For ``PIPELINE``, ``GPU`` or ``PIM`` for each of `covers`.
-    schedules : tuple of str
-        For ``PIPELINE``, loop orders of `covers`; empty means the fastest.
-    primitive : str
-        For ``GPU``, the convolution primitive that computes the region; empty for the operator.
-    finishes : tuple of str
-        For ``PIM``, the device epilogue, which PIM does: the whole epilogue of the region, or nothing.
-    joins : bool
-        Whether the product itself does the addition in `finishes`, with the residual as additional channels
-        of its vectors. If False, it does so only where the latches cannot.
-    channels : str
-        In a plan that has anything on PIM, one of `CHANNELS_PATTERN`.
     """
 
-    region: str
-    mode: str
-    gpu_share: float | None
-    schedule: str = ""
-    axis: str = "rows"
+    regions: tuple[str, ...]
+    rewrite: Rewrite = OPERATOR_KERNELS
+    channels: ChannelUse = GPU_CHANNELS_ALONE
     latency_ns: float = 0.0
     reason: str = ""
-    covers: tuple[str, ...] = ()
-    stages: tuple[int, ...] = ()
-    modes: tuple[str, ...] = ()
-    schedules: tuple[str, ...] = ()
-    primitive: str = ""
-    finishes: tuple[str, ...] = ()
-    joins: bool = False
-    channels: str = ""
 
     @property
-    def regions(self) -> tuple[str, ...]:
-        """The regions that it covers."""
-        return self.covers or (self.region,)
+    def region(self) -> str:
+        """The first region, under which the choice is listed."""
+        return self.regions[0]
+
+    @property
+    def mode(self) -> Mode:
+        """The devices that compute it."""
+        return self.rewrite.mode
+
+    @property
+    def uses_pim(self) -> bool:
+        """Whether PIM computes any part of it."""
+        return self.mode is not Mode.GPU
+
+    @property
+    def primitive(self) -> str:
+        """The convolution primitive that computes it; empty if none does."""
+        return self.rewrite.primitive if isinstance(self.rewrite, GpuRewrite) else ""
 
     def to_table(self) -> dict[str, object]:
         """The entry of a plan file; empty optional fields are omitted."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OPTIONAL or value}
+        table = _CHOICE_FIELDS | {
+            "region": self.region,
+            "mode": self.mode.value,
+            "gpu_share": self.rewrite.gpu_share,
+            "latency_ns": self.latency_ns,
+            "reason": self.reason,
+            "covers": self.regions if len(self.regions) > 1 else (),
+            "channels": str(self.channels),
+        }
+        for attribute in fields(self.rewrite):
+            value = getattr(self.rewrite, attribute.name)
+            table[_FILE_NAMES.get(attribute.name, attribute.name)] = (
+                tuple(map(str, value)) if attribute.name == "modes" else value
+            )
+        return {name: value for name, value in table.items() if name not in _OMITTED_FIELDS or value}
+
+    @classmethod
+    def from_table(cls, table: object, index: int = 0, where: str = "<table>") -> Choice:
+        """The inverse of `to_table`; raises `PlanError` for choice `index` of the file `where`."""
+        if not isinstance(table, dict) or not isinstance(table.get("region"), str):
+            raise PlanError(f"{where}: choice {index} has no 'region'")
+        place = f"{where}: region '{table['region']}'"
+        row = _checked_row(table, place)
+        try:
+            channels = ChannelUse.parse(row["channels"])
+        except ValueError as error:
+            raise PlanError(f"{place}: channels {row['channels']!r} is {error}") from None
+        return cls(
+            regions=row["covers"] or (row["region"],),
+            rewrite=_parse_rewrite(row, place),
+            channels=channels,
+            latency_ns=row["latency_ns"],
+            reason=row["reason"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +208,7 @@ class Plan:
         later_regions = {name for choice in valid_choices for name in choice.regions[1:]}
         choices = tuple(
             _with_supported_primitive(
-                choice_by_region.get(region.name, Choice(region=region.name, mode="GPU", gpu_share=1.0)),
+                choice_by_region.get(region.name, Choice(regions=(region.name,))),
                 region,
                 can_compute,
             )
@@ -179,7 +219,9 @@ class Plan:
 
     def with_gpu_channels(self) -> Plan:
         """The same plan with all tensors in the GPU channels."""
-        return replace(self, choices=tuple(replace(choice, channels="") for choice in self.choices))
+        return replace(
+            self, choices=tuple(replace(choice, channels=GPU_CHANNELS_ALONE) for choice in self.choices)
+        )
 
     def to_table(self) -> dict[str, object]:
         """The table of a plan file."""
@@ -209,15 +251,17 @@ class Plan:
         rows = table.pop("choices", None)
         if not isinstance(rows, list):
             raise PlanError(f"{where}: field 'choices' is not a list")
-        choices = tuple(_parse_choice(row, index, where) for index, row in enumerate(rows))
+        choices = tuple(Choice.from_table(row, index, where) for index, row in enumerate(rows))
         options = table.pop("options", [])
         if not isinstance(options, list) or not set(map(str, options)) <= set(NETWORK_OPTIONS):
             option_names = ", ".join(NETWORK_OPTIONS)
             raise PlanError(f"{where}: field 'options' {options!r} is not a list of some of {option_names}")
         table |= {"choices": choices, "options": tuple(options)}
-        _require_fields(cls, table, where)
+        attributes = fields(cls)
+        unset = [f.name for f in attributes if f.default is MISSING and f.default_factory is MISSING]
+        _require_fields(table, [f.name for f in attributes], unset, where)
+        _check_types(table, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)
         plan = cls(**table)
-        _check_types(plan, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)
         ranks = plan.ranks.items() if isinstance(plan.ranks, dict) else [(plan.ranks, None)]
         if not all(isinstance(text, str) for pair in ranks for text in pair):
             raise PlanError(f"{where}: field 'ranks' is no table of texts")
@@ -235,76 +279,98 @@ def _with_supported_primitive(
     choice: Choice, region: Region, can_compute: Callable[[str, Region], bool]
 ) -> Choice:
     is_unsupported = choice.primitive and not can_compute(choice.primitive, region)
-    return replace(choice, primitive="") if is_unsupported else choice
+    return replace(choice, rewrite=OPERATOR_KERNELS) if is_unsupported else choice
 
 
 def _is_transferable(choice: Choice, graph: RegionGraph, views: bool, caches: bool) -> bool:
-    if choice.mode == "PIPELINE":
+    if isinstance(choice.rewrite, PipelineRewrite):
         return views
     names = [region.name for region in graph.regions]
     covers = choice.regions
     if len(covers) == 1 or covers in graph.runs:
         return True
     are_adjacent = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
-    return are_adjacent and (caches if choice.mode == "PIM" else set(covers) <= set(graph.fusible))
+    is_attention = isinstance(choice.rewrite, AttentionRewrite)
+    return are_adjacent and (caches if is_attention else set(covers) <= set(graph.fusible))
 
 
-def _parse_choice(row: object, index: int, where: str) -> Choice:
-    if not isinstance(row, dict) or not isinstance(row.get("region"), str):
-        raise PlanError(f"{where}: choice {index} has no 'region'")
-    place = f"{where}: region '{row['region']}'"
-    lists = {}
+def _checked_row(table: dict[str, Any], place: str) -> dict[str, Any]:
+    """All fields of a choice, with their types and ranges checked."""
+    _require_fields(table, list(_CHOICE_FIELDS), ("mode", "gpu_share"), place)
+    row = _CHOICE_FIELDS | table
     for name, kind in _LISTS.items():
-        values = row.get(name, [])
-        if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        if not isinstance(row[name], list | tuple) or not all(type(item) is kind for item in row[name]):
             item_names = {"covers": "regions", "stages": "rows"}.get(name, "texts")
-            raise PlanError(f"{place}: {name} {values!r} is not a list of {item_names}")
-        lists[name] = tuple(values)
-    covers = lists["covers"]
+            raise PlanError(f"{place}: {name} {row[name]!r} is not a list of {item_names}")
+        row[name] = tuple(row[name])
+    covers, is_run = row["covers"], len(row["covers"]) > 1
     if covers and covers[0] != row["region"]:
         raise PlanError(f"{place}: covers begins with '{covers[0]}', not with the region itself")
-    _require_fields(Choice, row := row | lists, place)
-    choice = Choice(**row)
-    if choice.mode not in MODES:
-        raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
-    if not (isinstance(choice.channels, str) and CHANNELS_PATTERN.fullmatch(choice.channels)):
+    for name, names in (("mode", MODES), ("axis", AXES)):
+        if row[name] not in names:
+            raise PlanError(f"{place}: {name} {row[name]!r} is none of {', '.join(names)}")
+    if not isinstance(row["joins"], bool):
+        raise PlanError(f"{place}: joins {row['joins']!r} is neither true nor false")
+    numbers = ["latency_ns", *(["gpu_share"] if row["gpu_share"] is not None or not is_run else [])]
+    _check_types(row, ("schedule", "reason", "primitive", "channels"), numbers, place)
+    if row["gpu_share"] is not None and not 0 <= row["gpu_share"] <= 1:
+        raise PlanError(f"{place}: gpu_share {row['gpu_share']:g} is not in [0, 1]")
+    return row
+
+
+def _parse_rewrite(row: Mapping[str, Any], place: str) -> Rewrite:
+    """The kind of candidate that the mode and the regions of a choice name, with its fields."""
+    mode, schedule, share = Mode(row["mode"]), row["schedule"], row["gpu_share"]
+    count = len(row["covers"]) or 1
+    if row["primitive"] and (mode is not Mode.GPU or count > 1):
         raise PlanError(
-            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of "
-            f"{', '.join(CHANNEL_SETS)} "
-            "such as 'left-all'"
+            f"{place}: a primitive computes one region that is wholly on the GPU, not {mode} of {count} "
+            "regions"
         )
-    if not isinstance(choice.joins, bool):
-        raise PlanError(f"{place}: joins {choice.joins!r} is neither true nor false")
-    if choice.axis not in AXES:
-        raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
-    if choice.gpu_share is None and len(choice.regions) > 1:
-        return choice
-    _check_types(choice, (), ("gpu_share",), place)
-    if choice.gpu_share is not None and not 0 <= choice.gpu_share <= 1:
-        raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
-    return choice
+    if mode is Mode.SPLIT:
+        if row["finishes"]:
+            raise PlanError(f"{place}: PIM finishes a layer that is wholly its own, not mode {mode}")
+        if count > 1:
+            raise PlanError(f"{place}: mode SPLIT splits one region, not {count}")
+        return SplitRewrite(axis=row["axis"], gpu_share=share, schedule=schedule)
+    if mode is Mode.PIPELINE and not set(row["modes"]) <= {Mode.GPU, Mode.PIM}:
+        raise PlanError(f"{place}: modes {list(row['modes'])} of a PIPELINE are GPU or PIM")
+    rewrite: Rewrite
+    match mode, count > 1:
+        case Mode.PIPELINE, _:
+            modes = tuple(map(Mode, row["modes"]))
+            rewrite = PipelineRewrite(cuts=row["stages"], modes=modes, schedules=row["schedules"])
+        case Mode.PIM, True:
+            rewrite = AttentionRewrite(schedule=schedule)
+        case Mode.PIM, False:
+            rewrite = PimRewrite(
+                schedule=schedule, device_epilogue=row["finishes"], accumulates_residual=row["joins"]
+            )
+        case _, True:
+            rewrite = FusedGroupRewrite(tiling=schedule)
+        case _:
+            rewrite = GpuRewrite(primitive=row["primitive"])
+    if share != rewrite.gpu_share:
+        expected, actual = ("null" if x is None else f"{x:g}" for x in (rewrite.gpu_share, share))
+        raise PlanError(f"{place}: mode {mode} has gpu_share {expected}, not {actual}")
+    return rewrite
 
 
-def _require_fields(kind: type[Plan | Choice], table: dict[str, object], place: str) -> None:
-    field_names = [attribute.name for attribute in fields(kind)]
-    if unknown := [name for name in table if name not in field_names]:
-        raise PlanError(f"{place}: unknown field '{unknown[0]}'; {hint(unknown[0], field_names)}")
-    for attribute in fields(kind):
-        if (
-            attribute.name not in table
-            and attribute.default is MISSING
-            and attribute.default_factory is MISSING
-        ):
-            raise PlanError(f"{place}: field '{attribute.name}' is missing")
+def _require_fields(
+    table: Mapping[str, object], names: Sequence[str], required: Sequence[str], place: str
+) -> None:
+    if unknown := [name for name in table if name not in names]:
+        raise PlanError(f"{place}: unknown field '{unknown[0]}'; {hint(unknown[0], names)}")
+    if missing := [name for name in required if name not in table]:
+        raise PlanError(f"{place}: field '{missing[0]}' is missing")
 
 
-def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[str, ...], place: str) -> None:
+def _check_types(table: Mapping[str, Any], texts: Sequence[str], numbers: Sequence[str], place: str) -> None:
     for name in texts:
-        if not isinstance(getattr(owner, name), str):
-            raise PlanError(f"{place}: {name} {getattr(owner, name)!r} is not a text")
+        if not isinstance(table[name], str):
+            raise PlanError(f"{place}: {name} {table[name]!r} is not a text")
     for name in numbers:
-        value = getattr(owner, name)
+        value = table[name]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PlanError(f"{place}: {name} {value!r} is not a number")
         try:

@@ -31,11 +31,6 @@ class Split:
     axis: str = "rows"
     gpu: int = 0
 
-    @classmethod
-    def from_gpu_share(cls, geometry: ConvGeometry, axis: str, gpu_share: float) -> Split:
-        """The split with the GPU's share of the axis, rounded to a whole extent."""
-        return cls(axis, round(gpu_share * cls(axis).extent(geometry)))
-
     def extent(self, geometry: ConvGeometry) -> int:
         """Extent of the whole axis."""
         extents = (geometry.oh, geometry.oc, geometry.c, geometry.n)

@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.ranges import RangeMap
+from pimflow.core.rewrite import Mode
 
 
 def stage_name(name: str, stage: int) -> str:
@@ -37,14 +38,14 @@ class Pipeline:
 
     Attributes
     ----------
-    modes : tuple of str
+    modes : tuple of Mode
         By region: ``GPU`` or ``PIM``.
     cuts : tuple of int
         Output rows of the last region at which a stage ends and the next begins, ascending.
     """
 
     regions: tuple[str, ...]
-    modes: tuple[str, ...]
+    modes: tuple[Mode, ...]
     cuts: tuple[int, ...]
 
     @property
@@ -58,7 +59,7 @@ class Pipeline:
 
 
 @functools.cache
-def _steps(modes: tuple[str, ...], stages: int) -> tuple[tuple[int, int], ...]:
+def _steps(modes: tuple[Mode, ...], stages: int) -> tuple[tuple[int, int], ...]:
     positions = range(len(modes))
     changes = [a != b for a, b in itertools.pairwise(modes)]
     delays = [sum(changes[:i]) for i in positions]

@@ -16,8 +16,8 @@ from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal
-from pimflow.placement.form_choice import DecompositionChoice, choose
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
+from pimflow.placement.decomposition_search import DecompositionChoice, choose
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 

@@ -3,7 +3,7 @@
 from pimflow.placement.best_plan import SearchResult, profile, search
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.costs import Costs, Profiling
-from pimflow.placement.given_plan import apply, reevaluate
+from pimflow.placement.plan_application import apply, reevaluate
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.objectives import Goal
 

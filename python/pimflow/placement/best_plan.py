@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, CostTable
@@ -14,18 +14,26 @@ from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import (
+    AttentionRewrite,
+    FusedGroupRewrite,
+    PimRewrite,
+    PipelineRewrite,
+    SplitRewrite,
+)
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
+from pimflow.core.tensor_placement import ChannelSet
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
-from pimflow.placement.candidates.through_l2 import mode_switch_cost
+from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -33,8 +41,8 @@ from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.plan_state import check_covers
 from pimflow.placement.solvers.solution import Solution
-from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -53,7 +61,33 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchedNetwork:
+    """A network with the costs and candidates that plans of it rest on; see `SearchResult`."""
+
+    generator: CandidateGenerator
+    table: CostTable
+    gpu_only: Evaluation
+    goal: Goal
+    original: RegionGraph | None
+
+    @property
+    def graph(self) -> RegionGraph:
+        """The network that was searched."""
+        return self.generator.graph
+
+    @property
+    def system(self) -> System:
+        """The system that it was searched for."""
+        return self.generator.system
+
+    @property
+    def costs(self) -> Costs:
+        """Where the times of its candidates come from."""
+        return self.generator.costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(SearchedNetwork):
     """The result of a search: a plan, with the network, costs and candidates that it rests on.
 
     Attributes
@@ -81,16 +115,9 @@ class SearchResult:
         mixture of original and decomposed layers, else `gpu_only`. None if `original` is None.
     """
 
-    graph: RegionGraph
-    system: System
-    generator: CandidateGenerator
-    table: CostTable
     candidates: tuple[Candidate, ...]
     plan: Plan
     evaluation: Evaluation
-    gpu_only: Evaluation
-    goal: Goal
-    original: RegionGraph | None
     baseline: Evaluation
     mixture: Evaluation | None
     gap: float = 0.0
@@ -133,27 +160,27 @@ class SearchResult:
 
     @functools.cached_property
     def _programs(self) -> dict[str, PimProgram]:
-        programs, row_begin = {}, 0
+        programs: dict[str, PimProgram] = {}
+        row_begin = 0
         for candidate in self.candidates:
-            if candidate.rewrite.mode == "PIPELINE":
-                programs |= pipelines.pim_programs(self.generator, candidate, row_begin)
-                row_begin += candidate.placed_rows
-            elif cached.is_cached(candidate):
-                programs |= self._attention[candidate.covers[-1]].programs
-                row_begin += candidate.placed_rows
-            elif candidate.rewrite.mode != "GPU":
-                region = self.graph.region(candidate.covers[0])
-                programs[region.name] = self.generator.pim_program(region, candidate, row_begin)
-                row_begin += candidate.placed_rows
+            covers, rewrite = candidate.covers, candidate.rewrite
+            if isinstance(rewrite, PipelineRewrite):
+                programs |= pipelines.pim_programs(self.generator, covers, rewrite, row_begin)
+            elif isinstance(rewrite, AttentionRewrite):
+                programs |= self._attention[covers[-1]].programs
+            elif isinstance(rewrite, PimRewrite | SplitRewrite):
+                region = self.graph.region(covers[0])
+                programs[region.name] = self.generator.pim_program(region, rewrite, row_begin)
+            row_begin += candidate.footprint.bank_rows
         return programs
 
-    def placed_caches(self) -> tuple[cached.PlacedCache, ...]:
+    def placed_caches(self) -> tuple[pim_attention.PlacedCache, ...]:
         """Attention layers whose caches lie in PIM, each with rows of its own."""
         placed, row_begin = [], 0
         for candidate in self.candidates:
-            if cached.is_cached(candidate):
-                placed.append(cached.place_cache(self.graph, candidate, row_begin))
-            row_begin += candidate.placed_rows
+            if pim_attention.is_cached(candidate):
+                placed.append(pim_attention.place_cache(self.graph, candidate, row_begin))
+            row_begin += candidate.footprint.bank_rows
         return tuple(placed)
 
     def attention(self) -> dict[str, CachedAttention]:
@@ -162,7 +189,7 @@ class SearchResult:
 
     @functools.cached_property
     def _attention(self) -> dict[str, CachedAttention]:
-        pim_target = self.generator.costs.pim_target
+        pim_target = self.costs.pim_target
         return {
             cache.region: CachedAttention.from_layouts(
                 cache.region,
@@ -178,37 +205,40 @@ class SearchResult:
     def splits(self) -> dict[str, Split]:
         """By split region, its split."""
         return {
-            candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
+            candidate.covers[0]: candidate.rewrite.split(self.graph.region(candidate.covers[0]).layer)
             for candidate in self.candidates
-            if candidate.rewrite.mode == "SPLIT"
+            if isinstance(candidate.rewrite, SplitRewrite)
         }
 
     def group_tilings(self) -> dict[tuple[str, ...], GroupTiling]:
         """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
-        tiled_candidates = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {
-            candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in tiled_candidates
+            candidate.covers: GroupTiling.parse(candidate.rewrite.tiling)
+            for candidate in self.candidates
+            if isinstance(candidate.rewrite, FusedGroupRewrite)
         }
 
-    def channel_sets(self) -> dict[str, str]:
+    def channel_sets(self) -> dict[str, ChannelSet]:
         """By region, the set of memory channels that its result lies in; empty if there is one set."""
         return channel_sets(self.candidates)
 
     def primitives(self) -> dict[str, Primitive]:
         """By region, the convolution primitive that replaces the operator on the GPU."""
-        primitive_names = {c.covers[0]: c.rewrite.primitive for c in self.candidates}
-        return {region: PRIMITIVES[name] for region, name in primitive_names.items() if name}
+        return {c.covers[0]: PRIMITIVES[c.primitive] for c in self.candidates if c.primitive}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines of the plan."""
-        pipeline_candidates = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
-        return tuple(pipelines.to_pipeline(candidate) for candidate in pipeline_candidates)
+        return tuple(
+            pipelines.to_pipeline(candidate.covers, candidate.rewrite)
+            for candidate in self.candidates
+            if isinstance(candidate.rewrite, PipelineRewrite)
+        )
 
 
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
-    caches = generator.costs.batch_kernels(lambda: cached.attention_candidates(generator))
+    caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
     runs = (pipelines.candidates(generator), fused_groups.candidates(generator), caches.candidates)
     group_candidates = {
         r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
@@ -271,11 +301,7 @@ def search(
         baseline_plan = smallest_gpu_only_plan(generator, goal)
     plans = PlanSearch(graph, table, system, goal)
     best_plan = plans.best()
-    mixed_plan = (
-        best_plan
-        if best_plan and any(c.rewrite.mode != "GPU" for c in best_plan.solution.candidates)
-        else None
-    )
+    mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
     if mixed_plan and plans.allows(baseline_plan) and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
         mixed_plan = None
     if not mixed_plan and not plans.allows(baseline_plan):
@@ -284,91 +310,73 @@ def search(
     if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(baseline_plan)[-1]
         solution = replace(solution, value=value, bound=min(best_plan.solution.bound, value))
-    return to_search_result(generator, table, solution, gpu_only, plans, original)
+    network = SearchedNetwork(
+        generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
+    )
+    return to_search_result(network, solution, min(plans.latency_bound_ns, gpu_only.latency_ns))
 
 
 def to_search_result(
-    generator: CandidateGenerator,
-    table: CostTable,
-    solution: Solution,
-    gpu_only: Evaluation,
-    plans: PlanSearch,
-    original: RegionGraph | None,
-    bounded: bool = True,
+    network: SearchedNetwork, solution: Solution, lower_bound_ns: float = 0.0
 ) -> SearchResult:
     """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
 
-    The plan gets a lower bound of the latency only if `bounded`, since that takes a search; else 0.
+    Parameters
+    ----------
+    lower_bound_ns : float
+        Lower bound of the latency of all plans; 0 if it was not searched.
 
     Raises
     ------
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
-    graph, system = generator.graph, generator.system
-    bound_ns = min(plans.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
+    gpu_only, original = network.gpu_only, network.original
     return SearchResult(
-        graph=graph,
-        system=system,
-        generator=generator,
-        table=table,
+        **{field.name: getattr(network, field.name) for field in fields(SearchedNetwork)},
         candidates=solution.candidates,
-        plan=_plan(generator, table, solution, gpu_only, original, bound_ns),
-        evaluation=evaluate(graph, solution.candidates, table, system),
-        gpu_only=gpu_only,
-        goal=plans.goal,
-        original=original,
+        plan=_plan(network, solution.candidates, lower_bound_ns),
+        evaluation=evaluate(network.graph, solution.candidates, network.table, network.system),
         baseline=gpu_only
         if original is None
-        else gpu_only_plan(generator.with_graph(original), plans.goal).evaluation,
+        else gpu_only_plan(network.generator.with_graph(original), network.goal).evaluation,
         mixture=None if original is None else gpu_only,
-        gap=solution.gap if bounded else 0.0,
+        gap=solution.gap,
     )
 
 
-def _plan(
-    generator: CandidateGenerator,
-    table: CostTable,
-    solution: Solution,
-    gpu_only: Evaluation,
-    original: RegionGraph | None,
-    bound_ns: float,
-) -> Plan:
-    """`solution` in the form of a plan file; `bound_ns` is a lower bound of the latency of all plans."""
-    graph, system = generator.graph, generator.system
-    is_mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
-    _check_capacity(generator, table, solution.candidates)
-    evaluation = evaluate(graph, solution.candidates, table, system)
-    subject = "no mixed plan" if original is None else "no mixed plan of the changed network"
-    placed_rows = sum(c.placed_rows for c in solution.candidates)
-    free_rows = system.pim.usable_rows - placed_rows
+def with_lower_bound(search_result: SearchResult) -> SearchResult:
+    """`search_result` with a lower bound of the latency of all plans, which takes a search."""
+    plans = PlanSearch(search_result.graph, search_result.table, search_result.system, search_result.goal)
+    bound_ns = min(plans.latency_bound_ns, search_result.gpu_only.latency_ns)
+    return replace(search_result, plan=replace(search_result.plan, lower_bound_ns=bound_ns))
+
+
+def _plan(network: SearchedNetwork, candidates: tuple[Candidate, ...], lower_bound_ns: float) -> Plan:
+    """`candidates` in the form of a plan file."""
+    graph, system, table = network.graph, network.system, network.table
+    is_mixed = any(candidate.uses_pim for candidate in candidates)
+    _check_capacity(network.generator, table, candidates)
+    evaluation = evaluate(graph, candidates, table, system)
+    subject = "no mixed plan" if network.original is None else "no mixed plan of the changed network"
+    free_rows = system.pim.usable_rows - sum(c.footprint.bank_rows for c in candidates)
     choices = tuple(
         Choice(
-            region=candidate.covers[0],
-            mode=candidate.rewrite.mode,
-            gpu_share=candidate.gpu_share,
-            schedule=candidate.rewrite.schedule,
-            axis=candidate.rewrite.axis,
+            regions=candidate.covers,
+            rewrite=candidate.rewrite,
+            channels=candidate.channels,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, gpu_only, is_mixed, subject, free_rows),
-            covers=candidate.covers if len(candidate.covers) > 1 else (),
-            stages=candidate.rewrite.stages,
-            modes=candidate.rewrite.modes,
-            schedules=candidate.rewrite.schedules,
-            primitive=candidate.rewrite.primitive,
-            finishes=candidate.rewrite.finishes,
-            joins=candidate.rewrite.joins,
-            channels=candidate.rewrite.channels,
+            reason=reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
         )
-        for candidate in solution.candidates
+        for candidate in candidates
     )
     return Plan(
         model=graph.digest,
-        system=_digest(graph, generator),
+        system=_digest(graph, network.generator),
         gpu_channels=(is_mixed and system.gpu_channels) or system.gpu.memory_channels,
         choices=choices,
         latency_ns=evaluation.latency_ns,
-        lower_bound_ns=bound_ns,
+        lower_bound_ns=lower_bound_ns,
     )
 
 
@@ -386,15 +394,7 @@ def with_plan(search_result: SearchResult) -> SearchResult:
 
     Raises `InfeasibleError` as `to_search_result` does.
     """
-    solution = to_solution(search_result.candidates, search_result.evaluation)
-    plan = _plan(
-        search_result.generator,
-        search_result.table,
-        solution,
-        search_result.gpu_only,
-        search_result.original,
-        search_result.plan.lower_bound_ns,
-    )
+    plan = _plan(search_result, search_result.candidates, search_result.plan.lower_bound_ns)
     return replace(search_result, plan=plan)
 
 
@@ -404,7 +404,9 @@ def _check_capacity(
     system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
     device_row_bytes = row_bytes(system) * system.pim_channels
     cache_rows = {
-        generator.graph.region(c.covers[-1]): c.placed_rows for c in candidates if cached.is_cached(c)
+        generator.graph.region(c.covers[-1]): c.footprint.bank_rows
+        for c in candidates
+        if pim_attention.is_cached(c)
     }
     if cache_rows:
         token_bytes = sum(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pimflow.placement.best_plan import SearchResult, to_search_result
-from pimflow.placement.given_plan import apply
-from pimflow.placement.gpu_alone import gpu_only_table
+from pimflow.placement.best_plan import SearchResult, to_search_result, with_lower_bound
+from pimflow.placement.gpu_baseline import gpu_only_table
+from pimflow.placement.plan_application import apply
 from pimflow.placement.solvers.front import front
+from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
 
 
@@ -26,22 +27,21 @@ def front_plans(search_result: SearchResult, points: int | None) -> list[SearchR
     gpu_only_search = PlanSearch(graph, gpu_only_table(generator), system, goal)
     gpu_only_plans = [plan.evaluate() for plan in front(gpu_only_search, points)]
     search_results = []
+    bound_ns = min(plans.latency_bound_ns, search_result.gpu_only.latency_ns)
     for front_plan in front(plans, points, gpu_only_plans):
         evaluated_plan = front_plan.evaluate()
         solution = evaluated_plan.solution
-        plan = to_search_result(
-            generator, table, solution, search_result.gpu_only, plans, search_result.original
-        )
-        if evaluated_plan not in gpu_only_plans and all(c.rewrite.mode == "GPU" for c in solution.candidates):
+        plan = to_search_result(search_result, solution, bound_ns)
+        if evaluated_plan not in gpu_only_plans and not any(c.uses_pim for c in solution.candidates):
             # Its candidates have the GPU channels of a mixed plan; a plan without PIM has all channels.
-            plan = apply(
+            gpu_plan = apply(
                 graph,
                 system,
                 plan.plan,
                 generator.costs,
-                primitives=goal.primitives,
-                original=search_result.original,
-                bounded=True,
+                Goal(primitives=goal.primitives),
+                search_result.original,
             )
+            plan = with_lower_bound(gpu_plan)
         search_results.append(plan)
     return search_results

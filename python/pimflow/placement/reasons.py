@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
-from pimflow.placement.candidates.cached import is_cached
+from pimflow.placement.candidates.pim_attention import is_cached
 from pimflow.placement.solvers.evaluate import Evaluation
 
 
@@ -26,13 +26,13 @@ def reason(
         Rows of each PIM bank that the plan leaves free.
     """
     name = candidate.covers[0]
-    if candidate.rewrite.mode != "GPU":
+    if candidate.uses_pim:
         return ""
     if name in table.unsupported_reasons:
         return table.unsupported_reasons[name]
     cached_candidates = [c for c in table.multi_region_candidates.get(name, ()) if is_cached(c)]
-    single_candidates = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
-    min_rows = min((c.placed_rows for c in cached_candidates or single_candidates), default=0)
+    single_candidates = [c for c in table.candidates[name] if len(c.covers) == 1 and c.uses_pim]
+    min_rows = min((c.footprint.bank_rows for c in cached_candidates or single_candidates), default=0)
     if min_rows > free_rows:
         requirement = (
             f"{', '.join(cached_candidates[0].covers)} together" if cached_candidates else "its weights"
@@ -60,7 +60,7 @@ def reason(
 def _cache_reason(table: CostTable, best: Candidate) -> str:
     """Why the regions of `best`, a candidate of attention in PIM, stay on the GPU."""
     best_ns = Cost.from_candidate(best).latency_ns
-    gpu_candidates = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
+    gpu_candidates = ([c for c in table.candidates[name] if not c.uses_pim] for name in best.covers)
     gpu_ns = sum(
         min(Cost.from_candidate(c).latency_ns for c in candidates)
         for name, candidates in zip(best.covers, gpu_candidates)

@@ -243,7 +243,7 @@ def layers_view(problem: SelectionProblem, choices: Mapping[str, Mapping[str, Ca
 
 def families(choice: Mapping[str, Candidate]) -> Counter[str]:
     """How many layers each family computes."""
-    named = (candidate.rewrite.primitive for candidate in choice.values())
+    named = (candidate.primitive for candidate in choice.values())
     return Counter(PRIMITIVES[name].family for name in named if name)
 
 

@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Provenance, Rewrite, Task
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Provenance, Task
 from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.rewrite import GpuRewrite
+from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.errors import ProfileError
-from pimflow.primitive_selection.problem import OUTPUT_PORT
+from pimflow.primitive_selection.problem import OUTPUT_PLACEMENT
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     Move,
@@ -155,8 +157,8 @@ def _is_chw_input(region: Region) -> bool:
     return bool(region.prologue and moved) and region.inputs[0].startswith("%")
 
 
-def _port(layout: str) -> Port:
-    return Port(layout=layout, dtype="fp32", device="cpu")
+def _placement(layout: str) -> TensorPlacement:
+    return TensorPlacement(layout=Layout(layout))
 
 
 def _candidate(
@@ -173,13 +175,16 @@ def _candidate(
     return Candidate(
         name=name or layout,
         covers=(region.name,),
-        gpu_share=None,
-        input=_port(layout),
-        output=_port(layout),
+        rewrite=GpuRewrite(primitive=name),
         tasks=tasks,
-        rewrite=Rewrite(mode="CPU", gpu_rows=0, primitive=name),
-        workspace_bytes=primitive.workspace_bytes(region.geometry) if primitive else 0,
-        filter_bytes=primitive.filter_bytes(region.geometry) if primitive else 0,
+        input=_placement(layout),
+        output=_placement(layout),
+        footprint=Footprint(
+            workspace_bytes=primitive.workspace_bytes(region.geometry),
+            filter_bytes=primitive.filter_bytes(region.geometry),
+        )
+        if primitive
+        else Footprint(),
     )
 
 
@@ -199,13 +204,13 @@ class Layers:
         return {region.name: region.geometry for region in self.graph.regions if has_choice(region)}
 
     @functools.cached_property
-    def inputs(self) -> dict[str, Port]:
-        """The layouts of the graph's inputs, as ports."""
-        first: dict[str, Port] = {}
+    def inputs(self) -> dict[str, TensorPlacement]:
+        """The layouts of the graph's inputs, as placements."""
+        first: dict[str, TensorPlacement] = {}
         for region in self.graph.regions:
             for name in region.inputs:
                 if name.startswith("%"):
-                    first.setdefault(name, _port("CHW" if _is_chw_input(region) else "HWC"))
+                    first.setdefault(name, _placement("CHW" if _is_chw_input(region) else "HWC"))
         return first
 
     @functools.cached_property
@@ -269,12 +274,12 @@ class Layers:
 
     def _needed_moves(self, layouts: LayoutsByRegion) -> dict[tuple[str, str, str], Move]:
         readers = [(layouts[region.name], region.inputs) for region in self.graph.regions]
-        readers += [((OUTPUT_PORT.layout,), (name,)) for name in self.graph.outputs]
+        readers += [((OUTPUT_PLACEMENT.layout.value,), (name,)) for name in self.graph.outputs]
         moves = {}
         for reader_layouts, names in readers:
             for tensor in names:
-                port = self.inputs.get(tensor)
-                for source in (port.layout,) if port else layouts[tensor]:
+                placement = self.inputs.get(tensor)
+                for source in (placement.layout.value,) if placement else layouts[tensor]:
                     for target in reader_layouts:
                         move = (self.shapes[tensor], source, target)
                         if not is_free(move):
@@ -307,12 +312,15 @@ class Layers:
         """Transforms that may be needed if a region works in `layout`."""
         region, edges = self.graph.region(name), []
         for tensor in region.inputs:
-            port = self.inputs.get(tensor)
-            edges += [(tensor, source, layout) for source in ((port.layout,) if port else layouts[tensor])]
+            placement = self.inputs.get(tensor)
+            edges += [
+                (tensor, source, layout)
+                for source in ((placement.layout.value,) if placement else layouts[tensor])
+            ]
         for reader in self.graph.consumers[name]:
             edges += [(name, layout, target) for target in layouts[reader]]
         if name in self.graph.outputs:
-            edges.append((name, layout, OUTPUT_PORT.layout))
+            edges.append((name, layout, OUTPUT_PLACEMENT.layout.value))
         return [self.moves[edge] for edge in edges if edge in self.moves]
 
     def table(self, profile: Profile) -> CostTable:
@@ -338,7 +346,8 @@ class Layers:
             label = f"{key[0]} {move[1]} to {move[2]}"
             time_ns = profile.moves_ns[move]
             task = Task(label=label, resource="cpu", execution_ns=time_ns, known=Provenance.MEASURED)
-            edges[key] = EdgeCost(task=task)
+            tensor, source, target = key
+            edges[tensor, _placement(source), _placement(target)] = EdgeCost(task=task)
         return CostTable(
             candidates=candidates,
             unsupported_reasons={},

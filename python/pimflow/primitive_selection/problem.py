@@ -12,14 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
+from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.liveness import Liveness, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS
+from pimflow.core.tensor_placement import Layout, TensorPlacement
 
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")
 FP32_BYTES = ELEMENT_BYTES["fp32"]
-OUTPUT_PORT = Port(layout="HWC", dtype="fp32", device="cpu")  # port of the results of a network
+OUTPUT_PLACEMENT = TensorPlacement(layout=Layout.HWC)  # of the results of a network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ class SelectionProblem:
     Attributes
     ----------
     table : CostTable
-        Ports give the layouts of the candidates' inputs and outputs.
+        Their placements give the layouts of inputs and outputs.
     memory_model : str
         ``liveness``: the maximum over all steps of the live bytes (tensors, copies in another layout, the
         workspace of the layer that runs), plus all filters and weights. ``sum``: equation 7 of the paper, the
@@ -142,7 +144,7 @@ class SelectionProblem:
                 name=region.name,
                 reads=tuple(dict.fromkeys(region.inputs)),
                 candidates=self.table.candidates[region.name],
-                chosen=any(c.rewrite.primitive for c in self.table.candidates[region.name]),
+                chosen=any(c.primitive for c in self.table.candidates[region.name]),
             )
             for region in self.graph.regions
         ]
@@ -164,11 +166,11 @@ class SelectionProblem:
             total += align_up(FP32_BYTES * max(0, r.kernel.weight_elements - filters))
         return total
 
-    def layouts(self, tensor: str) -> tuple[str, ...]:
-        """The possible layouts of `tensor`."""
+    def placements(self, tensor: str) -> tuple[TensorPlacement, ...]:
+        """The possible placements of `tensor`, which differ in their layouts."""
         if tensor in self.table.inputs or tensor not in self.table.candidates:
-            return (self.table.inputs.get(tensor, OUTPUT_PORT).layout,)
-        return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
+            return (self.table.inputs.get(tensor, OUTPUT_PLACEMENT),)
+        return tuple(dict.fromkeys(c.output for c in self.table.candidates[tensor]))
 
     def time_ns(self, candidate: Candidate) -> float:
         """Time of a candidate without transforms."""
@@ -179,23 +181,24 @@ class SelectionProblem:
         if not step.chosen:
             return 0
         tensors = sum(self.tensor_bytes[name] for name in (*step.reads, step.name))
-        return tensors + align_up(candidate.filter_bytes) + align_up(candidate.workspace_bytes)
+        memory = candidate.footprint
+        return tensors + sum(map(align_up, (memory.filter_bytes, memory.workspace_bytes)))
 
     def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
         """The layout transforms that `choice` needs."""
         transforms = []
         for step in self.steps:
-            target = choice[step.name].input.layout if step.name in choice else OUTPUT_PORT.layout
+            target = choice[step.name].input if step.name in choice else OUTPUT_PLACEMENT
             for tensor in step.reads:
-                source = choice[tensor].output.layout if tensor in choice else self.layouts(tensor)[0]
+                source = choice[tensor].output if tensor in choice else self.placements(tensor)[0]
                 edge = self.table.transform(tensor, source, target)
                 if source != target and edge.task:
                     transforms.append(
                         Transform(
                             tensor=tensor,
                             reader=step.name,
-                            given=source,
-                            taken=target,
+                            given=source.layout.value,
+                            taken=target.layout.value,
                             time_ns=edge.latency_ns,
                         )
                     )
@@ -212,7 +215,7 @@ class SelectionProblem:
         else:
             live, names = self.liveness(choice)
             peaks = [live.live_bytes(step) for step in range(live.steps)]
-            filters = sum(align_up(candidate.filter_bytes) for candidate in choice.values())
+            filters = sum(align_up(candidate.footprint.filter_bytes) for candidate in choice.values())
             memory_bytes = max(peaks) + filters + self.weight_bytes
             memory_layer = names[peaks.index(max(peaks))]
         return Sums(
@@ -244,7 +247,7 @@ class SelectionProblem:
             written = []
             if step.name in choice:
                 workspace = f"{step.name} workspace"
-                sizes[workspace] = align_up(choice[step.name].workspace_bytes)
+                sizes[workspace] = align_up(choice[step.name].footprint.workspace_bytes)
                 written = [step.name, workspace]
             steps.append((read, written))
             names.append(step.name if step.name in choice else step.reads[0])
@@ -270,10 +273,9 @@ def _return_step(tensor: str) -> SelectionStep:
     candidate = Candidate(
         name="returned",
         covers=(f"{tensor}>",),
-        gpu_share=None,
-        input=OUTPUT_PORT,
-        output=OUTPUT_PORT,
+        rewrite=OPERATOR_KERNELS,
         tasks=(),
-        rewrite=Rewrite(mode="CPU", gpu_rows=0),
+        input=OUTPUT_PLACEMENT,
+        output=OUTPUT_PLACEMENT,
     )
     return SelectionStep(name=f"{tensor}>", reads=(tensor,), candidates=(candidate,), chosen=False)

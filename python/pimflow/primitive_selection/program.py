@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
 from pimflow.core.liveness import Liveness, align_up
+from pimflow.core.tensor_placement import TensorPlacement
 from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, SelectionStep
 
 # The solver's tolerance is absolute, 1e-6. With these units, two sizes differ by at least a thousand times as
@@ -72,24 +73,20 @@ class SelectionProgram:
 
     def _copies(self, step: SelectionStep) -> Iterator[LayoutCopy]:
         """Add columns and rows for tensors of `step` that may need a transform; yields copies in order."""
-        sinks = _group_by_layout((c.input.layout, column) for column, c in self.columns[step.name])
+        sinks = _group_by_placement((c.input, column) for column, c in self.columns[step.name])
         for tensor in step.reads:
-            sources = _group_by_layout(
-                (c.output.layout, column) for column, c in self.columns.get(tensor, ())
-            )
-            layouts = sources or self.problem.layouts(tensor)  # an input has one layout, and no columns
-            pairs = [(source, sink) for source in layouts for sink in sinks]
+            sources = _group_by_placement((c.output, column) for column, c in self.columns.get(tensor, ()))
+            placements = sources or self.problem.placements(tensor)  # an input has one, and no columns
+            pairs = [(source, sink) for source in placements for sink in sinks]
             edges = {pair: self.problem.table.transform(tensor, *pair) for pair in pairs}
             priced = {pair: edge for pair, edge in edges.items() if pair[0] != pair[1] and edge.task}
             if not priced:
                 continue
             shares = {pair: self.program.add_column(upper=1.0) for pair in pairs}
-            for end, by_layout in enumerate((sources, sinks)):
-                for layout, columns in by_layout.items():
-                    layout_shares = [(share, 1.0) for pair, share in shares.items() if pair[end] == layout]
-                    self.program.add_row(
-                        layout_shares + [(column, -1.0) for column in columns], low=0.0, high=0.0
-                    )
+            for end, by_placement in enumerate((sources, sinks)):
+                for placement, columns in by_placement.items():
+                    used = [(share, 1.0) for pair, share in shares.items() if pair[end] == placement]
+                    self.program.add_row(used + [(column, -1.0) for column in columns], low=0.0, high=0.0)
             for pair, edge in priced.items():
                 yield LayoutCopy(column=shares[pair], tensor=tensor, time_ns=edge.latency_ns)
 
@@ -117,7 +114,7 @@ class SelectionProgram:
                 self.program.add_row(
                     [*scaled, (peak, -1.0)], high=-(tensor_bytes + weight_bytes) / UNIT_BYTES
                 )
-        return [(peak, 1.0), *self._entries(lambda _, c: align_up(c.filter_bytes), UNIT_BYTES)]
+        return [(peak, 1.0), *self._entries(lambda _, c: align_up(c.footprint.filter_bytes), UNIT_BYTES)]
 
     def _moments(self, position: int) -> Iterator[tuple[int, Entries]]:
         """Bytes of tensors at each moment of a step, and bytes of copies and workspaces by column.
@@ -134,7 +131,9 @@ class SelectionProgram:
             if entries:
                 yield sum(life.size_bytes for life in live if life.name != step.name), copies + entries
             copies += entries if tensor in live_after else []
-        workspaces = [(column, float(align_up(c.workspace_bytes))) for column, c in self.columns[step.name]]
+        workspaces = [
+            (column, float(align_up(c.footprint.workspace_bytes))) for column, c in self.columns[step.name]
+        ]
         yield sum(life.size_bytes for life in live), copies + workspaces
 
     @functools.cached_property
@@ -162,20 +161,22 @@ def _pareto_candidates(problem: SelectionProblem, step: SelectionStep) -> list[C
 
     def amounts(candidate: Candidate) -> tuple[float, ...]:
         """Time, workspace and filters of a candidate."""
-        sizes = (candidate.workspace_bytes, candidate.filter_bytes)
+        sizes = (candidate.footprint.workspace_bytes, candidate.footprint.filter_bytes)
         return (problem.time_ns(candidate), *map(align_up, sizes))
 
     candidates: list[Candidate] = []
     for candidate in sorted(step.candidates, key=amounts):  # what dominates another comes before it
-        layouts = candidate.input.layout, candidate.output.layout
-        rivals = [rival for rival in candidates if (rival.input.layout, rival.output.layout) == layouts]
+        placements = candidate.input, candidate.output
+        rivals = [rival for rival in candidates if (rival.input, rival.output) == placements]
         if not any(all(a <= b for a, b in zip(amounts(rival), amounts(candidate))) for rival in rivals):
             candidates.append(candidate)
     return candidates
 
 
-def _group_by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
-    by_layout = defaultdict(list)
-    for layout, column in columns:
-        by_layout[layout].append(column)
-    return by_layout
+def _group_by_placement(
+    columns: Iterable[tuple[TensorPlacement, Column]],
+) -> dict[TensorPlacement, list[Column]]:
+    by_placement = defaultdict(list)
+    for placement, column in columns:
+        by_placement[placement].append(column)
+    return by_placement

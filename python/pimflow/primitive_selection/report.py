@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Cost
 from pimflow.core.json_form import OMITTED
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.placement import SearchResult
 from pimflow.primitive_selection.problem import Transform
 from pimflow.primitive_selection.profile import NetworkTimeReport
@@ -190,11 +191,11 @@ def plan_primitives(search_result: SearchResult, operators: SearchResult) -> Pla
     operators : SearchResult
         Result of the same search without primitives.
     """
-    costs, graph, choices = search_result.generator.costs, search_result.graph, []
+    costs, graph, choices = search_result.costs, search_result.graph, []
     for name, primitive in search_result.primitives().items():
         candidate, region = search_result.candidate_by_region[name], graph.region(name)
         cost = Cost.from_candidate(candidate)
-        operator = search_result.generator.make(region, "GPU", gpu_channels=search_result.plan.gpu_channels)
+        operator = search_result.generator.make(region, OPERATOR_KERNELS, search_result.plan.gpu_channels)
         choices.append(
             PlannedPrimitive(
                 layer=name,
@@ -203,8 +204,8 @@ def plan_primitives(search_result: SearchResult, operators: SearchResult) -> Pla
                 time_ns=cost.latency_ns,
                 operator_ns=Cost.from_candidate(operator).latency_ns,
                 known=cost.known["gpu"].value,
-                workspace_bytes=candidate.workspace_bytes,
-                filter_bytes=candidate.filter_bytes,
+                workspace_bytes=candidate.footprint.workspace_bytes,
+                filter_bytes=candidate.footprint.filter_bytes,
             )
         )
     return PlanPrimitives(

@@ -78,16 +78,14 @@ class Selection:
         """By layer, the primitive that computes it."""
         chosen = self.selected.choice
         return {
-            step.name: PRIMITIVES[chosen[step.name].rewrite.primitive]
-            for step in self.problem.steps
-            if step.chosen
+            step.name: PRIMITIVES[chosen[step.name].primitive] for step in self.problem.steps if step.chosen
         }
 
     @property
     def layouts(self) -> dict[str, str]:
         """By layer without a primitive, the layout that it works in."""
         others = self.problem.layout_choices(self.selected.choice)
-        return {name: candidate.input.layout for name, candidate in others.items()}
+        return {name: candidate.input.layout.value for name, candidate in others.items()}
 
 
 def with_network(selection: Selection, network: NetworkTime | None) -> Selection:
@@ -174,7 +172,7 @@ def baselines(problem: SelectionProblem) -> dict[str, Sums]:
 
         def is_match(candidate: Candidate) -> bool:
             """Whether a candidate is of the family, and in the layout."""
-            primitive = PRIMITIVES[candidate.rewrite.primitive] if candidate.rewrite.primitive else None
+            primitive = PRIMITIVES[candidate.primitive] if candidate.primitive else None
             return bool(primitive) and primitive.family == family and layout in (None, primitive.layout)
 
         return is_match
@@ -206,19 +204,19 @@ def summary(selection: Selection) -> SelectionReport:
         choices=tuple(
             ChosenPrimitive(
                 layer=step.name,
-                primitive=choice[step.name].rewrite.primitive,
-                input_layout=choice[step.name].input.layout,
-                output_layout=choice[step.name].output.layout,
+                primitive=choice[step.name].primitive,
+                input_layout=choice[step.name].input.layout.value,
+                output_layout=choice[step.name].output.layout.value,
                 time_ns=problem.time_ns(choice[step.name]),
                 known=time_sources[is_guess(choice[step.name])],
-                workspace_bytes=choice[step.name].workspace_bytes,
-                filter_bytes=choice[step.name].filter_bytes,
+                workspace_bytes=choice[step.name].footprint.workspace_bytes,
+                filter_bytes=choice[step.name].footprint.filter_bytes,
             )
             for step in problem.steps
             if step.chosen
         ),
         others=tuple(
-            OtherLayer(layer=name, layout=entry.input.layout, time_ns=problem.time_ns(entry))
+            OtherLayer(layer=name, layout=entry.input.layout.value, time_ns=problem.time_ns(entry))
             for name, entry in others.items()
         ),
         transforms=tuple(sums.transforms),
@@ -246,7 +244,7 @@ def _times_report(selection: Selection) -> TimesReport:
         of=possible,
         predicted=len(selection.profile.predicted_ns),
         failed=len(selection.profile.failed),
-        layouts_untimed=sum(len(all_layouts[name]) - len(problem.layouts(name)) for name in others),
+        layouts_untimed=sum(len(all_layouts[name]) - len(problem.placements(name)) for name in others),
     )
 
 

@@ -134,8 +134,8 @@ class PrimitiveTimes:
 
     def _keys_to_measure(self, selected: SelectionResult) -> list[tuple[str, ConvGeometry]]:
         selected_keys = {
-            (candidate.rewrite.primitive, self._layers.primitive_layers[name])
+            (candidate.primitive, self._layers.primitive_layers[name])
             for name, candidate in selected.choice.items()
-            if candidate.rewrite.primitive
+            if candidate.primitive
         }
         return sorted((key for key in selected_keys if key not in self.profile.times_ns), key=repr)

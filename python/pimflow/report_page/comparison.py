@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from pimflow.core.rewrite import MODES, Mode
 from pimflow.report_page import charts
 from pimflow.report_page.blocks import Page, Row, column, escape
 from pimflow.report_page.charts import GPU_ONLY
 from pimflow.report_page.page import ACCOUNTED, conventions, speedup_range
 from pimflow.report_page.stored import StoredPlan, translate_errors
 
-_MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
+_MODES = tuple(mode.value for mode in MODES)
 
 
 def render_comparison(directories: Sequence[Path]) -> bytes:
@@ -124,7 +125,7 @@ def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
 
 def _mode_text(row: Row) -> str:
     share = row["gpu_share"]
-    return f"SPLIT {share:.2f} {row['axis']}" if row["mode"] == "SPLIT" else str(row["mode"])
+    return f"SPLIT {share:.2f} {row['axis']}" if row["mode"] == Mode.SPLIT else str(row["mode"])
 
 
 def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
+from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, Data, agreement
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import DecompositionReport
@@ -91,7 +92,7 @@ def check_request(request: CompileRequest) -> CompileRequest:
     goal = goal_with_primitives(goal, request.select)
     request.system.require_network_dtype()
     request.profiling.require(request.system, plan_modes(goal, request.plan))
-    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {"GPU"}:
+    if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
@@ -198,7 +199,7 @@ def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwo
     placed = PlacedNetwork(
         search_result=search_result,
         search_seconds=time.perf_counter() - begin,
-        gpu_known=search_result.generator.costs.kernel_counts(),
+        gpu_known=search_result.costs.kernel_counts(),
         pool=pool,
     )
     if request.pareto is None:

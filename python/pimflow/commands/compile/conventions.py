@@ -17,7 +17,7 @@ from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.host.result_cache import CODE_PACKAGES, code_digest, sources_digest
 from pimflow.placement import Goal, SearchResult, apply, reevaluate, search
-from pimflow.placement.candidates.cached import can_write_caches
+from pimflow.placement.candidates.pim_attention import can_write_caches
 from pimflow.primitives.launches import can_compute
 from pimflow.simulators.pim.timing import timings
 
@@ -128,7 +128,7 @@ class ConventionSearch:
 
         Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine.
         """
-        cache = self.search_result.generator.costs.profiling.cache
+        cache = self.search_result.costs.profiling.cache
         if cache is None:
             return self._gain(name)
         key, code = self._key(name), f"{code_digest()} {sources_digest(SPEEDUP_MODULES)}"
@@ -148,7 +148,7 @@ class ConventionSearch:
         search_result, system = self.search_result, self._system(name)
         goal, costs, (graph, original) = (
             search_result.goal,
-            search_result.generator.costs,
+            search_result.costs,
             self._graphs(system),
         )
         if system.accounting != search_result.system.accounting:
@@ -166,7 +166,7 @@ class ConventionSearch:
         plan = self.plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
         if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
             plan = plan.with_gpu_channels()  # tensors may lie in other channels there
-        return apply(graph, system, plan, costs, original=original, primitives=goal.primitives)
+        return apply(graph, system, plan, costs, Goal(primitives=goal.primitives), original)
 
     def _gain(self, name: str) -> ConventionGain:
         base, search_result = self.search_result, self.search_under(name)
@@ -186,7 +186,7 @@ class ConventionSearch:
         return (
             "convention",
             tuple(graph and (graph.digest, graph.runs, graph.fusible) for graph in self._graphs(system)),
-            (system.identity, search_result.generator.costs.profilers),
+            (system.identity, search_result.costs.profilers),
             (goal.objective, goal.modes, goal.primitives),
             plan and plan.to_json(),
             *key,

@@ -10,8 +10,8 @@ from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
 from pimflow.placement import SearchResult
-from pimflow.placement.candidates import finished, grouped
-from pimflow.placement.candidates.grouped import ElementwiseBound
+from pimflow.placement.candidates import elementwise_pim, pim_epilogue
+from pimflow.placement.candidates.elementwise_pim import ElementwiseBound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class ExplainedCandidate:
             name=candidate.name,
             covers=candidate.covers,
             chosen=candidate == chosen,
-            gpu_share=candidate.gpu_share,
+            gpu_share=candidate.rewrite.gpu_share,
             schedule=schedule_text(candidate),
-            channels=candidate.rewrite.channels,
-            pending=tuple(candidate.output.deferred_epilogue),
+            channels=str(candidate.channels),
+            pending=candidate.deferred_epilogue,
             cost=Cost.from_candidate(candidate),
             tasks=tuple(candidate.tasks),
         )
@@ -169,7 +169,7 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
     unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
     has_epilogue = region.epilogue.operators and region.geometry and not unsupported_reason
     generator = search_result.generator
-    lower_bounds = grouped.elementwise_bounds(
+    lower_bounds = elementwise_pim.elementwise_bounds(
         region, search_result.system, generator.task_builder.submission_ns
     )
     gpu_ns = min(
@@ -182,7 +182,7 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
         output_shape=tuple(region.output_shape),
         refused=unsupported_reason,
         unfinished=generator.unsupported_epilogue_reason(region) if has_epilogue else "",
-        activation_ns=finished.min_activation_ns(region, search_result.system) if has_epilogue else 0.0,
+        activation_ns=pim_epilogue.min_activation_ns(region, search_result.system) if has_epilogue else 0.0,
         settle_ns=search_result.table.epilogue_cost[region.name].latency_ns if has_epilogue else 0.0,
         at_best=tuple(lower_bounds),
         gpu_ns=gpu_ns,

@@ -28,6 +28,7 @@ from pimflow.commands.shared.report import (
     VerificationReport,
 )
 from pimflow.core.candidate import Cost
+from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.placement import SearchResult
@@ -116,13 +117,13 @@ def _regions(
                 name=region.name,
                 covers=candidate.covers,
                 mode=candidate.rewrite.mode,
-                gpu_share=candidate.gpu_share,
-                axis=candidate.rewrite.axis if candidate.rewrite.mode == "SPLIT" else "",
+                gpu_share=candidate.rewrite.gpu_share,
+                axis=candidate.rewrite.axis if isinstance(candidate.rewrite, SplitRewrite) else "",
                 latency_gpu_only_ns=before_ns[region.name],
                 latency_ns=search_result.evaluation.region_ns[region.name],
                 known=Cost.from_candidate(candidate).known,
                 schedule=schedule_text(candidate),
-                primitive=candidate.rewrite.primitive,
+                primitive=candidate.primitive,
                 on_pim=region.name in candidate.pim_regions,
                 pim_capable=region.name not in search_result.table.unsupported_reasons,
                 reason=search_result.plan.choice(region.name).reason,

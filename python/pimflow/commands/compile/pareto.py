@@ -20,6 +20,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import SearchResult
 from pimflow.placement.front_plans import front_plans
+from pimflow.placement.solvers.capacity import loaded_weight_bytes
 from pimflow.placement.solvers.front import select_spread
 
 if TYPE_CHECKING:
@@ -112,9 +113,8 @@ def _front(
             latency_ns=plan.evaluation.latency_ns,
             energy_pj=plan.evaluation.energy_pj,
             memory_bytes=pools.pool_bytes(plan),
-            weight_bytes=sum(
-                candidate.filter_bytes + candidate.placed_bytes for candidate in plan.candidates
-            ),
+            weight_bytes=sum(candidate.footprint.filter_bytes for candidate in plan.candidates)
+            + loaded_weight_bytes(plan.system, plan.candidates),
             plan=replace(plan.plan, options=search_result.plan.options, ranks=search_result.plan.ranks),
         )
 

@@ -18,7 +18,7 @@ from pimflow.host.pages import Chart
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement import CandidateGenerator, Costs
-from pimflow.placement.candidates import cached
+from pimflow.placement.candidates import pim_attention
 from pimflow.placement.costs.attention_runs import (
     KEYS,
     VALUES,
@@ -96,7 +96,7 @@ def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
     """Time one attention; PIM times of long caches and many requests are extrapolated (`LengthCosts`)."""
     graph = attention_regions(attention)
     generator = CandidateGenerator(graph, system, LengthCosts(costs))
-    run = cached.find_run(generator, graph.regions[-1])
+    run = pim_attention.find_run(generator, graph.regions[-1])
     assert run is not None
     all_channels_ns, gpu_channels_ns = (
         sum(
@@ -106,7 +106,7 @@ def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
         for channels in (system.gpu.memory_channels, system.gpu_channels)
     )
     try:
-        pim_ns: float | None = Cost.from_candidate(cached.run_candidates(generator, run)[0]).latency_ns
+        pim_ns: float | None = Cost.from_candidate(pim_attention.run_candidates(generator, run)[0]).latency_ns
     except InfeasibleError:
         pim_ns = None
     return Crossing(

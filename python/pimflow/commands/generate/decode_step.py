@@ -15,7 +15,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
-from pimflow.placement.given_plan import Charges, graph_charges
+from pimflow.placement.plan_application import Charges, graph_charges
 
 MIN_TOKENS = 2  # tokens of a graph: one of the cache, and the step's own
 

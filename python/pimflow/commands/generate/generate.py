@@ -32,7 +32,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
-from pimflow.placement.given_plan import Charges
+from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder

@@ -12,7 +12,7 @@ import numpy as np
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.placement import SearchResult
-from pimflow.placement.given_plan import Charges
+from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pimflow.commands.generate.crossovers import speedup_lines
 from pimflow.commands.shared.search import search
 from pimflow.core.candidate import Cost
+from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware import System
 from pimflow.host.pages import Chart
 from pimflow.placement import Profiling
@@ -63,7 +64,7 @@ def product_crossing(
         Cost.from_candidate(candidate).latency_ns
         for candidates in search_result.table.candidates.values()
         for candidate in candidates
-        if candidate.rewrite.mode == "PIM"
+        if isinstance(candidate.rewrite, PimRewrite)
     ]
     return ProductCrossing(
         model=decoder.name,
@@ -74,7 +75,7 @@ def product_crossing(
         gpu_ns=search_result.gpu_only.latency_ns,
         pim_ns=min(pim_latencies, default=None),
         plan_ns=search_result.evaluation.latency_ns,
-        pim_share=1 - (choice.gpu_share or 0.0),
+        pim_share=1 - (choice.rewrite.gpu_share or 0.0),
     )
 
 

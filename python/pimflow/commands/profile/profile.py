@@ -17,8 +17,8 @@ from pimflow import placement, zoo
 from pimflow.commands.shared.options import NetworkOptions, network_options
 from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import JsonTree, json_form
-from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import MODES
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import CandidateGenerator, Costs, Evaluation, Goal, Profiling

@@ -10,10 +10,15 @@ from pimflow.core.candidate import Candidate, Cost, Provenance
 from pimflow.core.json_form import report_from
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.core.rewrite import (
+    FusedGroupRewrite,
+    GpuRewrite,
+    PipelineRewrite,
+)
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
 from pimflow.placement import SearchResult
-from pimflow.placement.candidates.cached import is_cached
+from pimflow.placement.candidates.pim_attention import is_cached
 from pimflow.simulators.profiler import BuiltIn
 
 
@@ -110,7 +115,12 @@ def all_candidates(search_result: SearchResult, region: Region) -> list[Candidat
 
 def schedule_text(candidate: Candidate) -> str:
     """Loop orders of a candidate; a pipeline has one for each region on PIM."""
-    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
+    rewrite = candidate.rewrite
+    if isinstance(rewrite, PipelineRewrite):
+        return "; ".join(filter(None, rewrite.schedules))
+    if isinstance(rewrite, FusedGroupRewrite):
+        return rewrite.tiling
+    return "" if isinstance(rewrite, GpuRewrite) else rewrite.schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +180,7 @@ class ProgramReport:
 
 def program_reports(search_result: SearchResult) -> dict[str, list[ProgramReport]]:
     """The PIM programs of each layer."""
-    profiler = search_result.generator.costs.pim_target.profiler
+    profiler = search_result.costs.pim_target.profiler
     engine = profiler if isinstance(profiler, BuiltIn) else BuiltIn("strict")
     programs: Mapping[str, PimProgram] = search_result.programs()
     stems = file_stems(programs)

@@ -22,6 +22,7 @@ from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
 from pimflow.placement import Evaluation, SearchResult
+from pimflow.placement.solvers.capacity import loaded_weight_bytes
 from pimflow.placement.solvers.evaluate import overlap_ns, savings_pj
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
@@ -393,7 +394,7 @@ class SystemReport:
     @classmethod
     def from_search(cls, search_result: SearchResult, gpu_known: dict[str, int]) -> SystemReport:
         """From a search result."""
-        system, costs = search_result.system, search_result.generator.costs
+        system, costs = search_result.system, search_result.costs
         return report_from(
             cls,
             system,
@@ -539,7 +540,7 @@ class MemoryReport:
     def from_search(cls, search_result: SearchResult, pool: PoolReport) -> MemoryReport:
         """From a search result, and the pool that is built for it."""
         system = search_result.system
-        placed_bytes = sum(candidate.placed_bytes for candidate in search_result.candidates)
+        placed_bytes = loaded_weight_bytes(system, search_result.candidates)
         plan_memory = PlanMemory(search_result.graph, system.dtype)
         return cls(
             weight_load_ns=weight_load_ns(system, placed_bytes),

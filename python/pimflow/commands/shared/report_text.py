@@ -16,7 +16,7 @@ from pimflow.commands.shared.report import (
     SystemReport,
 )
 from pimflow.core.output_error import error_text
-from pimflow.core.plan import MODES
+from pimflow.core.rewrite import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary

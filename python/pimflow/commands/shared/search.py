@@ -26,12 +26,14 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, SearchResult, apply
 from pimflow.placement import search as search_graph
+from pimflow.placement.best_plan import with_lower_bound
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import can_compute
 
@@ -126,7 +128,7 @@ class SearchRequest:
     ) -> tuple[SearchResult, PoolChoice | None]:
         """Search a prepared network, or apply the plan; returns the result, and how its pool was chosen.
 
-        For `bounded` see `apply`.
+        Only if `bounded`, a given plan gets a lower bound of all plans, which takes a search.
 
         Raises
         ------
@@ -223,20 +225,14 @@ def place(
     """Search regions, or apply `plan`; raises `InfeasibleError` if the plan is not within the goal's bounds.
 
     `original` is the original network that plans are compared with, if rewrites changed it. The bound on
-    memory applies to a given plan only with `pools`, which tell its size. For `bounded` see `apply`.
+    memory applies to a given plan only with `pools`, which tell its size. Only if `bounded`, it
+    gets a lower bound of the latency of all plans, which takes a search.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, original)
-    search_result = apply(
-        graph,
-        target_system,
-        plan,
-        costs,
-        original=original,
-        primitives=goal.primitives,
-        max_memory_bytes=goal.max_memory_bytes,
-        bounded=bounded,
-    )
+    search_result = apply(graph, target_system, plan, costs, goal, original)
+    if bounded:
+        search_result = with_lower_bound(search_result)
     memory_bytes = pools.pool_bytes(search_result) if pools and goal.max_memory_bytes else 0
     goal.require(graph.name, search_result.evaluation, memory_bytes)
     bounds: dict[str, Any] = {**goal.bounds}
@@ -246,13 +242,16 @@ def place(
 def replace_primitives(search_result: SearchResult, plan: Plan | None) -> SearchResult:
     """Search again, or apply `plan`, with operators in place of the GPU's primitives."""
     if plan is not None:
-        plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
+        plan = replace(
+            plan,
+            choices=tuple(replace(c, rewrite=OPERATOR_KERNELS) if c.primitive else c for c in plan.choices),
+        )
     goal = replace(search_result.goal, primitives=False)
     return place(
         search_result.graph,
         search_result.system,
         plan,
-        search_result.generator.costs,
+        search_result.costs,
         goal,
         search_result.original,
     )

@@ -12,7 +12,7 @@ from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
-from pimflow.core.split import Split
+from pimflow.core.rewrite import PipelineRewrite, SplitRewrite
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement.candidates import pipelines
@@ -140,18 +140,18 @@ def _graph_layers(
                 "traces for Accel-Sim; compile without --select"
             )
         requests = [KernelRequest(kernel, gpu.memory_channels) for kernel in kernels]
-        if choice is None or choice.mode == "GPU":
+        if choice is None or not choice.uses_pim:
             requests += [KernelRequest(kernel, gpu_channels) for kernel in kernels]
-        elif choice.mode == "SPLIT":
-            assert region.geometry is not None and choice.gpu_share is not None
-            part = Split.from_gpu_share(region.geometry, choice.axis, choice.gpu_share)
+        elif isinstance(choice.rewrite, SplitRewrite):
+            part = choice.rewrite.split(region.layer)
             requests.append(
                 KernelRequest(gpu_kernel(region, dtype, part, system.has_symmetric_padding), gpu_channels)
             )
-        elif choice.mode == "PIPELINE":
+        elif isinstance(choice.rewrite, PipelineRewrite):
+            pipeline = pipelines.to_pipeline(choice.regions, choice.rewrite)
             requests += [
                 KernelRequest(part, gpu_channels)
-                for part in pipelines.kernels(graph, choice, dtype)[region.name]
+                for part in pipelines.kernels(graph, pipeline, dtype)[region.name]
             ]
         for request in dict.fromkeys(requests):
             layers.setdefault(request, []).append(region.name)

@@ -20,7 +20,7 @@ from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
-from pimflow.core.split import Split
+from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.typed_values import has_type
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
@@ -239,12 +239,9 @@ def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
     graph, plan = artifact.PlacedRegions.load(directory).graph, Plan.load(directory / artifact.PLAN)
     parts = {}
     for choice in plan.choices:
-        if choice.mode == "SPLIT":
-            geometry = graph.region(choice.region).geometry
-            assert geometry is not None and choice.gpu_share is not None
-            parts[choice.region] = Split.from_gpu_share(geometry, choice.axis, choice.gpu_share).gpu_part(
-                geometry
-            )
+        if isinstance(choice.rewrite, SplitRewrite):
+            geometry = graph.region(choice.region).layer
+            parts[choice.region] = choice.rewrite.split(geometry).gpu_part(geometry)
     return parts
 
 

@@ -49,7 +49,7 @@ class SweepFigures:
         """From a search result."""
         plan, gpu_only = search_result.evaluation, search_result.baseline
         mixture = search_result.mixture or gpu_only
-        modes = [choice.mode for choice in search_result.plan.choices]
+        choices = search_result.plan.choices
         timeline = plan.timeline
         launching_ps = sum(event.begun_ps - event.start_ps for event in timeline.events)
         return cls(
@@ -60,8 +60,8 @@ class SweepFigures:
             energy_pj=plan.energy_pj,
             latency_mixture_gpu_only_ns=mixture.latency_ns,
             energy_mixture_gpu_only_pj=mixture.energy_pj,
-            regions=len(modes),
-            regions_with_pim=sum(mode != "GPU" for mode in modes),
+            regions=len(choices),
+            regions_with_pim=sum(choice.uses_pim for choice in choices),
             pim_busy_ns=timeline.busy_ps("pim") / 1000,
             gpu_busy_ns=timeline.busy_ps("gpu") / 1000,
             crossbar_busy_ns=timeline.busy_ps("crossbar") / 1000,

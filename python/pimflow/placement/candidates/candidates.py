@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Port, Rewrite
+from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.plan import MODES
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
+from pimflow.core.rewrite import (
+    MODES,
+    OPERATOR_KERNELS,
+    GpuRewrite,
+    LayerRewrite,
+    Mode,
+    PimRewrite,
+    SplitRewrite,
+)
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest
-from pimflow.placement.candidates import finished
+from pimflow.placement.candidates import pim_epilogue
 from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import LayerPimCost
-from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.primitives import get_primitive
 from pimflow.primitives.launches import region_launches, unsupported_primitive_reason, usable_primitives
 from pimflow.simulators.profiler import GpuProfiler
@@ -41,7 +47,7 @@ class CandidateGenerator:
     costs : Costs, optional
         Costs on the system, or on one that differs only in launch times.
     modes : sequence of str
-        Modes of the candidates, of `core.plan.MODES`; other modes are not timed.
+        Modes of the candidates, of `core.rewrite.MODES`; other modes are not timed.
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
     min_l2_rereads : dict of str to float, optional
@@ -112,7 +118,7 @@ class CandidateGenerator:
 
     def layers(self) -> list[splits.SplitLayer]:
         """Layers that PIM can run, with the splits to time."""
-        if set(self.modes) <= {"GPU"}:
+        if set(self.modes) <= {Mode.GPU}:
             return []
         capable = {self._key(r): r for r in self.graph.regions if not self.unsupported_reason(r)}
         missing = {key: region for key, region in capable.items() if key not in self._layers}
@@ -126,20 +132,20 @@ class CandidateGenerator:
 
     def _residual_layers(self) -> list[splits.SplitLayer]:
         """Layers whose product on PIM can add the residual too (`PimProgram.added_channels`)."""
-        if "PIM" not in self.modes:
+        if Mode.PIM not in self.modes:
             return []
         return [
             self.costs.layer(device_epilogue.pim_layer(region.layer), region.name)
             for region in self.graph.regions
             if not self.unsupported_reason(region)
-            for device_epilogue in finished.profitable_epilogues(region, self.system)
-            if device_epilogue.joins
+            for device_epilogue in pim_epilogue.profitable_epilogues(region, self.system)
+            if device_epilogue.accumulates_residual
         ]
 
     def _split_layer(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits to time."""
         geometry, name = region.layer, region.name
-        if "SPLIT" not in self.modes or not self.system.gpu_channels:
+        if Mode.SPLIT not in self.modes or not self.system.gpu_channels:
             return self.costs.layer(geometry, name)
         if self.split_policy == "grid":
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
@@ -188,16 +194,16 @@ class CandidateGenerator:
 
     def _generate(self, region: Region) -> list[Candidate]:
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        candidates = self.gpu_candidates(region, channels) if "GPU" in self.modes else []
+        candidates = self.gpu_candidates(region, channels) if Mode.GPU in self.modes else []
         if self.unsupported_reason(region):
             return candidates
-        if "PIM" in self.modes:
-            candidates.append(self.make(region, "PIM"))
+        if Mode.PIM in self.modes:
+            epilogues = pim_epilogue.profitable_epilogues(region, self.system)
             candidates += [
-                self.make(region, "PIM", finishes=region.epilogue.operators, joins=device_epilogue.joins)
-                for device_epilogue in finished.profitable_epilogues(region, self.system)
+                self._pim_candidate(region, WHOLE, device_epilogue=device_epilogue)
+                for device_epilogue in (pim_epilogue.NO_DEVICE_EPILOGUE, *epilogues)
             ]
-        if "SPLIT" in self.modes and self.system.gpu_channels:
+        if Mode.SPLIT in self.modes and self.system.gpu_channels:
             candidates += [self._pim_candidate(region, split) for split in self.splits(region)]
         return candidates
 
@@ -206,9 +212,9 @@ class CandidateGenerator:
 
         A primitive is left out if another candidate is as good in time, energy and memory.
         """
-        candidates = [self.make(region, "GPU", gpu_channels=channels)]
+        candidates = [self.make(region, OPERATOR_KERNELS, channels)]
         primitive_candidates = [
-            self.make(region, "GPU", primitive=primitive.name, gpu_channels=channels)
+            self.make(region, GpuRewrite(primitive=primitive.name), channels)
             for primitive in (usable_primitives(region) if self.primitives else ())
         ]
         for candidate in sorted(primitive_candidates, key=_figures):
@@ -230,7 +236,7 @@ class CandidateGenerator:
 
     def unsupported_epilogue_reason(self, region: Region) -> str:
         """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-        return finished.unsupported_epilogue_reason(region, self.system)
+        return pim_epilogue.unsupported_epilogue_reason(region, self.system)
 
     def unsupported_split_reason(self, region: Region, split: Split) -> str:
         """Why `region` cannot have this split; empty if it can."""
@@ -241,39 +247,14 @@ class CandidateGenerator:
         return split.obstacle(region.layer)
 
     def make(
-        self,
-        region: Region,
-        mode: str,
-        gpu_rows: int = 0,
-        schedule: str = "",
-        *,
-        axis: str = "rows",
-        gpu_channels: int | None = None,
-        primitive: str = "",
-        finishes: tuple[str, ...] = (),
-        joins: bool = False,
+        self, region: Region, rewrite: GpuRewrite | LayerRewrite, gpu_channels: int | None = None
     ) -> Candidate:
-        """Make one candidate of a region.
+        """Make the candidate of a region that `rewrite` describes; by default in the fastest loop order.
 
         Parameters
         ----------
-        region : Region
-        mode : str
-            ``GPU``, ``PIM`` or ``SPLIT``.
-        gpu_rows : int
-            For ``SPLIT``, output rows on the GPU, or its part of another axis.
-        schedule : str
-            Loop order of the PIM program; the fastest if empty.
-        axis : str
-            For ``SPLIT``: one of `core.split.AXES`.
         gpu_channels : int, optional
-            Memory channels of the GPU; those of a mixed plan by default.
-        primitive : str
-            For ``GPU``: by which convolution primitive; by the operator if empty.
-        finishes : tuple of str
-            For ``PIM``: the operators of the epilogue that PIM does: all, or none.
-        joins : bool
-            Whether the product itself adds the residual. If only the product can, it does in any case.
+            Memory channels of the GPU's kernels; those of a mixed plan by default.
 
         Raises
         ------
@@ -282,37 +263,27 @@ class CandidateGenerator:
         UnknownNameError
             If there is no such primitive.
         """
-        if mode == "GPU":
+        if isinstance(rewrite, GpuRewrite):
             default_channels = self.system.gpu_channels or self.system.gpu.memory_channels
             channels = default_channels if gpu_channels is None else gpu_channels
-            return self._gpu_candidate(region, channels, primitive)
-        split = Split(axis, gpu_rows) if mode == "SPLIT" else WHOLE
-        reason = self.unsupported_reason(region) or (
-            self.unsupported_split_reason(region, split) if mode == "SPLIT" else ""
-        )
+            return self._gpu_candidate(region, channels, rewrite)
+        reason = self.unsupported_reason(region)
+        if not reason and isinstance(rewrite, SplitRewrite):
+            reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
         if reason:
-            raise PlanError(f"region '{region.name}' cannot be {mode}: {reason}")
-        if reason := finished.unsupported_mode_reason(region, mode, finishes, self.system):
-            raise PlanError(f"region '{region.name}' cannot be finished on PIM: {reason}")
-        device_epilogues = (
-            finished.device_epilogues(region, self.system) if finishes else (finished.NO_DEVICE_EPILOGUE,)
-        )
-        device_epilogue = next(
-            (supported for supported in device_epilogues if supported.joins == joins), device_epilogues[0]
-        )
-        return self._pim_candidate(region, split, schedule, finishes, device_epilogue)
+            raise PlanError(f"region '{region.name}' cannot be {rewrite.mode}: {reason}")
+        epilogue = pim_epilogue.require_device_epilogue(region, rewrite, self.system)
+        return self._pim_candidate(region, rewrite.split(region.layer), rewrite.schedule, epilogue)
 
-    def _gpu_candidate(self, region: Region, channels: int, primitive_name: str) -> Candidate:
-        """The GPU candidate: the operator's kernels, or those of the primitive `primitive_name`, in
-        sequence.
-        """
-        system, primitive = self.system, get_primitive(primitive_name) if primitive_name else None
+    def _gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
+        """The GPU candidate: the operators' kernels, or those of a primitive, in sequence."""
+        system, primitive = self.system, get_primitive(rewrite.primitive) if rewrite.primitive else None
         reason = primitive and (
             _unsupported_dtype_reason(system) or unsupported_primitive_reason(primitive, region)
         )
         if reason:
             raise PlanError(
-                f"region '{region.name}' cannot be computed by primitive '{primitive_name}': {reason}"
+                f"region '{region.name}' cannot be computed by primitive '{rewrite.primitive}': {reason}"
             )
         if primitive:
             kernels = region_launches(primitive, region)
@@ -330,20 +301,19 @@ class CandidateGenerator:
             )
             for number, kernel in enumerate(kernels)
         ]
-        port = Port(dtype=system.dtype)
         return Candidate(
-            name=f"GPU {primitive_name}".rstrip(),
+            name=f"GPU {rewrite.primitive}".rstrip(),
             covers=(region.name,),
-            gpu_share=1.0,
-            input=replace(port, fuses_epilogue=not region.is_view),
-            output=port,
+            rewrite=rewrite,
             tasks=tuple(
                 task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
             ),
-            rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows, primitive=primitive_name),
-            workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
-            filter_bytes=weight_bytes(
-                region, system.dtype, primitive.filter_bytes(region.layer) if primitive else None
+            fuses_epilogue=not region.is_view,
+            footprint=Footprint(
+                workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
+                filter_bytes=weight_bytes(
+                    region, system.dtype, primitive.filter_bytes(region.layer) if primitive else None
+                ),
             ),
         )
 
@@ -352,68 +322,69 @@ class CandidateGenerator:
         region: Region,
         split: Split,
         schedule: str = "",
-        finishes: tuple[str, ...] = (),
-        device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
+        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
     ) -> Candidate:
         """The PIM candidate or, if the split has a GPU part, the SPLIT candidate."""
         pim_cost = self.pim_cost(region, split, schedule, device_epilogue)
-        read_elements = split.pim_input_elements(region.layer) + (
-            pim_cost.results if device_epilogue.has_residual else 0
+        tasks = self._parallel_tasks(region, split, pim_cost, device_epilogue)
+        operators = (
+            ()
+            if device_epilogue.operators
+            else (*self.deferred_epilogue(region, split), *region.epilogue.arithmetic)
         )
-        parallel_tasks = self.task_builder.pim_tasks(
-            region.name, pim_cost, read_elements
-        ) + self.task_builder.gpu_part_tasks(region, split)
-        charges_layout = self.system.charges("layout")
-        tasks = (
-            self.task_builder.prologue_tasks(region) if region.has_prologue_kernels and charges_layout else []
-        )
-        prologue_tasks = tuple(range(len(tasks)))
-        if charges_layout:
-            tasks += [
-                task.with_dependencies(prologue_tasks)
-                for task in self.task_builder.padding_tasks(region, split)
-            ]
-        padded_tasks = tuple(range(len(tasks)))
-        tasks += [
-            t.with_dependencies(padded_tasks if t.resource == "gpu" else prologue_tasks)
-            for t in parallel_tasks
-        ]
-        deferred_epilogue = (
-            () if finishes else self.deferred_epilogue(region, split) + region.epilogue.arithmetic
-        )
-        is_deferred = deferred_epilogue and self.defers_epilogue(region)
+        is_deferred = bool(operators) and self.defers_epilogue(region)
         last_tasks = self.task_builder.partial_sum_tasks(
             region, split, pim_cost.results, self.l2_rereads(region) if is_deferred else 0.0
         )
-        if deferred_epilogue and not is_deferred:
+        if operators and not is_deferred:
             last_tasks += filter(None, [self.epilogue_cost(region).task])
         for task in last_tasks:
             tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
-        port = Port(dtype=self.system.dtype)
-        extent = split.extent(region.layer)
         axis_label = "" if split.axis == "rows" else f" {split.axis}"
+        split_name = f"SPLIT {split.gpu}/{split.extent(region.layer)}{axis_label}"
         return Candidate(
-            name=f"SPLIT {split.gpu}/{extent}{axis_label}"
-            if split.gpu
-            else device_epilogue.candidate_name(finishes),
+            name=split_name if split.gpu else device_epilogue.candidate_name,
             covers=(region.name,),
-            gpu_share=split.gpu / extent,
-            input=port,
-            output=replace(port, deferred_epilogue=deferred_epilogue if is_deferred else ()),
-            tasks=tuple(tasks),
-            rewrite=Rewrite(
-                mode="SPLIT" if split.gpu else "PIM",
-                gpu_rows=split.gpu,
+            rewrite=SplitRewrite.from_split(split, region.layer, str(pim_cost.schedule))
+            if split.gpu
+            else PimRewrite(
                 schedule=str(pim_cost.schedule),
-                axis=split.axis,
-                finishes=finishes,
-                joins=device_epilogue.joins,
+                device_epilogue=device_epilogue.operators,
+                accumulates_residual=device_epilogue.accumulates_residual,
             ),
-            placed_rows=pim_cost.rows,
-            placed_bytes=pim_cost.rows * row_bytes(self.system) * self.system.pim_channels,
-            filter_bytes=weight_bytes(region, self.system.dtype, self._gpu_filter_bytes(region, split)),
-            moments=self._moments(region, split),
+            tasks=tuple(tasks),
+            deferred_epilogue=operators if is_deferred else (),
+            footprint=Footprint(
+                bank_rows=pim_cost.rows,
+                filter_bytes=weight_bytes(region, self.system.dtype, self._gpu_filter_bytes(region, split)),
+                moments=self._moments(region, split),
+            ),
         )
+
+    def _parallel_tasks(
+        self,
+        region: Region,
+        split: Split,
+        pim_cost: LayerPimCost,
+        device_epilogue: pim_epilogue.DeviceEpilogue,
+    ) -> list[Task]:
+        """The tasks of both parts of a layer, after those that prepare their operands."""
+        builder, charges_layout = self.task_builder, self.system.charges("layout")
+        tasks = builder.prologue_tasks(region) if region.has_prologue_kernels and charges_layout else []
+        prologue_tasks = tuple(range(len(tasks)))
+        if charges_layout:
+            padding_tasks = builder.padding_tasks(region, split)
+            tasks += [task.with_dependencies(prologue_tasks) for task in padding_tasks]
+        padded_tasks = tuple(range(len(tasks)))
+        added_elements = pim_cost.results if device_epilogue.has_residual else 0
+        read_elements = split.pim_input_elements(region.layer) + added_elements
+        parts = builder.pim_tasks(region.name, pim_cost, read_elements) + builder.gpu_part_tasks(
+            region, split
+        )
+        return tasks + [
+            task.with_dependencies(padded_tasks if task.resource == "gpu" else prologue_tasks)
+            for task in parts
+        ]
 
     def _moments(self, region: Region, split: Split) -> tuple[Moment, ...]:
         """Memory beside input and result: while both devices do their parts, then while these are combined.
@@ -493,7 +464,7 @@ class CandidateGenerator:
         region: Region,
         split: Split = WHOLE,
         schedule: str = "",
-        device_epilogue: finished.DeviceEpilogue = finished.NO_DEVICE_EPILOGUE,
+        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
     ) -> LayerPimCost:
         """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
 
@@ -506,11 +477,10 @@ class CandidateGenerator:
             geometry, region.name, split, order, device_epilogue.initial, device_epilogue.activation
         )
 
-    def pim_program(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
+    def pim_program(self, region: Region, rewrite: LayerRewrite, row_begin: int) -> PimProgram:
         """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
-        rewrite, layer = candidate.rewrite, region.layer
-        split = Split(rewrite.axis, rewrite.gpu_rows)
-        device_epilogue = finished.device_epilogue(region, rewrite.finishes, rewrite.joins)
+        layer, device_epilogue = region.layer, pim_epilogue.device_epilogue(region, rewrite)
+        split = rewrite.split(layer)
         request = ProgramRequest(
             region.name,
             split.pim_part(device_epilogue.pim_layer(layer)),
@@ -543,8 +513,8 @@ def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
     return (
         sum(task.duration_ns for task in candidate.tasks),
         sum(task.energy_pj for task in candidate.tasks),
-        candidate.workspace_bytes,
-        candidate.filter_bytes,
+        candidate.footprint.workspace_bytes,
+        candidate.footprint.filter_bytes,
     )
 
 

@@ -7,32 +7,41 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS, Candidate
-from pimflow.core.plan import CHANNEL_SETS
+from pimflow.core.candidate import Candidate
 from pimflow.core.region import Region
+from pimflow.core.rewrite import LayerRewrite, SplitRewrite
+from pimflow.core.tensor_placement import (
+    IN_ALL_CHANNELS,
+    IN_GPU_CHANNELS,
+    IN_PIM_CHANNELS,
+    ChannelSet,
+    ChannelUse,
+    TensorPlacement,
+)
 from pimflow.hardware import System
 from pimflow.placement.candidates.candidates import CandidateGenerator
 
 # A tensor with more readers, such as a mask, lies in the GPU channels, as the network's inputs do. Otherwise
 # all parts of the network would have to be solved for each of its layouts.
 MAX_READERS = 8
-LAYOUTS = dict(zip(CHANNEL_SETS, (IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS), strict=True))
+WHOLE_PLACEMENTS = (IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)
 
 
 def cut_tensors(generator: CandidateGenerator, candidates: Iterable[Candidate]) -> dict[str, set[int]]:
     """By tensor that a split reads or writes, the rows from which on it may lie over all channels."""
     cut_rows: dict[str, set[int]] = defaultdict(set)
     for candidate in candidates:
-        if candidate.rewrite.mode == "SPLIT" and candidate.rewrite.axis == "rows":
+        rewrite = candidate.rewrite
+        if isinstance(rewrite, SplitRewrite) and rewrite.axis == "rows":
             region = generator.graph.region(candidate.covers[0])
-            cut_rows[region.inputs[0]].add(rows_read(region, candidate))
-            cut_rows[region.name].add(candidate.rewrite.gpu_rows)
+            cut_rows[region.inputs[0]].add(rows_read(region, rewrite))
+            cut_rows[region.name].add(rewrite.split(region.layer).gpu)
     return cut_rows
 
 
-def rows_read(region: Region, candidate: Candidate) -> int:
+def rows_read(region: Region, rewrite: LayerRewrite) -> int:
     """How many rows of its input, from the first on, the GPU's part of a split reads; 0 without a part."""
-    rows = candidate.rewrite.gpu_rows
+    rows = rewrite.split(region.layer).gpu
     return region.layer.rows.inputs(0, rows).end if rows else 0
 
 
@@ -61,54 +70,48 @@ class ChannelLayouts:
         return bool(has_both_sets) and self.system.charges("channel-modes")
 
     @functools.cached_property
-    def set_shares(self) -> dict[str, float]:
+    def set_shares(self) -> dict[ChannelSet, float]:
         """The GPU channels and those with PIM, each as a share of all channels."""
         all_channels = self.system.gpu.memory_channels
         return {
-            IN_GPU_CHANNELS: self.system.gpu_channels / all_channels,
-            IN_PIM_CHANNELS: self.system.pim_channels / all_channels,
+            ChannelSet.GPU: self.system.gpu_channels / all_channels,
+            ChannelSet.PIM: self.system.pim_channels / all_channels,
         }
 
-    def result_layouts(self, name: str) -> dict[str, str]:
-        """The possible layouts of a region's result, by their names in a plan."""
+    def result_placements(self, name: str) -> tuple[TensorPlacement, ...]:
+        """Where a region's result may lie."""
         if not self.generator.graph.readers[name]:
-            return {"all": IN_ALL_CHANNELS}
+            return (IN_ALL_CHANNELS,)
         if len(self.generator.graph.readers[name]) > MAX_READERS:
-            return {"left": IN_GPU_CHANNELS}
-        return LAYOUTS | {f"from{row}": layout_from_row(row) for row in sorted(self.cut_rows.get(name, ()))}
+            return (IN_GPU_CHANNELS,)
+        return (*WHOLE_PLACEMENTS, *map(from_row, sorted(self.cut_rows.get(name, ()))))
 
-    def tensor_shares(self, name: str, layout: str) -> dict[str, float]:
-        """By set of channels, the share of a tensor in that layout that lies there."""
-        if layout in (IN_GPU_CHANNELS, IN_PIM_CHANNELS):
-            return {place: float(place == layout) for place in self.set_shares}
-        row = next((row for row in self.cut_rows.get(name, ()) if layout == layout_from_row(row)), 0)
-        graph = self.generator.graph
-        rows = graph.region(name).output_shape[1] if row else 1  # of a feature map, NHWC
-        left_share = min(row / rows, 1.0)
+    def tensor_shares(self, name: str, placement: TensorPlacement) -> dict[ChannelSet, float]:
+        """By set of channels, the share of a tensor that lies there."""
+        if placement.channels is not ChannelSet.ALL:
+            return {channels: float(channels is placement.channels) for channels in self.set_shares}
+        row = placement.first_row
+        rows = self.generator.graph.region(name).output_shape[1] if row else 1  # of a feature map, NHWC
+        gpu_share = min(row / rows, 1.0)
         return {
-            place: left_share * (place == IN_GPU_CHANNELS) + (1 - left_share) * share
-            for place, share in self.set_shares.items()
+            channels: gpu_share * (channels is ChannelSet.GPU) + (1 - gpu_share) * share
+            for channels, share in self.set_shares.items()
         }
 
 
-def layout_from_row(row: int) -> str:
-    """The layout of a feature map in the GPU channels above a row, and over all channels from it on."""
-    return f"{IN_ALL_CHANNELS} from row {row}"
+def from_row(row: int) -> TensorPlacement:
+    """A feature map in the GPU channels above a row, and over all channels from it on."""
+    return replace(IN_ALL_CHANNELS, first_row=row)
 
 
-def candidate_layout(candidate: Candidate, layout: str) -> str:
-    """The input layout of a candidate made for tensors in `layout`: it reads other layouts at a cost."""
-    return f"{layout} by {candidate.covers[0]} {candidate.name}"
+def with_reader(candidate: Candidate, placement: TensorPlacement) -> TensorPlacement:
+    """The input of a candidate whose time is that of `placement`: it reads others at a cost of its own."""
+    return replace(placement, reader=f"{candidate.covers[0]} {candidate.name}")
 
 
-def with_layouts(candidate: Candidate, channels: str, input_layout: str, output_layout: str) -> Candidate:
-    """`candidate` at `channels`, with its operands in layout `input_layout` and its result in layout
-    `output_layout`.
-    """
-    return replace(
-        candidate,
-        name=f"{candidate.name} at {channels}",
-        input=replace(candidate.input, layout=input_layout),
-        output=replace(candidate.output, layout=output_layout),
-        rewrite=replace(candidate.rewrite, channels=channels),
-    )
+def with_placements(
+    candidate: Candidate, channels: ChannelUse, operands: TensorPlacement, result: TensorPlacement
+) -> Candidate:
+    """`candidate` with its `operands` and its `result` elsewhere."""
+    name = f"{candidate.name} at {channels}"
+    return replace(candidate, name=name, channels=channels, input=operands, output=result)

@@ -20,39 +20,43 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import (
+from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.rewrite import (
+    AttentionRewrite,
+    FusedGroupRewrite,
+    GpuRewrite,
+    PimRewrite,
+    SplitRewrite,
+)
+from pimflow.core.tensor_placement import (
+    GPU_CHANNELS_ALONE,
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,
-    PIM_MODE,
-    PLAIN_MEMORY_MODE,
-    Candidate,
-    EdgeCost,
-    Task,
+    ChannelMode,
+    ChannelSet,
+    ChannelUse,
+    TensorPlacement,
 )
-from pimflow.core.plan import STAGED
-from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.cached import is_cached
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
-    LAYOUTS,
+    WHOLE_PLACEMENTS,
     ChannelLayouts,
-    candidate_layout,
     cut_tensors,
-    layout_from_row,
+    from_row,
     rows_read,
-    with_layouts,
+    with_placements,
+    with_reader,
 )
+from pimflow.placement.candidates.l2_reuse import L2Reuse
 from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.through_l2 import L2Staging
 from pimflow.simulators.gpu.traffic import TrafficShares
 
-Transforms = dict[tuple[str, str, str], EdgeCost]
 IMPOSSIBLE = EdgeCost(possible=False)
 
 
@@ -73,7 +77,7 @@ def expand_candidates(
     plan of them is mixed, and one without PIM has all channels anyway.
     """
     by_region = {name: tuple(region_candidates) for name, region_candidates in candidates.items()}
-    is_gpu_only = all(c.rewrite.mode == "GPU" for c in itertools.chain(*by_region.values()))
+    is_gpu_only = not any(c.uses_pim for c in itertools.chain(*by_region.values()))
     if not generator.system.is_time_shared or (is_gpu_only and generator.system.gpu_channels):
         return SharedCandidates(candidates=by_region, transforms={})
     channel_variants = ChannelVariants(
@@ -95,15 +99,17 @@ def channel_variants(generator: CandidateGenerator, candidates: Iterable[Candida
     ]
 
 
-def with_channels(generator: CandidateGenerator, candidate: Candidate, channels: str) -> Candidate | None:
-    """The variant of a candidate at `channels`, as `core.plan.Choice` names them; None if there is none."""
+def with_channels(
+    generator: CandidateGenerator, candidate: Candidate, channels: ChannelUse
+) -> Candidate | None:
+    """The variant of a candidate at `channels`; None if there is none."""
     if not generator.system.is_time_shared:
-        return None if channels else candidate
+        return candidate if channels == GPU_CHANNELS_ALONE else None
     cut_rows = cut_tensors(generator, [candidate])
-    if rows := re.search(r"from(\d+)", channels):
-        cut_rows[candidate.covers[-1]] = {int(rows[1])}
+    if channels.writes and channels.writes.first_row:
+        cut_rows[candidate.covers[-1]] = {channels.writes.first_row}
     variants = ChannelVariants(generator, cut_rows).variants(candidate)
-    return next((variant for variant in variants if variant.rewrite.channels == channels), None)
+    return next((variant for variant in variants if variant.channels == channels), None)
 
 
 def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -> Transforms:
@@ -114,24 +120,13 @@ def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -
 
 def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Candidate:
     """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
-    rewrite, channels = (
-        candidate.rewrite,
-        generator.system.gpu_channels or generator.system.gpu.memory_channels,
-    )
-    if rewrite.mode == "GPU":
+    rewrite, system = candidate.rewrite, generator.system
+    if isinstance(rewrite, GpuRewrite | FusedGroupRewrite):
+        channels = system.gpu_channels or system.gpu.memory_channels
         candidate = fused_groups.with_channel_count(generator, candidate, channels)
-    elif rewrite.channels:
-        region = generator.graph.region(candidate.covers[0])
-        candidate = generator.make(
-            region,
-            rewrite.mode,
-            rewrite.gpu_rows,
-            rewrite.schedule,
-            axis=rewrite.axis,
-            finishes=rewrite.finishes,
-            joins=rewrite.joins,
-        )
-    return with_channels(generator, candidate, "") or candidate
+    elif isinstance(rewrite, PimRewrite | SplitRewrite) and candidate.channels != GPU_CHANNELS_ALONE:
+        candidate = generator.make(generator.graph.region(candidate.covers[0]), rewrite)
+    return with_channels(generator, candidate, GPU_CHANNELS_ALONE) or candidate
 
 
 @dataclass(frozen=True)
@@ -139,100 +134,90 @@ class ChannelVariants(ChannelLayouts):
     """Makes the variants of the candidates of one network on a time-shared system."""
 
     @functools.cached_property
-    def l2_staging(self) -> L2Staging:
-        return L2Staging(self)
+    def l2_reuse(self) -> L2Reuse:
+        return L2Reuse(self)
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate of a mixed plan."""
         if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
-        if candidate.rewrite.mode != "GPU" and not self.system.gpu_channels:
-            return self.l2_staging.pim_only_variants(candidate)
-        if candidate.rewrite.mode != "GPU":
-            use = PIM_MODE if self.generator.task_builder.switch_ns else ""
+        if candidate.uses_pim and not self.system.gpu_channels:
+            return self.l2_reuse.pim_only_variants(candidate)
+        if candidate.uses_pim:
+            use = ChannelMode.PIM if self.generator.task_builder.switch_ns else None
             pim_candidate = replace(candidate, channel_mode=use, final_channel_mode=use)
-            if is_cached(candidate):
+            if isinstance(candidate.rewrite, AttentionRewrite):
                 return [pim_candidate]
-            pim_variants = [pim_candidate, *self.l2_staging.operand_variants(pim_candidate)]
-            return [*pim_variants, *itertools.chain(*map(self.l2_staging.result_variants, pim_variants))]
+            pim_variants = [pim_candidate, *self.l2_reuse.operand_variants(pim_candidate)]
+            return [*pim_variants, *itertools.chain(*map(self.l2_reuse.result_variants, pim_variants))]
         if not candidate.tasks:  # a view lies where its operands do
-            possible_layouts = (
-                self.result_layouts(candidate.covers[-1]).values() if self.spreads_tensors else ()
-            )
-            other_places = [
-                name
-                for name, layout in LAYOUTS.items()
-                if layout in possible_layouts and layout != IN_GPU_CHANNELS
-            ]
+            possible = self.result_placements(candidate.covers[-1]) if self.spreads_tensors else ()
             return [
                 candidate,
                 *(
-                    with_layouts(candidate, f"{place}-{place}", LAYOUTS[place], LAYOUTS[place])
-                    for place in other_places
+                    with_placements(candidate, ChannelUse(reads=place, writes=place), place, place)
+                    for place in WHOLE_PLACEMENTS
+                    if place in possible and place != IN_GPU_CHANNELS
                 ),
             ]
         wide_candidate = self._wide_candidate(candidate)
         if not self.system.gpu_channels:
-            return [wide_candidate, *self.l2_staging.writeback_variants(wide_candidate)]
+            return [wide_candidate, *self.l2_reuse.writeback_variants(wide_candidate)]
         if not self.spreads_tensors:
-            return [candidate, with_layouts(wide_candidate, "all-all", IN_GPU_CHANNELS, IN_GPU_CHANNELS)]
-        pim_variants = self._wide_variants(candidate, wide_candidate)
-        spread_readers = [variant for variant in pim_variants if variant.rewrite.channels.startswith("all-")]
+            all_channels = ChannelUse(reads=IN_ALL_CHANNELS, writes=IN_ALL_CHANNELS)
+            return [
+                candidate,
+                with_placements(wide_candidate, all_channels, IN_GPU_CHANNELS, IN_GPU_CHANNELS),
+            ]
+        wide_variants = self._wide_variants(candidate, wide_candidate)
+        spread_readers = [v for v in wide_variants if v.channels.reads == IN_ALL_CHANNELS]
         return [
             candidate,
-            *pim_variants,
-            *itertools.chain(*map(self.l2_staging.writeback_variants, spread_readers)),
+            *wide_variants,
+            *itertools.chain(*map(self.l2_reuse.writeback_variants, spread_readers)),
         ]
 
     def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
         wide = fused_groups.with_channel_count(self.generator, candidate, self.system.gpu.memory_channels)
         tasks = tuple(replace(task, also=("pim",)) for task in wide.tasks)
-        use = PLAIN_MEMORY_MODE if self.generator.task_builder.switch_ns else ""
+        use = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
         return replace(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
 
     def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
         traffic, slowdown_ns = self._traffic(candidate), _slowdown_ns(candidate, wide_candidate)
         result_name, variants = candidate.covers[-1], []
-        for (input_place, input_layout), (output_place, output_layout) in itertools.product(
-            LAYOUTS.items(), self.result_layouts(result_name).items()
-        ):
+        for operands, result in itertools.product(WHOLE_PLACEMENTS, self.result_placements(result_name)):
             if traffic is None:
-                share = 0.0 if input_layout == output_layout == IN_ALL_CHANNELS else 1.0
+                share = 0.0 if operands == result == IN_ALL_CHANNELS else 1.0
             else:
                 balance = traffic.balance(
                     self.set_shares,
-                    self.tensor_shares("", input_layout),
-                    self.tensor_shares(result_name, output_layout),
+                    self.tensor_shares("", operands),
+                    self.tensor_shares(result_name, result),
                 )
                 share = (balance - 1) / self._max_excess_balance
             if share <= 1:
                 *first, last = wide_candidate.tasks
                 last = replace(last, execution_ns=last.execution_ns + share * slowdown_ns)
                 variant = replace(wide_candidate, tasks=(*first, last))
-                variants.append(
-                    with_layouts(
-                        variant,
-                        f"{input_place}-{output_place}",
-                        candidate_layout(candidate, input_layout),
-                        output_layout,
-                    )
-                )
+                use = ChannelUse(reads=operands, writes=result)
+                variants.append(with_placements(variant, use, with_reader(candidate, operands), result))
         return variants
 
     @property
     def _max_excess_balance(self) -> float:
         """By how much the balance of a kernel at the GPU channels exceeds 1."""
-        return 1 / self.set_shares[IN_GPU_CHANNELS] - 1
+        return 1 / self.set_shares[ChannelSet.GPU] - 1
 
     def _traffic(self, candidate: Candidate) -> TrafficShares | None:
         """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
         region = self.generator.graph.region(candidate.covers[0])
-        if candidate.rewrite.primitive or region.kernel.product:
+        if candidate.primitive or region.kernel.product:
             return None
-        if candidate.rewrite.schedule:
-            tiling = GroupTiling.parse(candidate.rewrite.schedule)
+        if isinstance(candidate.rewrite, FusedGroupRewrite):
+            tiling = GroupTiling.parse(candidate.rewrite.tiling)
             kernels = [self.generator.tilings.kernel(candidate.covers, tiling)]
         else:
             kernels = gpu_kernels(region, self.system.dtype)
@@ -245,7 +230,7 @@ class ChannelVariants(ChannelLayouts):
     # Reading tensors that lie in another layout.
 
     def transforms(self, variants: Iterable[Candidate]) -> Transforms:
-        """By tensor, its layout and the layout that a candidate reads: whether it can, and at what cost."""
+        """By tensor, where it lies and what a candidate reads: whether it can, and at what cost."""
         graph = self.generator.graph
         edges: Transforms = {}
         if not self.spreads_tensors:
@@ -254,51 +239,54 @@ class ChannelVariants(ChannelLayouts):
             covered = set(variant.covers)
             names = dict.fromkeys(n for entry in variant.covers for n in graph.region(entry).inputs)
             for name in names:
-                layouts = self.result_layouts(name).values() if name in graph.readers else [IN_GPU_CHANNELS]
+                placements = self.result_placements(name) if name in graph.readers else (IN_GPU_CHANNELS,)
                 if name not in covered:
-                    known_edges = {(name, entry, variant.input.layout) for entry in layouts} & edges.keys()
-                    edges |= {} if known_edges else self._read_transforms(variant, name, [*layouts])
+                    known_edges = {(name, entry, variant.input) for entry in placements} & edges.keys()
+                    edges |= {} if known_edges else self._read_transforms(variant, name, placements)
         return edges
 
-    def _read_transforms(self, variant: Candidate, name: str, layouts: list[str]) -> Transforms:
-        """The costs for `variant` of reading a tensor, by the layout of `layouts` that the tensor has."""
-        input_layout = variant.input.layout
-        region = self.generator.graph.region(variant.covers[0])
-        native_layout = next(
-            (place for place in LAYOUTS.values() if input_layout.startswith(f"{place} by ")), None
-        )
-        required_layout = input_layout  # of a kernel beside PIM, or a view
-        is_staged = variant.rewrite.channels.startswith(STAGED)
-        if is_staged:
-            rows = rows_read(region, variant)
-            staged_layout = layout_from_row(rows) if rows else IN_ALL_CHANNELS
-            required_layout = staged_layout if name == region.inputs[0] else IN_GPU_CHANNELS
-        if native_layout is None or is_staged or not variant.tasks:
-            return {(name, place, input_layout): IMPOSSIBLE for place in layouts if place != required_layout}
+    def _read_transforms(
+        self, variant: Candidate, name: str, placements: Sequence[TensorPlacement]
+    ) -> Transforms:
+        """The costs for `variant` of reading a tensor, by the one of `placements` where the tensor lies."""
+        required = variant.input  # of a kernel beside PIM, or a view
+        if variant.channels.stages_operand:
+            required = self._staged_placement(variant, name)
+        if variant.channels.stages_operand or not required.reader or not variant.tasks:
+            return {(name, place, variant.input): IMPOSSIBLE for place in placements if place != required}
         edges: Transforms = {}
         slowdown_ns = self._read_slowdown_ns(variant, name)
-        for layout in layouts:
+        native = replace(required, reader="")
+        for placement in placements:
             actual_shares, native_shares = (
-                self.tensor_shares(name, layout),
-                self.tensor_shares("", native_layout),
+                self.tensor_shares(name, placement),
+                self.tensor_shares("", native),
             )
             added_share = max(
-                (actual_shares[place] - native_shares[place]) / share
-                for place, share in self.set_shares.items()
+                (actual_shares[channels] - native_shares[channels]) / share
+                for channels, share in self.set_shares.items()
             )
-            if layout != native_layout and added_share * slowdown_ns > 0:
+            if placement != native and added_share * slowdown_ns > 0:
                 task = Task(
                     label=f"{name} (read from elsewhere)",
                     resource="gpu",
                     execution_ns=slowdown_ns * added_share / self._max_excess_balance,
                     launched=False,
                 )
-                edges[name, layout, input_layout] = EdgeCost(task=task)
+                edges[name, placement, variant.input] = EdgeCost(task=task)
         return edges
+
+    def _staged_placement(self, variant: Candidate, name: str) -> TensorPlacement:
+        """Where a tensor must lie that a PIM candidate reads which brings its first operand to the L2."""
+        assert isinstance(variant.rewrite, PimRewrite | SplitRewrite)
+        region = self.generator.graph.region(variant.covers[0])
+        if name != region.inputs[0]:
+            return IN_GPU_CHANNELS
+        return from_row(rows_read(region, variant.rewrite))
 
     def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
-        kernel = (variant.covers, variant.rewrite.primitive, variant.rewrite.schedule, name)
+        kernel = (variant.covers, variant.rewrite, name)
         if kernel not in self._read_slowdowns_ns:
             self._read_slowdowns_ns[kernel] = self._compute_read_slowdown_ns(variant, name)
         return self._read_slowdowns_ns[kernel]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pimflow.core.candidate import Candidate, Port, Rewrite
+from pimflow.core.candidate import Candidate, Footprint
+from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite
 from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
@@ -31,26 +32,23 @@ def make(
     return Candidate(
         name=f"FUSED {len(covers)} {tiling}",
         covers=tuple(covers),
-        gpu_share=1.0,
-        input=Port(dtype=system.dtype, fuses_epilogue=False),
-        output=Port(dtype=system.dtype),
+        rewrite=FusedGroupRewrite(tiling=str(tiling)),
         tasks=(
             generator.task_builder.gpu_task(
                 " + ".join(covers), generator.tilings.kernel(covers, tiling), channels
             ),
         ),
-        rewrite=Rewrite(mode="GPU", gpu_rows=regions[-1].output_rows, schedule=str(tiling)),
-        filter_bytes=sum(weight_bytes(region, system.dtype) for region in regions),
+        footprint=Footprint(filter_bytes=sum(weight_bytes(region, system.dtype) for region in regions)),
     )
 
 
 def with_channel_count(generator: CandidateGenerator, candidate: Candidate, gpu_channels: int) -> Candidate:
     """The GPU candidate `candidate` with `gpu_channels` memory channels."""
     rewrite = candidate.rewrite
-    if len(candidate.covers) == 1 and not rewrite.schedule:
-        region = generator.graph.region(candidate.covers[0])
-        return generator.make(region, "GPU", gpu_channels=gpu_channels, primitive=rewrite.primitive)
-    return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.schedule))
+    if isinstance(rewrite, GpuRewrite):
+        return generator.make(generator.graph.region(candidate.covers[0]), rewrite, gpu_channels)
+    assert isinstance(rewrite, FusedGroupRewrite)
+    return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.tiling))
 
 
 def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:

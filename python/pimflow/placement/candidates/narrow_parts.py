@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pimflow.core.region import RegionGraph
-from pimflow.placement.solvers.steps import late_operands
+from pimflow.placement.solvers.plan_state import late_operands
 
 
 def narrow_parts(graph: RegionGraph) -> list[tuple[int, int]]:

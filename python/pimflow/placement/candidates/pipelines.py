@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, Port, Rewrite, Task
-from pimflow.core.plan import Choice
+from pimflow.core.candidate import Candidate, Footprint, Task
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRewrite
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
@@ -19,7 +18,6 @@ from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
 from pimflow.placement.costs.staged_runs import StagedRun, is_chained, staging_obstacle
-from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.simulators.pim.bound import min_work_ns
 
 RUN_LENGTHS = (2, 3, 4)  # numbers of regions that are tried
@@ -37,8 +35,8 @@ def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
     if not system.gpu_channels:
         reason = "PIM in all channels leaves the GPU none meanwhile"
     for region, mode in zip(run.regions, pipeline.modes):
-        reason = reason or (generator.unsupported_reason(region) if mode == "PIM" else "")
-    if system.pim.result_lanes > 1 and ("PIM", "PIM") in itertools.pairwise(pipeline.modes):
+        reason = reason or (generator.unsupported_reason(region) if mode is Mode.PIM else "")
+    if system.pim.result_lanes > 1 and (Mode.PIM, Mode.PIM) in itertools.pairwise(pipeline.modes):
         reason = reason or "PIM leaves sums of lanes to the GPU, before PIM can go on"
     if reason:
         raise PlanError(f"region '{run.regions[0].name}' cannot begin a PIPELINE: {reason}")
@@ -67,35 +65,30 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
     last = run.regions[-1]
     deferred_epilogue = (
         (*generator.deferred_epilogue(last, WHOLE), *last.epilogue.arithmetic)
-        if pipeline.modes[-1] == "PIM"
+        if pipeline.modes[-1] is Mode.PIM
         else ()
     )
     is_deferred = bool(deferred_epilogue) and generator.defers_epilogue(last)
     if deferred_epilogue and not is_deferred and (epilogue_task := generator.epilogue_cost(last).task):
         tasks.append(epilogue_task.with_dependencies(tuple(range(len(tasks)))))
-    rows = sum(cost.rows for cost in costs.values())
-    port = Port(dtype=generator.system.dtype)
     return Candidate(
         name=f"PIPELINE {'-'.join(pipeline.modes)} at {','.join(map(str, pipeline.cuts))}",
         covers=pipeline.regions,
-        gpu_share=None,
-        input=port,
-        output=replace(port, deferred_epilogue=deferred_epilogue if is_deferred else ()),
-        tasks=tuple(tasks),
-        rewrite=Rewrite(
-            mode="PIPELINE",
-            gpu_rows=0,
-            stages=pipeline.cuts,
+        rewrite=PipelineRewrite(
+            cuts=pipeline.cuts,
             modes=pipeline.modes,
             schedules=tuple(
-                str(costs[i, 0].schedule) if mode == "PIM" else "" for i, mode in enumerate(pipeline.modes)
+                str(costs[i, 0].schedule) if mode is Mode.PIM else "" for i, mode in enumerate(pipeline.modes)
             ),
         ),
-        placed_rows=rows,
-        placed_bytes=rows * row_bytes(generator.system) * generator.system.pim_channels,
-        filter_bytes=sum(
-            weight_bytes(region, generator.system.dtype, 0 if mode == "PIM" else None)
-            for region, mode in zip(run.regions, pipeline.modes)
+        tasks=tuple(tasks),
+        deferred_epilogue=deferred_epilogue if is_deferred else (),
+        footprint=Footprint(
+            bank_rows=sum(cost.rows for cost in costs.values()),
+            filter_bytes=sum(
+                weight_bytes(region, generator.system.dtype, 0 if mode is Mode.PIM else None)
+                for region, mode in zip(run.regions, pipeline.modes)
+            ),
         ),
     )
 
@@ -106,7 +99,7 @@ def _pim_costs(
     """The cost of every part on PIM. Parts of a region share a loop order, by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
-        if mode == "GPU":
+        if mode is Mode.GPU:
             continue
         region, parts = run.regions[position], run.rows[position]
         if schedules[position]:
@@ -154,14 +147,14 @@ def _tasks(
 
 
 def pim_programs(
-    generator: CandidateGenerator, candidate: Candidate, row_begin: int
+    generator: CandidateGenerator, covers: tuple[str, ...], rewrite: PipelineRewrite, row_begin: int
 ) -> Iterator[tuple[str, PimProgram]]:
-    """PIM programs of a candidate's parts by name (`stage_name`), with weights from row `row_begin` on.
+    """PIM programs of the parts of a pipeline by name (`stage_name`), with weights from row `row_begin` on.
 
     Each part stores weights of its own, since its products are distributed over the channels differently.
     """
-    run = StagedRun.from_pipeline(generator.graph, to_pipeline(candidate))
-    costs = _pim_costs(generator, run, candidate.rewrite.schedules)
+    run = StagedRun.from_pipeline(generator.graph, to_pipeline(covers, rewrite))
+    costs = _pim_costs(generator, run, rewrite.schedules)
     for (position, stage), cost in costs.items():
         part = stage_name(run.regions[position].name, stage)
         request = ProgramRequest(part, run.geometry(position, stage), cost.schedule, row_begin=row_begin)
@@ -169,18 +162,17 @@ def pim_programs(
         row_begin += cost.rows
 
 
-def to_pipeline(candidate: Candidate) -> Pipeline:
-    """The pipeline of a candidate of mode PIPELINE."""
-    return Pipeline(regions=candidate.covers, modes=candidate.rewrite.modes, cuts=candidate.rewrite.stages)
+def to_pipeline(regions: tuple[str, ...], rewrite: PipelineRewrite) -> Pipeline:
+    """The pipeline of regions that `rewrite` describes."""
+    return Pipeline(regions=regions, modes=rewrite.modes, cuts=rewrite.cuts)
 
 
-def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Kernel]]:
-    """By region, the GPU kernels of a pipeline choice; none for regions on PIM."""
-    pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
+def kernels(graph: RegionGraph, pipeline: Pipeline, dtype: str) -> dict[str, list[Kernel]]:
+    """By region, the GPU kernels of a pipeline; none for regions on PIM."""
     run = StagedRun.from_pipeline(graph, pipeline)
     by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
     for position, stage in pipeline.steps:
-        if pipeline.modes[position] == "GPU":
+        if pipeline.modes[position] is Mode.GPU:
             by_region[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
     return by_region
 
@@ -198,7 +190,7 @@ def candidates(
     is_requested : callable
         A predicate of a run's region names: other runs are left out.
     """
-    if "PIPELINE" not in generator.modes or not generator.system.gpu_channels:
+    if Mode.PIPELINE not in generator.modes or not generator.system.gpu_channels:
         return {}
     bounds = _RunBounds(generator)
     requested_runs = (run for run in _shared_runs(generator) if is_requested(run.pipeline.regions))
@@ -214,13 +206,13 @@ def candidates(
         run.largest(position): run.regions[position].name
         for run in evaluated_runs
         for position, mode in enumerate(run.pipeline.modes)
-        if mode == "PIM"
+        if mode is Mode.PIM
     }
     generator.costs.time_layers([generator.costs.layer(geometry, name) for geometry, name in layers.items()])
     pipeline_candidates = generator.costs.batch_kernels(
         lambda: [make(generator, run.pipeline) for run in evaluated_runs]
     )
-    best: dict[tuple[tuple[str, ...], ...], tuple[float, Candidate]] = {}
+    best: dict[tuple[tuple[str, ...], tuple[Mode, ...]], tuple[float, Candidate]] = {}
     for run, candidate in zip(evaluated_runs, pipeline_candidates, strict=True):
         latency_ns = generator.task_builder.standalone_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
@@ -252,7 +244,10 @@ def runs(generator: CandidateGenerator) -> Iterator[StagedRun]:
             continue
         if not all(is_chained(graph, *pair) for pair in itertools.pairwise(regions)):
             continue
-        devices = [("GPU",) if generator.unsupported_reason(region) else ("GPU", "PIM") for region in regions]
+        devices = [
+            (Mode.GPU,) if generator.unsupported_reason(region) else (Mode.GPU, Mode.PIM)
+            for region in regions
+        ]
         rows = regions[-1].layer.oh
         for modes, stages in itertools.product(itertools.product(*devices), STAGE_COUNTS):
             if len(set(modes)) == 2 and stages <= rows:
@@ -268,7 +263,7 @@ class _RunBounds:
 
     def __init__(self, generator: CandidateGenerator):
         self.generator = generator
-        self._tasks: dict[tuple[str, str], Task] = {}
+        self._tasks: dict[tuple[str, Mode], Task] = {}
         self._fastest: dict[str, dict[tuple[bool, bool], float]] = {}
         self._sequential_ns: dict[tuple[str, ...], float] = {}
 
@@ -305,7 +300,7 @@ class _RunBounds:
         if region.name not in self._fastest:
             fastest = self._fastest[region.name] = {}
             for candidate in self.generator.candidates(region):
-                key = candidate.input.fuses_epilogue, bool(candidate.output.deferred_epilogue)
+                key = candidate.fuses_epilogue, bool(candidate.deferred_epilogue)
                 fastest[key] = min(
                     fastest.get(key, math.inf), self.generator.task_builder.standalone_ns(candidate.tasks)
                 )
@@ -339,7 +334,7 @@ class _RunBounds:
         work = [
             {
                 (position, stage): run.kernel(position, stage, dtype)
-                if run.pipeline.modes[position] == "GPU"
+                if run.pipeline.modes[position] is Mode.GPU
                 else run.products(position, stage)
                 for position, stage in run.pipeline.steps
             }
@@ -368,13 +363,12 @@ class _RunBounds:
         """The least that a launch is charged: 0 if launches are issued ahead, as they may be hidden."""
         return 0.0 if self.generator.system.overlaps_launches else launch_ns
 
-    def _task(self, region: Region, mode: str) -> Task:
+    def _task(self, region: Region, mode: Mode) -> Task:
         key = region.name, mode
         if key not in self._tasks:
-            resource = mode.lower()
-            self._tasks[key] = next(
-                t for t in self.generator.make(region, mode).tasks if t.resource == resource
-            )
+            rewrite, resource = (PimRewrite(), "pim") if mode is Mode.PIM else (OPERATOR_KERNELS, "gpu")
+            tasks = self.generator.make(region, rewrite).tasks
+            self._tasks[key] = next(task for task in tasks if task.resource == resource)
         return self._tasks[key]
 
 

@@ -15,6 +15,7 @@ from pimflow.core.json_form import json_form
 from pimflow.core.keywords import check_keywords
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
 from pimflow.fusion import GroupTiling
@@ -74,7 +75,7 @@ class Profiling:
 
     def require(self, system: System, modes: Sequence[str]) -> None:
         """Raise an error if `modes` has PIM and the profiler cannot time programs of the system's device."""
-        if system.pim_channels and set(modes) - {"GPU"}:
+        if system.pim_channels and set(modes) - {Mode.GPU}:
             self.pim_profiler(system).require_device(system.pim)
 
 

@@ -20,6 +20,7 @@ from pimflow.core.region import (
     RegionGraph,
     convolution_kernel,
 )
+from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline, StageRows, stage_rows
 from pimflow.errors import PlanError
 
@@ -38,10 +39,10 @@ class StagedRun:
     def from_pipeline(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
         """The run of a pipeline; raises `PlanError` with the reason if it is impossible."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
-        if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
+        if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {Mode.GPU, Mode.PIM}:
             raise PlanError(
                 f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
-                f"GPU and PIM both, not {list(pipeline.modes)}"
+                f"GPU and PIM both, not {list(map(str, pipeline.modes))}"
             )
         reason = _pipeline_obstacle(graph, regions, pipeline.modes)
         if not reason:
@@ -65,7 +66,7 @@ class StagedRun:
             output_borders = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
             input_borders = (
                 (1, g.h, g.w, g.c),
-                [g.rows.inputs(*part).begin for part in rows] if mode == "PIM" else [],
+                [g.rows.inputs(*part).begin for part in rows] if mode is Mode.PIM else [],
             )
             for shape, begins in (output_borders, input_borders):
                 for begin in begins:
@@ -90,7 +91,7 @@ class StagedRun:
         """The GPU kernel of a stage, with the deferred epilogue of the previous region."""
         region, rows = self.regions[position], self.rows[position][stage]
         read = _operand_elements(region, rows)
-        if position and self.pipeline.modes[position - 1] == "PIM":
+        if position and self.pipeline.modes[position - 1] is Mode.PIM:
             input_rows = region.layer.rows.inputs(*rows)
             read += _operand_elements(self.regions[position - 1], (input_rows.begin, input_rows.end))
         return _kernel(region.layer, rows, dtype, read * ELEMENT_BYTES[dtype])
@@ -117,12 +118,12 @@ def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
     return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
 
 
-def _pipeline_obstacle(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
+def _pipeline_obstacle(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[Mode]) -> str:
     """Why `regions` cannot be done in stages; empty if they can. Rows are not checked."""
     for region, mode in zip(regions, modes):
         if problem := staging_obstacle(region):
             return f"'{region.name}': {problem}"
-        if mode == "PIM" and region.prologue:
+        if mode is Mode.PIM and region.prologue:
             return f"'{region.name}' begins with more than PIM computes"
     for producer, consumer in itertools.pairwise(regions):
         if not is_chained(graph, producer, consumer):
@@ -130,7 +131,7 @@ def _pipeline_obstacle(graph: RegionGraph, regions: Sequence[Region], modes: Seq
                 f"'{consumer.name}' is not the only one that reads '{producer.name}', or reads it otherwise"
             )
     for (producer, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
-        if pair == ("PIM", "PIM") and producer.epilogue.operators:
+        if pair == (Mode.PIM, Mode.PIM) and producer.epilogue.operators:
             return f"what PIM leaves undone of '{producer.name}' needs the GPU before PIM can go on"
     return ""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate
+from pimflow.core.rewrite import AttentionRewrite
 from pimflow.hardware import System
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
@@ -23,7 +24,13 @@ def channel_bytes(system: System) -> int:
 
 def weight_row_bytes(system: System, candidates: Sequence[Candidate]) -> int:
     """Bytes of the rows of a plan's weights and caches over all PIM channels."""
-    return sum(c.placed_rows for c in candidates) * row_bytes(system) * system.pim_channels
+    return sum(c.footprint.bank_rows for c in candidates) * row_bytes(system) * system.pim_channels
+
+
+def loaded_weight_bytes(system: System, candidates: Sequence[Candidate]) -> int:
+    """Bytes of weights that are written to the PIM channels before the first inference; caches are not."""
+    layers = [c for c in candidates if not isinstance(c.rewrite, AttentionRewrite)]
+    return weight_row_bytes(system, layers)
 
 
 def uses_plain_memory(candidate: Candidate) -> bool:
@@ -38,7 +45,9 @@ def plain_rows(system: System, stored_bytes: float) -> int:
 
 def bank_rows(system: System, memory: PlanMemory, candidates: Sequence[Candidate]) -> int:
     """Rows of each PIM bank that a plan takes."""
-    rows = sum(c.placed_rows for c in candidates)
+    rows = sum(c.footprint.bank_rows for c in candidates)
     if any(map(uses_plain_memory, candidates)):
-        rows += plain_rows(system, memory.pool_bytes(candidates) + sum(c.filter_bytes for c in candidates))
+        rows += plain_rows(
+            system, memory.pool_bytes(candidates) + sum(c.footprint.filter_bytes for c in candidates)
+        )
     return rows

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, makespan_ns, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
-from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import PlanState, StateTransition
+from pimflow.placement.solvers import plan_state
+from pimflow.placement.solvers.plan_state import PlanState, StateTransition
 from pimflow.simulators.pim.energy import background_pj
 
 
@@ -111,19 +111,19 @@ class TimelineState:
 
 def initial_timeline_state(table: CostTable) -> TimelineState:
     """The state of the timeline at the begin of an inference."""
-    return TimelineState(free_ns={}, ready_ns={}, state=steps.initial_state(table))
+    return TimelineState(free_ns={}, ready_ns={}, state=plan_state.initial_state(table))
 
 
 def advance(
     graph: RegionGraph, table: CostTable, candidate: Candidate, timeline_state: TimelineState
 ) -> tuple[TimelineState, list[tuple[Task, float]]]:
     """Issue `candidate`: the state of the timeline after it, and its tasks with their starts in ns."""
-    inputs = steps.candidate_inputs(graph, candidate)
-    late_inputs = steps.late_inputs(graph, candidate, timeline_state.state.deferred_epilogues)
+    inputs = plan_state.candidate_inputs(graph, candidate)
+    late_inputs = plan_state.late_inputs(graph, candidate, timeline_state.state.deferred_epilogues)
     begin_ns = max(
         (timeline_state.ready_ns.get(name, 0.0) for name in inputs if name not in late_inputs), default=0.0
     )
-    free_ns, ends = dict(timeline_state.free_ns), []
+    free_ns, ends = dict(timeline_state.free_ns), list[float]()
     started_tasks: list[tuple[Task, float]] = []
     transition = StateTransition.from_candidate(graph, table, candidate, timeline_state.state)
     for task in transition.tasks:
@@ -150,7 +150,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     energies_pj: dict[str, float] = {}
     timeline_state = initial_timeline_state(table)
     for candidate in candidates:
-        inputs = steps.candidate_inputs(graph, candidate)
+        inputs = plan_state.candidate_inputs(graph, candidate)
         begin_ns = max((timeline_state.ready_ns.get(name, 0.0) for name in inputs), default=0.0)
         timeline_state, started_tasks = advance(graph, table, candidate, timeline_state)
         for task, starts_ns in started_tasks:
@@ -194,7 +194,7 @@ def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: Cos
     The sum of these and the latency is the time of all candidates in sequence.
     """
     added_ps = _latency_increase_ps(execute(graph, candidates, table).events)
-    saved_ns, state = {}, steps.initial_state(table)
+    saved_ns, state = {}, plan_state.initial_state(table)
     for candidate in candidates:
         name = candidate.covers[0]
         transition = StateTransition.from_candidate(graph, table, candidate, state)

@@ -8,7 +8,7 @@ from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.evaluate import TimelineState, advance, initial_timeline_state
-from pimflow.placement.solvers.steps import is_feasible
+from pimflow.placement.solvers.plan_state import is_feasible
 
 MAX_REGIONS = 8
 MAX_COVERS = 30_000  # some 400 are evaluated a second

@@ -169,7 +169,7 @@ def _from_evaluated(plan: EvaluatedPlan) -> FrontPlan:
 
 
 def _weight_bytes(candidates: Iterable[Candidate]) -> int:
-    return sum(candidate.filter_bytes for candidate in candidates)
+    return sum(candidate.footprint.filter_bytes for candidate in candidates)
 
 
 def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
@@ -184,7 +184,7 @@ def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int
     ]
 
     def apart(first: int, reference: int) -> float:
-        return sum((a - b) ** 2 for a, b in zip(places[first], places[reference]))
+        return float(sum((a - b) ** 2 for a, b in zip(places[first], places[reference])))
 
     selection = list(dict.fromkeys(min(numbers, key=lambda i: places[i][axis]) for axis in range(len(spans))))
     selection = selection[:points]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pimflow.core.plan import MODES
+from pimflow.core.rewrite import MODES
 from pimflow.errors import InfeasibleError
 from pimflow.placement.solvers.objectives import BOUNDS, EvaluatedPlan, Goal, round_up
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -65,12 +66,14 @@ def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
     common_levers = ["more PIM channels (--pim-channels)"]
     if goal.modes != MODES:
         common_levers.append("more modes (--modes)")
+    without_bounds: dict[str, Any] = dict.fromkeys(BOUNDS)
     for field, limit in goal.bounds.items():
-        bound, needed = _BOUNDS[field], _min_amount(searches, field, replace(goal, **dict.fromkeys(BOUNDS)))
+        bound, needed = _BOUNDS[field], _min_amount(searches, field, replace(goal, **without_bounds))
         if needed is not None and needed > limit:
             levers = (bound.option(needed), *common_levers)
             return InfeasibleError(f"{bound.quantity} of '{name}'", needed, limit, bound.unit, levers)
-    needs = {field: _min_amount(searches, field, replace(goal, **{field: None})) for field in goal.bounds}
+    others: dict[str, dict[str, Any]] = {field: {field: None} for field in goal.bounds}
+    needs = {f: _min_amount(searches, f, replace(goal, **others[f])) for f in goal.bounds}
     reached = {field: needed for field, needed in needs.items() if needed is not None}
     levers = (*(_BOUNDS[field].option(needed) for field, needed in reached.items()), *common_levers)
     field = next(iter(reached), next(iter(goal.bounds)))

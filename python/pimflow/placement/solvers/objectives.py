@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pimflow.core.keywords import check_keywords
-from pimflow.core.plan import MODES
+from pimflow.core.rewrite import MODES, Mode
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.solution import Solution
@@ -71,7 +71,7 @@ class Goal:
     max_memory_bytes : float or None
         Bound on the pool of tensors (`placement.solvers.plan_memory`), without weights.
     max_error : float or None
-        Bound on the sum of the candidates' errors (`core.candidate.Candidate.error`), 0 or more.
+        Bound on the sum of the candidates' errors (`core.candidate.LayerAlternative.error`), 0 or more.
     modes : sequence of str, or str
         The allowed modes of regions: ``gpu``, which is required, ``pim``, ``split`` and ``pipeline``, in
         upper or lower case; a sequence, or one text with commas.
@@ -170,7 +170,7 @@ class Goal:
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
 
-def _modes(named: Sequence[str]) -> tuple[str, ...]:
+def _modes(named: Sequence[str]) -> tuple[Mode, ...]:
     """The modes in the spelling of plans, in the order of `MODES`."""
     named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
     if not isinstance(named, Sequence) or not all(isinstance(name, str) for name in named):
@@ -179,7 +179,7 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
         if name.upper() not in MODES:
             raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])
     modes = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
-    if "GPU" not in modes:
+    if Mode.GPU not in modes:
         raise UsageError(
             f"modes {','.join(named)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(named)}"
         )
@@ -197,4 +197,4 @@ class EvaluatedPlan:
     @property
     def error(self) -> float:
         """The sum of the candidates' errors."""
-        return sum(candidate.error for candidate in self.solution.candidates)
+        return sum(candidate.alternative.error for candidate in self.solution.candidates)

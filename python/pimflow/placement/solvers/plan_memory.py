@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
-from pimflow.core.channel_sets import GPU_CHANNELS, channel_sets
+from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
-from pimflow.core.plan import CHANNEL_SETS
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
-from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import PlanState
+from pimflow.core.tensor_placement import ChannelSet
+from pimflow.placement.solvers import plan_state
+from pimflow.placement.solvers.plan_state import PlanState
 
 COPYING = Moment(writes=False)
 Sizes = tuple[tuple[str, int], ...]
@@ -23,7 +23,7 @@ class PlanMemory:
     """Peak memory of plans of one network: an upper bound of the pool that is built for them.
 
     Counted are tensors between regions while they are live, and the buffers of each candidate while it runs
-    (`Candidate.memory_moments`): workspaces, copies, parts. Regions run one after another, in their order.
+    (`Footprint.run_moments`): workspaces, copies, parts. Regions run one after another, in their order.
     Regions that are one kernel count as one: its inputs and its result are live at once, and tensors between
     these regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A
     deferred epilogue keeps its operands live; the kernel that fuses it also stores the finished result if
@@ -84,7 +84,7 @@ class PlanMemory:
 
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
-        is_narrow, result = self.dtype != "fp32" and candidate.rewrite.mode != "GPU", candidate.covers[-1]
+        is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
         size_bytes = align_up(moment.own_bytes) if self._is_counted(result) else 0
         return size_bytes + (self._aligned_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
@@ -141,7 +141,7 @@ class PlanMemory:
     def size_overrides_bytes(self, candidate: Candidate) -> dict[str, int]:
         """Bytes of the results whose sizes differ from the graph's if `candidate` does its regions."""
         growths: dict[str, int] = {}
-        for replacement in candidate.regions:
+        for replacement in candidate.alternative.regions:
             if replacement.name in self._order:  # else an original layer, which has no chain
                 region = self.graph.region(replacement.name)
                 growths[replacement.first_result_input] = (
@@ -177,7 +177,7 @@ class PlanMemory:
             copies += self.copy_bytes(tensor, position)
         moments = (
             replace(moment, own_bytes=self.buffer_bytes(candidate, moment))
-            for moment in candidate.memory_moments
+            for moment in candidate.footprint.run_moments
         )
         peak_bytes = max(peak_bytes, max(map(span.moment_bytes, moments)) + copies)
         return (
@@ -194,7 +194,7 @@ class PlanMemory:
         """`candidate_peak_bytes` of `candidate` in `state`."""
         copy_tasks: dict[str, Task] = {}
         if self.table and self.table.transforms:
-            transform_tasks = steps.layout_transforms(self.graph, self.table, candidate, state)
+            transform_tasks = plan_state.layout_transforms(self.graph, self.table, candidate, state)
             copy_tasks = {
                 name: task for name, task in transform_tasks.items() if task.launched
             }  # others make no copy
@@ -202,9 +202,9 @@ class PlanMemory:
 
     def _epilogue_result_bytes(self, candidate: Candidate, deferred_epilogues: Collection[str]) -> int:
         """Bytes of earlier results that `candidate` completes and stores, since others need them too."""
-        if not deferred_epilogues or not candidate.input.fuses_epilogue:
+        if not deferred_epilogues or not candidate.fuses_epilogue:
             return 0  # deferred epilogues are done in place before it
-        fused_regions = set(steps.results_read(self.graph, candidate)).intersection(deferred_epilogues)
+        fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(deferred_epilogues)
         return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
 
     def epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
@@ -237,10 +237,10 @@ class PlanMemory:
         if not sets:
             return {MEMORY: self.peak_live_bytes(candidates)}
         inputs = {name for region in self.graph.regions for name in region.inputs if name not in sets}
-        sets |= dict.fromkeys(inputs, GPU_CHANNELS)  # copies of inputs lie in the GPU channels
+        sets |= dict.fromkeys(inputs, ChannelSet.GPU)  # copies of inputs lie in the GPU channels
         members = {
             place: frozenset(n for n, tensor_set in sets.items() if tensor_set == place)
-            for place in CHANNEL_SETS
+            for place in ChannelSet
         }
         parts = {place: replace(self, only=names, _spans={}) for place, names in members.items() if names}
         peaks = {place: part.peak_live_bytes(candidates) for place, part in parts.items()}
@@ -253,9 +253,5 @@ class PlanMemory:
             yield self.peak_bytes_in_state(candidate, state) + sum(
                 self._aligned_bytes[name] for name in halves
             )
-            state = steps.next_state(self.graph, candidate, state)
-            halves |= {candidate.covers[-1]} if _defers_sum(candidate) else set()
-
-
-def _defers_sum(candidate: Candidate) -> bool:
-    return candidate.rewrite.axis == "reduction" and bool(candidate.output.deferred_epilogue)
+            state = plan_state.next_state(self.graph, candidate, state)
+            halves |= {candidate.covers[-1]} if candidate.defers_partial_sum else set()

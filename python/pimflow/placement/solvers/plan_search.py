@@ -49,8 +49,8 @@ class PlanSearch:
         self.memory = PlanMemory(graph, system.dtype, table)
         self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
-        self._is_gpu_only = all(
-            c.rewrite.mode == "GPU" for candidates in table.candidates.values() for c in candidates
+        self._is_gpu_only = not any(
+            c.uses_pim for candidates in table.candidates.values() for c in candidates
         )
         self._labels: dict[object, Labels] = {}
 
@@ -180,7 +180,7 @@ class PlanSearch:
                     f"the search says {value!r} of a plan that the evaluator gives {evaluated_value!r}"
                 )
         has_overrides = any(map(self.memory.size_overrides_bytes, label.candidates))
-        has_own_pools = query.only_gpu or any(c.rewrite.mode != "GPU" for c in label.candidates)
+        has_own_pools = query.only_gpu or any(c.uses_pim for c in label.candidates)
         if (
             query.counts_memory
             and has_own_pools

@@ -1,8 +1,8 @@
 """A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that behave alike in every state (`steps.equivalence_key`) are one group. C++ expands the tasks of
-a candidate in its context, with epilogues and launches, by the same rules as `solvers.steps` and
-`solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
+Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. C++ expands the
+tasks of a candidate in its context, with epilogues and launches, by the same rules as `solvers.plan_state`
+and `solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.candidate import PLAIN_MEMORY_MODE, Candidate, CostTable, EdgeCost, Task
-from pimflow.core.channel_sets import channel_set
-from pimflow.core.plan import CHANNEL_SETS
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
 from pimflow.core.region import RegionGraph
+from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
-from pimflow.placement.solvers import steps
+from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 _problem = native.get("pimflow.placement.problem")
 _HEADER = native.Record("pimflow.placement.problem_header")
 
-CANONICAL = steps.CANONICAL.layout
 ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
 
 
@@ -92,6 +90,46 @@ class _Transform:
         return bool(self.task and self.task.launched)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Reads:
+    """What the candidates of a group read.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Regions and graph inputs, the first operand first.
+    regions : list of str
+        The regions among them.
+    results : set of str
+        Regions whose results are read, not only tensors kept beside them.
+    late : frozenset of str
+        Those that no task waits for (`plan_state.late_inputs`).
+    deferrable : list of str
+        Regions whose epilogue may be deferred to these candidates.
+    addends : set of str
+        What the candidates' own deferred epilogue adds.
+    input_transforms, result_transforms : dict
+        By graph input, the cost of reading it; by region, that for each placement of its result.
+    """
+
+    names: tuple[str, ...]
+    regions: list[str]
+    results: set[str]
+    late: frozenset[str]
+    deferrable: list[str]
+    addends: set[str]
+    input_transforms: dict[str, _Transform]
+    result_transforms: dict[str, list[_Transform]]
+
+    def transform_resource(self, name: str) -> str:
+        """The resource of all transforms for candidate `name`; empty without any."""
+        transforms = itertools.chain(self.input_transforms.values(), *self.result_transforms.values())
+        resources = {transform.task.resource for transform in transforms if transform.task}
+        if len(resources) > 1:
+            raise AssertionError(f"transforms for '{name}' run on several resources: {sorted(resources)}")
+        return next(iter(resources), "")
+
+
 class PlacementProblem:
     """The problem of a graph and its cost table.
 
@@ -109,22 +147,22 @@ class PlacementProblem:
         self._row_bytes = row_size_bytes
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
-        # By region, the numbers of (layout, bytes) of its result; bytes are None if they are the graph's.
-        self._layouts: dict[str, dict[_ResultForm, int]] = {
-            name: {(CANONICAL, None): 0} for name in self._order
+        # By region, the numbers of (placement, bytes) of its result; bytes are None if they are the graph's.
+        self._results: dict[str, dict[_Result, int]] = {
+            name: {(IN_GPU_CHANNELS, None): 0} for name in self._order
         }
-        self._open_forms = {"": 0}  # numbers of the alternatives of layers that are left open
+        self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
         self._can_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
-            for open_form in (candidate.requires_open, candidate.leaves_open):
-                self._open_forms.setdefault(open_form, len(self._open_forms))
-            self._layouts[last].setdefault(self._result_form(candidate), len(self._layouts[last]))
-            if candidate.output.deferred_epilogue:
+            for open_alternative in (candidate.requires_open, candidate.leaves_open):
+                self._open_alternatives.setdefault(open_alternative, len(self._open_alternatives))
+            self._results[last].setdefault(self._result(candidate), len(self._results[last]))
+            if candidate.deferred_epilogue:
                 self._can_defer.add(last)
 
-    def _result_form(self, candidate: Candidate) -> _ResultForm:
-        return candidate.output.layout, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
+    def _result(self, candidate: Candidate) -> _Result:
+        return candidate.output, self.memory.size_overrides_bytes(candidate).get(candidate.covers[-1])
 
     @functools.cached_property
     def native(self) -> Any:
@@ -137,12 +175,10 @@ class PlacementProblem:
         for position, region in enumerate(self.graph.regions):
             groups: dict[object, list[Candidate]] = {}
             for candidate in self.table.candidates[region.name]:
-                splits_reduction = candidate.rewrite.axis == "reduction"
                 overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
                 key = (
                     candidate.covers,
-                    steps.equivalence_key(candidate),
-                    splits_reduction,
+                    plan_state.equivalence_key(candidate),
                     candidate.fuses_regions,
                     overrides,
                 )
@@ -180,9 +216,9 @@ class PlacementProblem:
             arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
             life = lives.get(region.name)
             stored_bytes = life.within_bytes + life.size_bytes if life else 0
-            for layout, changed_bytes in self._layouts[region.name]:
+            for placement, changed_bytes in self._results[region.name]:
                 size = stored_bytes if changed_bytes is None else changed_bytes
-                arrays.append("layout", set=CHANNEL_SETS.index(channel_set(layout)), bytes=size)
+                arrays.append("layout", set=_SETS.index(placement.channels), bytes=size)
             arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
@@ -200,81 +236,37 @@ class PlacementProblem:
         """Append the group of candidates that behave alike in every state, and begin at `position`."""
         graph, representative = self.graph, group[0]
         previous = graph.regions[position - 1].name if position else ""
-        inputs_read = tuple(dict.fromkeys(steps.candidate_inputs(graph, representative)))
-        results, late = (
-            set(steps.results_read(graph, representative)),
-            steps.late_inputs(graph, representative, ()),
-        )
-        region_names = [name for name in inputs_read if name in self._order]
-        deferrable = sorted(name for name in region_names if name in results and name in self._can_defer)
-        last = graph.region(representative.covers[-1])
-        addends = set(last.inputs[last.operands :]) if representative.output.deferred_epilogue else set()
-        input_names = [name for name in inputs_read if name not in self._order]
-        inputs = {
-            name: self._transform(name, self._input_layout(name), representative) for name in input_names
-        }
-        transforms = {
-            name: [self._transform(name, layout, representative) for layout, _ in self._layouts[name]]
-            for name in region_names
-        }
-        all_transforms = [*inputs.values(), *itertools.chain(*transforms.values())]
-        transform_resources = {transform.task.resource for transform in all_transforms if transform.task}
-        if len(transform_resources) > 1:
-            raise AssertionError(
-                f"transforms for '{representative.name}' run on several resources: "
-                f"{sorted(transform_resources)}"
-            )
+        reads = self._reads(representative)
+        resource = reads.transform_resource(representative.name)
         continues = position > 0 and graph.region(representative.covers[0]).first_result_input == previous
         uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
         arrays.append(
             "group",
             begin=position,
             end=position + len(representative.covers),
-            requires_open=self._open_forms[representative.requires_open],
-            leaves_open=self._open_forms[representative.leaves_open],
-            layout=self._layouts[representative.covers[-1]][self._result_form(representative)],
+            requires_open=self._open_alternatives[representative.requires_open],
+            leaves_open=self._open_alternatives[representative.leaves_open],
+            layout=self._results[representative.covers[-1]][self._result(representative)],
             required_mode=uses_mode(representative.channel_mode),
             final_mode=uses_mode(representative.final_channel_mode),
-            defers_epilogue=int(bool(representative.output.deferred_epilogue)),
+            defers_epilogue=int(bool(representative.deferred_epilogue)),
             keeps_submission_open=int(representative.keeps_submission_open),
-            continues=int(continues and any(map(_can_continue, group))),
-            is_possible=int(all(transform.is_possible for transform in inputs.values())),
+            continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
+            is_possible=int(all(transform.is_possible for transform in reads.input_transforms.values())),
             fuses_regions=int(representative.fuses_regions),
-            leaves_partial_sum=int(
-                representative.rewrite.axis == "reduction" and bool(representative.output.deferred_epilogue)
-            ),
-            fuses_epilogue=int(representative.input.fuses_epilogue),
-            reads_previous=int(position == 0 or previous in inputs_read),
-            previous_is_late=int(previous in late),
-            transform_resource=self._resources[transform_resources.pop()] if transform_resources else -1,
-            transform_ns=sum(transform.ns for transform in inputs.values()),
-            transform_pj=sum(transform.pj for transform in inputs.values()),
+            leaves_partial_sum=int(representative.defers_partial_sum),
+            fuses_epilogue=int(representative.fuses_epilogue),
+            reads_previous=int(position == 0 or previous in reads.names),
+            previous_is_late=int(previous in reads.late),
+            transform_resource=self._resources[resource] if resource else -1,
+            transform_ns=sum(transform.ns for transform in reads.input_transforms.values()),
+            transform_pj=sum(transform.pj for transform in reads.input_transforms.values()),
         )
-        for name, transform in inputs.items():
-            if transform.is_copy:
-                size = self.memory.size_bytes(name)
-                arrays.append("input_copy", order=inputs_read.index(name), bytes=size)
-        for name in region_names:
-            arrays.append(
-                "operand",
-                region=self._order[name],
-                order=inputs_read.index(name),
-                is_late=int(name in late),
-                is_result=int(name in results),
-                is_addend=int(name in addends),
-                deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives_source=int(self.memory.copy_bytes(name, position) > 0),
-            )
-            arrays.integers["access_is_possible"] += [
-                int(transform.is_possible) for transform in transforms[name]
-            ]
-            arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms[name]]
-            arrays.reals["access_ns"] += [transform.ns for transform in transforms[name]]
-            arrays.reals["access_pj"] += [transform.pj for transform in transforms[name]]
+        self._append_operands(arrays, reads, position)
         arrays.integers["inner_addend"] += sorted(
-            self._order[name] for name in addends.intersection(representative.covers)
+            self._order[name] for name in reads.addends.intersection(representative.covers)
         )
-        for name in deferrable:
+        for name in reads.deferrable:
             task = self.table.transition(name, representative).task
             arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
         for candidate in group:
@@ -282,20 +274,66 @@ class PlacementProblem:
         for offsets, column in _OFFSETS.items():
             arrays.end_row(offsets, column)
 
+    def _reads(self, candidate: Candidate) -> _Reads:
+        """What a candidate reads, and what it costs to read it."""
+        names = tuple(dict.fromkeys(plan_state.candidate_inputs(self.graph, candidate)))
+        results = set(plan_state.results_read(self.graph, candidate))
+        regions = [name for name in names if name in self._order]
+        last = self.graph.region(candidate.covers[-1])
+        return _Reads(
+            names=names,
+            regions=regions,
+            results=results,
+            late=plan_state.late_inputs(self.graph, candidate, ()),
+            deferrable=sorted(name for name in regions if name in results and name in self._can_defer),
+            addends=set(last.inputs[last.operands :]) if candidate.deferred_epilogue else set(),
+            input_transforms={
+                name: self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
+                for name in names
+                if name not in self._order
+            },
+            result_transforms={
+                name: [self._transform(name, placement, candidate) for placement, _ in self._results[name]]
+                for name in regions
+            },
+        )
+
+    def _append_operands(self, arrays: _Arrays, reads: _Reads, position: int) -> None:
+        for name, transform in reads.input_transforms.items():
+            if transform.is_copy:
+                size = self.memory.size_bytes(name)
+                arrays.append("input_copy", order=reads.names.index(name), bytes=size)
+        for name in reads.regions:
+            deferrable, transforms = reads.deferrable, reads.result_transforms[name]
+            arrays.append(
+                "operand",
+                region=self._order[name],
+                order=reads.names.index(name),
+                is_late=int(name in reads.late),
+                is_result=int(name in reads.results),
+                is_addend=int(name in reads.addends),
+                deferred=deferrable.index(name) if name in deferrable else -1,
+                copy_outlives_source=int(self.memory.copy_bytes(name, position) > 0),
+            )
+            arrays.integers["access_is_possible"] += [int(transform.is_possible) for transform in transforms]
+            arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms]
+            arrays.reals["access_ns"] += [transform.ns for transform in transforms]
+            arrays.reals["access_pj"] += [transform.pj for transform in transforms]
+
     def _append_candidate(self, arrays: _Arrays, candidate: Candidate) -> None:
         self.candidates.append(candidate)
         arrays.append(
             "candidate",
-            error=candidate.error,
-            row_bytes=candidate.placed_rows * self._row_bytes,
-            filter_bytes=candidate.filter_bytes,
-            on_gpu=int(candidate.rewrite.mode == "GPU"),
+            error=candidate.alternative.error,
+            row_bytes=candidate.footprint.bank_rows * self._row_bytes,
+            filter_bytes=candidate.footprint.filter_bytes,
+            on_gpu=int(not candidate.uses_pim),
             plain_memory=int(uses_plain_memory(candidate)),
-            continues=int(_can_continue(candidate)),
+            continues=int(candidate.begins_on_pim),
         )
         self._append_tasks(arrays, "task", candidate.tasks)
         arrays.end_row("candidate_task_begin", "task_resource")
-        for moment in candidate.memory_moments:
+        for moment in candidate.footprint.run_moments:
             buffer_bytes = self.memory.buffer_bytes(candidate, moment)
             arrays.append(
                 "step", buffer_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
@@ -322,23 +360,21 @@ class PlacementProblem:
             reals[f"{name}_execution_ns"].append(task.execution_ns)
             reals[f"{name}_energy_pj"].append(task.energy_pj)
 
-    def _input_layout(self, name: str) -> str:
-        return self.table.inputs.get(name, steps.CANONICAL).layout
-
-    def _transform(self, tensor: str, layout: str, reader: Candidate) -> _Transform:
-        if not self.table.transforms or layout == reader.input.layout:
+    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> _Transform:
+        if not self.table.transforms or placement == reader.input:
             return _NO_TRANSFORM
-        return _Transform.from_edge(self.table.transform(tensor, layout, reader.input.layout))
+        return _Transform.from_edge(self.table.transform(tensor, placement, reader.input))
 
     @staticmethod
-    def _mode(may_switch: bool, use: str) -> int:
-        if not use or not may_switch:
+    def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
+        if mode is None or not may_switch:
             return ANY_MODE
-        return PLAIN_MODE if use == PLAIN_MEMORY_MODE else PIM_MODE
+        return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
 _NO_TRANSFORM = _Transform()
-_ResultForm = tuple[str, int | None]
+_Result = tuple[TensorPlacement, int | None]
+_SETS = tuple(ChannelSet)  # in the order of C++
 _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "is_late", "is_result", "is_addend", "deferred")),
     *("operand_copy_outlives_source", "access_is_possible", "access_is_copied"),
@@ -366,9 +402,3 @@ class _Transitions:
             self._numbers[id(task)] = len(self._numbers)
             self.problem._append_tasks(self.arrays, "transition", (task,))
         return self._numbers[id(task)]
-
-
-def _can_continue(candidate: Candidate) -> bool:
-    """Whether it needs no launch if it continues a submission (`Candidate.with_shared_submission`)."""
-    first_resources = (task.resource for task in candidate.tasks if not task.after)
-    return candidate.rewrite.mode == "PIM" and "gpu" not in first_resources

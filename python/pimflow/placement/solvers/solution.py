@@ -32,7 +32,7 @@ class Criterion:
 
     def value(self, latency_ns: float, energy_pj: float, candidates: Iterable[Candidate]) -> float:
         """The value for a plan, from its latency, the energy of its tasks and its errors."""
-        error = sum(candidate.error for candidate in candidates)
+        error = sum(candidate.alternative.error for candidate in candidates)
         return self.per_ns * latency_ns + self.per_pj * energy_pj + self.per_error * error
 
 

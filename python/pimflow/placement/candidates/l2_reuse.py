@@ -9,31 +9,27 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import (
+from pimflow.core.candidate import Candidate, EdgeCost, Task
+from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
+from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,
-    IN_PIM_CHANNELS,
-    PIM_MODE,
-    PLAIN_MEMORY_MODE,
-    Candidate,
-    EdgeCost,
-    Task,
+    ChannelMode,
+    ChannelSet,
+    ChannelUse,
 )
-from pimflow.core.plan import STAGED
-from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.hardware import System
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     ChannelLayouts,
-    candidate_layout,
-    layout_from_row,
+    from_row,
     rows_read,
-    with_layouts,
+    with_placements,
+    with_reader,
 )
-from pimflow.placement.solvers.steps import late_operands
+from pimflow.placement.solvers.plan_state import late_operands
 from pimflow.simulators.gpu.machine import RooflineMachine
-
-KEPT, BEHIND_KEPT = "result kept", "behind kept"
 
 
 def mode_switch_cost(generator: CandidateGenerator) -> EdgeCost:
@@ -46,7 +42,7 @@ def mode_switch_cost(generator: CandidateGenerator) -> EdgeCost:
 
 
 @dataclass(frozen=True)
-class L2Staging:
+class L2Reuse:
     """Makes these variants of the candidates of one network."""
 
     layouts: ChannelLayouts
@@ -67,18 +63,18 @@ class L2Staging:
         """
         system, rewrite = self.system, candidate.rewrite
         region = self.generator.graph.region(candidate.covers[0])
-        is_by_rows = rewrite.mode == "PIM" or (rewrite.mode == "SPLIT" and rewrite.axis == "rows")
         other_operands = region.inputs[1:]
         if (
-            not (self.layouts.spreads_tensors and is_by_rows)
+            not isinstance(rewrite, PimRewrite | SplitRewrite)
+            or not (self.layouts.spreads_tensors and _is_by_rows(rewrite))
             or region.prologue
             or region.inputs[0] in other_operands
         ):
             return []
         if other_operands != late_operands(region) or region.inputs[0] not in self.generator.graph.readers:
             return []
-        rows = rows_read(region, candidate)
-        pim_share = (1 - rows / region.layer.h) * self.layouts.set_shares[IN_PIM_CHANNELS]
+        rows = rows_read(region, rewrite)
+        pim_share = (1 - rows / region.layer.h) * self.layouts.set_shares[ChannelSet.PIM]
         read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
         if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
@@ -92,9 +88,10 @@ class L2Staging:
         variant = replace(
             candidate,
             tasks=(*preceding, *shifted_tasks),
-            channel_mode=PLAIN_MEMORY_MODE if switch_task else "",
+            channel_mode=ChannelMode.PLAIN_MEMORY if switch_task else None,
         )
-        return [with_layouts(variant, STAGED, candidate_layout(candidate, STAGED), IN_GPU_CHANNELS)]
+        operand = with_reader(candidate, IN_ALL_CHANNELS)
+        return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
 
     def _transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
         """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
@@ -139,15 +136,17 @@ class L2Staging:
         program_begin = len(tasks)
         tasks += [task.with_dependencies((program_begin - 1,)) for task in candidate.tasks[first:last]]
         program_tasks = tuple(range(program_begin, len(tasks)))
-        resident = replace(
-            candidate, tasks=tuple(tasks), channel_mode=PLAIN_MEMORY_MODE if switch_task else ""
-        )
+        use = ChannelMode.PLAIN_MEMORY if switch_task else None
         resident_variants = self.result_variants(
-            replace(resident, final_channel_mode=PIM_MODE if switch_task else "")
+            replace(
+                candidate,
+                tasks=tuple(tasks),
+                channel_mode=use,
+                final_channel_mode=ChannelMode.PIM if switch_task else None,
+            )
         )
         one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
         tasks[program_tasks[-1] + 1] = replace(tasks[program_tasks[-1] + 1], after=program_tasks)
-        use = PLAIN_MEMORY_MODE if switch_task else ""
         written_back = replace(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
         return [written_back, *(resident_variants if last == len(candidate.tasks) else ())]
 
@@ -156,7 +155,7 @@ class L2Staging:
         system, layer = self.system, region.layer
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
         machine = RooflineMachine(system.gpu, system.dtype)
-        written_bytes = result_bytes * self.layouts.set_shares[IN_PIM_CHANNELS] * system.gpu.write_factor
+        written_bytes = result_bytes * self.layouts.set_shares[ChannelSet.PIM] * system.gpu.write_factor
         return self._transfer_task(
             f"{region.name} (results)", written_bytes, cost_factor=1 / machine["dram_write"]
         )
@@ -172,30 +171,29 @@ class L2Staging:
         position = self._order[region.name]
         successor = self.generator.graph.regions[position + 1 : position + 2]
         is_parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
-        is_by_rows = candidate.rewrite.mode == "PIM" or candidate.rewrite.axis == "rows"
-        if not (successor and is_parallel and is_by_rows) or candidate.rewrite.mode == "PIPELINE":
+        rewrite = candidate.rewrite
+        if not isinstance(rewrite, PimRewrite | SplitRewrite) or not _is_by_rows(rewrite):
+            return []
+        if not (successor and is_parallel):
             return []
         layer = region.layer
         live_bytes = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
         live_bytes *= ELEMENT_BYTES[system.dtype]
         if (
-            live_bytes * self.layouts.set_shares[IN_PIM_CHANNELS]
+            live_bytes * self.layouts.set_shares[ChannelSet.PIM]
             > system.gpu.l2_bytes_per_channel * system.pim_channels
         ):
             return []
-        rows = candidate.rewrite.gpu_rows
-        layout = (
-            IN_GPU_CHANNELS if not system.gpu_channels else layout_from_row(rows) if rows else IN_ALL_CHANNELS
-        )
-        if self.layouts.spreads_tensors and layout not in self.layouts.result_layouts(region.name).values():
+        result = from_row(rewrite.split(layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
+        if self.layouts.spreads_tensors and result not in self.layouts.result_placements(region.name):
             return []
         return [
             replace(
                 candidate,
-                name=f"{candidate.name}, {KEPT}",
-                output=replace(candidate.output, layout=layout),
-                rewrite=replace(candidate.rewrite, channels=_join_channels(candidate.rewrite.channels, KEPT)),
-                leaves_open=f"{KEPT} of {region.name}",
+                name=f"{candidate.name}, {_RESULT_IN_L2}",
+                output=result,
+                channels=replace(candidate.channels, result_in_l2=True),
+                leaves_open=f"{_RESULT_IN_L2} of {region.name}",
             )
         ]
 
@@ -218,13 +216,10 @@ class L2Staging:
         return [
             replace(
                 variant.with_first_task(switch_task) if switch_task else variant,
-                name=f"{wide_candidate.name}, {BEHIND_KEPT}",
-                rewrite=replace(
-                    wide_candidate.rewrite,
-                    channels=_join_channels(wide_candidate.rewrite.channels, BEHIND_KEPT),
-                ),
-                requires_open=f"{KEPT} of {predecessor.name}",
-                channel_mode=PIM_MODE if switch_task else "",
+                name=f"{wide_candidate.name}, {ChannelUse(operand_in_l2=True)}",
+                channels=replace(wide_candidate.channels, operand_in_l2=True),
+                requires_open=f"{_RESULT_IN_L2} of {predecessor.name}",
+                channel_mode=ChannelMode.PIM if switch_task else None,
             )
         ]
 
@@ -233,12 +228,16 @@ class L2Staging:
         return {region.name: position for position, region in enumerate(self.generator.graph.regions)}
 
 
+_RESULT_IN_L2 = str(ChannelUse(result_in_l2=True))
+
+
+def _is_by_rows(rewrite: LayerRewrite) -> bool:
+    """Whether PIM computes the last rows of a layer, or all of them."""
+    return isinstance(rewrite, PimRewrite) or rewrite.axis == "rows"
+
+
 def _read_elements(region: Region, candidate: Candidate) -> int:
     """Elements of PIM's operands: the input, and a residual that PIM adds."""
-    layer = region.layer
-    added = layer.pixels * layer.oc if "add" in candidate.rewrite.finishes else 0
-    return layer.n * layer.h * layer.w * layer.c + added
-
-
-def _join_channels(channels: str, suffix: str) -> str:
-    return f"{channels}, {suffix}" if channels else suffix
+    layer, rewrite = region.layer, candidate.rewrite
+    adds_residual = isinstance(rewrite, PimRewrite) and "add" in rewrite.device_epilogue
+    return layer.n * layer.h * layer.w * layer.c + (layer.pixels * layer.oc if adds_residual else 0)

@@ -25,7 +25,8 @@ class DecompositionAlternatives:
     rules : tuple of str
         Names of the rules of `decomposed`.
     errors : dict of str to tuple of float
-        By layer, the error of its chain by each rule (`Candidate.error`); 0 for layers that are left out.
+        By layer, the error of its chain by each rule (`LayerAlternative.error`); 0 for layers that are not
+        in it.
     """
 
     original: RegionGraph

@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import PLAIN_MEMORY_MODE, Candidate, CostTable, Port, Task, overlap_first_launch
+from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
 from pimflow.core.region import APPEND, Region, RegionGraph
+from pimflow.core.rewrite import PipelineRewrite
+from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, TensorPlacement
 from pimflow.placement.solvers import launches
 from pimflow.placement.solvers.launches import Launching, OutstandingWork, Running
-
-CANONICAL = Port()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class PlanState:
         Regions whose results have a deferred epilogue.
     open_submission : str
         The last region, if its PIM submission is still open; else empty.
-    open_form : str
+    open_alternative : str
         The alternative of a layer that is begun and not completed (`Candidate.leaves_open`).
-    layouts : frozenset of (str, str)
-        Regions whose results are still read in another layout than the canonical one, with that layout.
+    placements : frozenset of (str, TensorPlacement)
+        Regions whose results are still read and do not lie in the GPU channels, with where they lie.
     is_plain_memory : bool
         Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM.
     running : Running or None
@@ -40,15 +40,15 @@ class PlanState:
 
     deferred_epilogues: frozenset[str] = frozenset()
     open_submission: str = ""
-    open_form: str = ""
-    layouts: frozenset[tuple[str, str]] = frozenset()
+    open_alternative: str = ""
+    placements: frozenset[tuple[str, TensorPlacement]] = frozenset()
     is_plain_memory: bool = False
     running: Running | None = None
 
-    def layout(self, table: CostTable, name: str) -> str:
-        """The layout of a region's result or of a graph input."""
-        layouts = dict(self.layouts) if self.layouts else {}
-        return layouts.get(name) or table.inputs.get(name, CANONICAL).layout
+    def placement(self, table: CostTable, name: str) -> TensorPlacement:
+        """Where a region's result or a graph input lies."""
+        placements = dict(self.placements) if self.placements else {}
+        return placements.get(name) or table.inputs.get(name, IN_GPU_CHANNELS)
 
 
 def initial_state(table: CostTable) -> PlanState:
@@ -59,9 +59,9 @@ def initial_state(table: CostTable) -> PlanState:
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions cover runs that a plan can contain.
 
-    A run is listed at its first region. No region outside reads an inner result, except what a layer in
-    another form keeps beside its result; and only caches inside are outputs of the network. In a pipeline,
-    each region reads the previous one as its first input, and no other region does.
+    A run is listed at its first region. No region outside reads an inner result, except what an original
+    layer keeps beside its result; and only caches inside are outputs of the network. In a pipeline, each
+    region reads the previous one as its first input, and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -69,14 +69,15 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             begin, count = order[name], len(candidate.covers)
             run = graph.regions[begin : begin + count]
             covered = {region.name for region in run}
-            readers = graph.consumers if candidate.original else graph.readers
-            returned = set(graph.outputs).difference(graph.extra_outputs if candidate.original else ())
+            original = candidate.alternative.original
+            readers = graph.consumers if original else graph.readers
+            returned = set(graph.outputs).difference(graph.extra_outputs if original else ())
             returned -= {region.name for region in run if region.operator == APPEND}
             is_closed = all(
                 covered.issuperset(readers[region.name]) and region.name not in returned
                 for region in run[:-1]
             )
-            is_chained = candidate.rewrite.mode != "PIPELINE" or all(
+            is_chained = not isinstance(candidate.rewrite, PipelineRewrite) or all(
                 consumer.first_result_input == producer.name
                 and graph.consumers[producer.name] == (consumer.name,)
                 for producer, consumer in itertools.pairwise(run)
@@ -113,10 +114,10 @@ def late_inputs(
 
     None if `candidate` itself does a deferred epilogue of such an operand.
     """
-    fuses_regions = len(candidate.covers) > 1 and candidate.original is None
-    if fuses_regions or not candidate.output.deferred_epilogue:
+    original = candidate.alternative.original
+    if (len(candidate.covers) > 1 and original is None) or not candidate.deferred_epilogue:
         return frozenset()
-    region = candidate.original or graph.region(candidate.covers[0])
+    region = original or graph.region(candidate.covers[0])
     operands = frozenset(late_operands(region)) - {region.inputs[0]}
     fused_operands = operands.intersection(deferred_epilogues).intersection(results_read(graph, candidate))
     return frozenset() if fused_operands else operands
@@ -133,63 +134,59 @@ def continues_submission(graph: RegionGraph, candidate: Candidate, state: PlanSt
 def is_feasible(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: PlanState) -> bool:
     """Whether `candidate` is possible in `state`.
 
-    It must complete the layer that is open, and be able to read its inputs in their layouts.
+    It must complete the layer that is open, and be able to read its inputs where they lie.
     """
-    if candidate.requires_open != state.open_form:
+    if candidate.requires_open != state.open_alternative:
         return False
     if table is None or not table.transforms:
         return True
-    input_layout = candidate.input.layout
     return all(
-        table.transform(name, state.layout(table, name), input_layout).possible
+        table.transform(name, state.placement(table, name), candidate.input).possible
         for name in candidate_inputs(graph, candidate)
     )
 
 
 def needs_mode_switch(candidate: Candidate, state: PlanState) -> bool:
     """Whether the channels that have PIM must be switched before `candidate`."""
-    return (
-        bool(candidate.channel_mode)
-        and (candidate.channel_mode == PLAIN_MEMORY_MODE) != state.is_plain_memory
-    )
+    mode = candidate.channel_mode
+    return mode is not None and (mode is ChannelMode.PLAIN_MEMORY) != state.is_plain_memory
 
 
 def next_state(graph: RegionGraph, candidate: Candidate, state: PlanState) -> PlanState:
     """The state after `candidate` is done in `state`; `PlanState.running` is left out."""
     last = candidate.covers[-1]
     deferred_epilogues = state.deferred_epilogues.difference(results_read(graph, candidate))
-    if candidate.output.deferred_epilogue:
+    if candidate.deferred_epilogue:
         deferred_epilogues |= {last}
-    layouts = state.layouts
-    if layouts:
-        dead_results = {name for name, _ in layouts if graph.last_readers[name] in candidate.covers}
-        layouts = frozenset(entry for entry in layouts if entry[0] not in dead_results)
-    if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
-        layouts |= {(last, candidate.output.layout)}
-    channel_use = candidate.final_channel_mode
+    placements = state.placements
+    if placements:
+        dead_results = {name for name, _ in placements if graph.last_readers[name] in candidate.covers}
+        placements = frozenset(entry for entry in placements if entry[0] not in dead_results)
+    if candidate.output != IN_GPU_CHANNELS and graph.readers[last]:
+        placements |= {(last, candidate.output)}
+    mode = candidate.final_channel_mode
     return PlanState(
         deferred_epilogues=deferred_epilogues,
         open_submission=last if candidate.keeps_submission_open else "",
-        open_form=candidate.leaves_open,
-        layouts=layouts,
-        is_plain_memory=channel_use == PLAIN_MEMORY_MODE if channel_use else state.is_plain_memory,
+        open_alternative=candidate.leaves_open,
+        placements=placements,
+        is_plain_memory=state.is_plain_memory if mode is None else mode is ChannelMode.PLAIN_MEMORY,
     )
 
 
 def layout_transforms(
     graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
 ) -> dict[str, Task]:
-    """By input of `candidate` that lies in another layout, the task that transforms it, if any."""
+    """By input of `candidate` that lies elsewhere, the task that transforms it, if any."""
     if not table.transforms:
         return {}
-    input_layout = candidate.input.layout
-    current_layouts = (
-        (name, state.layout(table, name)) for name in dict.fromkeys(candidate_inputs(graph, candidate))
+    placements = (
+        (name, state.placement(table, name)) for name in dict.fromkeys(candidate_inputs(graph, candidate))
     )
     edges = {
-        name: table.transform(name, layout, input_layout)
-        for name, layout in current_layouts
-        if layout != input_layout
+        name: table.transform(name, placement, candidate.input)
+        for name, placement in placements
+        if placement != candidate.input
     }
     return {name: edge.task for name, edge in edges.items() if edge.task}
 
@@ -313,7 +310,9 @@ class TasksInContext:
 
     def running_after(self, running: Running | None) -> Running | None:
         """The work in progress after it."""
-        return running and self.outstanding and running.advance(self.outstanding, self.longest_ns)
+        if running is None or self.outstanding is None:
+            return None
+        return running.advance(self.outstanding, self.longest_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,12 +344,17 @@ def equivalence_key(candidate: Candidate) -> Hashable:
     They are possible in the same states, have the same transforms and transitions, and leave the same state,
     but for `PlanState.running`.
     """
-    input_port, output_port = candidate.input, candidate.output
     requirements = (
         candidate.requires_open,
-        input_port.layout,
-        input_port.fuses_epilogue,
+        candidate.input,
+        candidate.fuses_epilogue,
         candidate.channel_mode,
     )
-    effects = (bool(output_port.deferred_epilogue), output_port.layout, candidate.keeps_submission_open)
-    return requirements, effects, candidate.leaves_open, candidate.final_channel_mode, candidate.original
+    effects = (
+        candidate.leaves_open,
+        candidate.output,
+        bool(candidate.deferred_epilogue),
+        candidate.final_channel_mode,
+        candidate.keeps_submission_open,
+    )
+    return requirements, effects, candidate.alternative.original

@@ -12,12 +12,13 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from pimflow.core.attention import Attention
-from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
+from pimflow.core.candidate import Candidate, Cost, Footprint, Task
 from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
+from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
@@ -204,14 +205,14 @@ class PlacedCache:
 
 def is_cached(candidate: Candidate) -> bool:
     """Whether a candidate does attention in PIM."""
-    return candidate.rewrite.mode == "PIM" and len(candidate.covers) > 1
+    return isinstance(candidate.rewrite, AttentionRewrite)
 
 
 def place_cache(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
     """The attention of a candidate of `attention_candidates`, with its caches from row `row_begin` on."""
     keys, values, region = candidate.covers
     attention = graph.region(region).attention
-    assert attention is not None
+    assert attention is not None and isinstance(candidate.rewrite, AttentionRewrite)
     schedule = CacheSchedule.parse(candidate.rewrite.schedule)
     return PlacedCache(
         keys=keys,
@@ -235,7 +236,7 @@ def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
         covers = run.covers if run else (region.name,)
         capable.update(covers)
         try:
-            if run and not reason and "PIM" in generator.modes:
+            if run and not reason and Mode.PIM in generator.modes:
                 by_region[covers[0]] = run_candidates(generator, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             reason = str(error)
@@ -308,7 +309,7 @@ def _front(candidates: list[Candidate]) -> tuple[Candidate, ...]:
     def figures(candidate: Candidate) -> tuple[float, float, int]:
         """Latency, energy and rows."""
         cost = Cost.from_candidate(candidate)
-        return cost.latency_ns, cost.energy_pj, candidate.placed_rows
+        return cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows
 
     front: list[tuple[tuple[float, float, int], Candidate]] = []
     for candidate_figures, candidate in sorted(
@@ -331,19 +332,17 @@ def _candidate(
     region, system = run.attention, generator.system
     sums = _partial_sum_bytes(generator, run, values)
     scores = keys.product.results * keys.sums * schedule.parts
-    port = Port(dtype=system.dtype)
     return Candidate(
         name=f"PIM {schedule}",
         covers=run.covers,
-        gpu_share=0.0,
-        input=port,
-        output=port,
+        rewrite=AttentionRewrite(schedule=str(schedule)),
         tasks=_tasks(generator, run, schedule, keys, values),
-        rewrite=Rewrite(mode="PIM", gpu_rows=0, schedule=str(schedule)),
-        placed_rows=(keys.rows + values.rows) * schedule.parts,
-        workspace_bytes=scores * RESULT_BYTES[system.dtype]
-        + math.prod(region.attention_layer.score_shape) * ELEMENT_BYTES[system.dtype]
-        + sums,
+        footprint=Footprint(
+            bank_rows=(keys.rows + values.rows) * schedule.parts,
+            workspace_bytes=scores * RESULT_BYTES[system.dtype]
+            + math.prod(region.attention_layer.score_shape) * ELEMENT_BYTES[system.dtype]
+            + sums,
+        ),
     )
 
 
@@ -355,66 +354,80 @@ def _tasks(
     values: ProductCost,
 ) -> tuple[Task, ...]:
     """Scores of each group, then products of the group before with its values; see the module docstring."""
-    name, parts = run.attention.name, schedule.parts
-    tasks: list[Task] = []
-    if run.attention.has_prologue_kernels:
-        tasks.append(_query_task(generator, run))
-    query_tasks = tuple(range(len(tasks)))
-    queries, probabilities = run.query_elements, math.prod(run.attention.attention_layer.score_shape)
-
-    def append_program(
-        label: str,
-        cost: PimCost,
-        value_elements: int,
-        after: tuple[int, ...],
-        sums: int = 1,
-        submitted: bool = True,
-    ) -> tuple[int, ...]:
-        """Append the tasks of a program, `submitted` by itself or as part of the previous submission."""
-        begun = len(tasks)
-        program_tasks = generator.task_builder.pim_tasks(label, cost, value_elements // parts, sums)
-        if not submitted:
-            program_tasks = [replace(task, launch_ns=0.0, launched=False) for task in program_tasks]
-        tasks.extend(task.with_dependencies(after) for task in program_tasks)
-        return tuple(range(begun, len(tasks)))
-
+    parts = schedule.parts
+    tasks = _AttentionTasks(generator, run, parts)
+    query_tasks = tasks.append(
+        [_query_task(generator, run)] if run.attention.has_prologue_kernels else [], ()
+    )
     softmaxes: list[tuple[int, ...]] = []
     for part in range(parts + 1):
-        part_label = f", {part + 1} of {parts}" if parts > 1 else ""
         if part < parts:
-            append_tasks = append_program(
-                f"{run.keys.name}{part_label}", keys.append, run.keys.kernel.append_elements, query_tasks
-            )
-            begun = append_tasks[:1]
-            score_tasks = append_program(
-                f"{name} scores{part_label}", keys.product, queries, begun, sums=keys.sums, submitted=False
-            )
-            value_elements = run.values.kernel.append_elements
-            append_program(
-                f"{run.values.name}{part_label}", values.append, value_elements, begun, submitted=False
-            )
-            softmax_begin, label, kernel = (
-                len(tasks),
-                f"{name} (softmax{part_label})",
-                _softmax(generator, run, keys, parts),
-            )
-            softmax = [generator.task_builder.gpu_task(label, kernel)]
-            if parts > 1:
-                softmax = generator.task_builder.gpu_tasks_with_traffic(label, name, kernel)
-            tasks.extend(task.with_dependencies(score_tasks) for task in softmax)
-            softmaxes.append(tuple(range(softmax_begin, len(tasks))))
+            score_tasks = tasks.append_scores(part, keys, values, query_tasks)
+            softmaxes.append(tasks.append_softmax(part, _softmax(generator, run, keys, parts), score_tasks))
         if part:
-            part_label = f", {part} of {parts}" if parts > 1 else ""
-            append_program(
-                f"{name} values{part_label}",
-                values.product,
-                probabilities,
-                softmaxes[part - 1],
-                sums=values.sums,
+            probabilities = math.prod(run.attention.attention_layer.score_shape)
+            product = tasks.program(
+                f"{run.attention.name} values", part - 1, values.product, probabilities, values.sums
             )
-    all_tasks = tuple(range(len(tasks)))
-    tasks += [task.with_dependencies(all_tasks) for task in _sum_tasks(generator, run, values)]
-    return tuple(tasks)
+            tasks.append(product, softmaxes[part - 1])
+    tasks.append(_sum_tasks(generator, run, values), tuple(range(len(tasks.tasks))))
+    return tuple(tasks.tasks)
+
+
+@dataclass(frozen=True)
+class _AttentionTasks:
+    """The tasks of attention in `parts` groups, in the order in which they are issued."""
+
+    generator: CandidateGenerator
+    run: CachedRun
+    parts: int
+    tasks: list[Task] = field(default_factory=list)
+
+    def append(self, tasks: Iterable[Task], after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tasks that wait for the tasks `after`; returns their positions."""
+        begin = len(self.tasks)
+        self.tasks.extend(task.with_dependencies(after) for task in tasks)
+        return tuple(range(begin, len(self.tasks)))
+
+    def program(self, label: str, part: int, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:
+        """The tasks of a PIM program of one group, in a submission of its own."""
+        return self.generator.task_builder.pim_tasks(
+            label + self._part_label(part), cost, value_elements // self.parts, sums
+        )
+
+    def append_scores(
+        self, part: int, keys: ProductCost, values: ProductCost, after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Append one submission: the appends to both caches, and between them the product with the keys.
+
+        Returns the positions of the tasks of the product.
+        """
+        run = self.run
+        key_elements, value_elements = run.keys.kernel.append_elements, run.values.kernel.append_elements
+        first = self.append(self.program(run.keys.name, part, keys.append, key_elements), after)[:1]
+        product = self.program(
+            f"{run.attention.name} scores", part, keys.product, run.query_elements, keys.sums
+        )
+        score_tasks = self.append(map(_without_launch, product), first)
+        new_values = self.program(run.values.name, part, values.append, value_elements)
+        self.append(map(_without_launch, new_values), first)
+        return score_tasks
+
+    def append_softmax(self, part: int, kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append the softmax of the scores of one group."""
+        name, builder = self.run.attention.name, self.generator.task_builder
+        label = f"{name} (softmax{self._part_label(part)})"
+        if self.parts > 1:
+            return self.append(builder.gpu_tasks_with_traffic(label, name, kernel), after)
+        return self.append([builder.gpu_task(label, kernel)], after)
+
+    def _part_label(self, part: int) -> str:
+        return f", {part + 1} of {self.parts}" if self.parts > 1 else ""
+
+
+def _without_launch(task: Task) -> Task:
+    """A task of a program in the submission of another."""
+    return replace(task, launch_ns=0.0, launched=False)
 
 
 def _softmax(generator: CandidateGenerator, run: CachedRun, keys: ProductCost, parts: int) -> Kernel:

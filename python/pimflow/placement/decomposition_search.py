@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
+from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, LayerAlternative
 from pimflow.core.region import Region, RegionGraph
+from pimflow.core.rewrite import Mode
 from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tilings import TiledGroup
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.forms import DecompositionAlternatives
+from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.steps import candidate_inputs, check_covers
+from pimflow.placement.solvers.plan_state import candidate_inputs, check_covers
 
 # Longest pipeline. Mixtures in which so many neighbours have all combinations of two alternatives contain,
 # together, every pipeline of every mixture of these two.
@@ -116,13 +118,8 @@ class AlternativeCandidates:
         costs: Costs,
         goal: Goal,
     ):
-        self.alternatives, self.rules, self.system, self.costs, self.goal = (
-            alternatives,
-            rules,
-            system,
-            costs,
-            goal,
-        )
+        self.alternatives, self.rules = alternatives, rules
+        self.system, self.costs, self.goal = system, costs, goal
         self.graph = alternatives.mixture(rules)
         self.layer_by_region = {
             name: layer for layer in alternatives.independent_layers for name in alternatives.chains[layer]
@@ -131,38 +128,57 @@ class AlternativeCandidates:
         generator = CandidateGenerator(self.graph, system, costs, goal.modes, goal.primitives)
         self.min_l2_rereads: dict[str, float] = {}
         self.min_l2_rereads = self._max_l2_rereads(_Mixture(generator=generator, rules=rules))
-        base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
-        table = profile(self.graph, base.generator)
+        self.base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
         self.uniform_mixtures = [
-            base,
-            *(self._uniform_mixture(base, rule) for rule in range(1, len(alternatives.decomposed))),
+            self.base,
+            *(self._uniform_mixture(self.base, rule) for rule in range(1, len(alternatives.decomposed))),
         ]
-        original = self._with_rules(base, dict.fromkeys(alternatives.independent_layers))
-        original.generator.prepare()
+        self.original = self._with_rules(self.base, dict.fromkeys(alternatives.independent_layers))
+
+    @functools.cached_property
+    def base_table(self) -> CostTable:
+        """The cost table of the network with all free layers decomposed by the first rule."""
+        return profile(self.graph, self.base.generator)
+
+    @functools.cached_property
+    def groups(self) -> list[_Group]:
+        """Groups in tiles that mix rules or have original layers."""
+        return list(self._groups(self.base))
+
+    @functools.cached_property
+    def table(self) -> CostTable:
+        """The cost table with the candidates of all alternatives."""
+        table = self.base_table
+        self.original.generator.prepare()
         by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
-        self._add(by_region, base, itertools.chain(*table.candidates.values()))
+        self._add(by_region, self.base, itertools.chain(*table.candidates.values()))
         epilogue_costs, fused_epilogue_costs = dict(table.epilogue_cost), dict(table.fused_epilogue_cost)
         for mixture in self.uniform_mixtures[1:]:
             rule_table = profile(mixture.generator.graph, mixture.generator)
             self._add(by_region, mixture, itertools.chain(*rule_table.candidates.values()))
             epilogue_costs |= self._link_costs(mixture, rule_table.epilogue_cost)
             fused_epilogue_costs |= self._link_costs(mixture, rule_table.fused_epilogue_cost)
-        self._add(
-            by_region,
-            original,
-            self._original_candidates(original, self._mixed_plan_generator(original.generator)),
-        )
-        groups = list(self._groups(base))
-        for mixture, pipeline_candidates in self._pipelines(base):
+        generate = self._mixed_plan_generator(self.original.generator)
+        self._add(by_region, self.original, self._original_candidates(self.original, generate))
+        for mixture, pipeline_candidates in self._pipelines(self.base):
             self._add(by_region, mixture, pipeline_candidates)
-        self._fuse(by_region, groups, 0)
-        self.table = _with_candidates(
-            replace(table, epilogue_cost=epilogue_costs, fused_epilogue_cost=fused_epilogue_costs), by_region
-        )
-        check_covers(self.graph, self.table)
-        self.plans = PlanSearch(self.graph, self.table, system, goal)
-        gpu_only_table = _with_candidates(table, self._gpu_only_candidates(original, groups))
-        self.gpu_only_plans = PlanSearch(self.graph, gpu_only_table, system, goal)
+        self._fuse(by_region, self.groups, 0)
+        table = replace(table, epilogue_cost=epilogue_costs, fused_epilogue_cost=fused_epilogue_costs)
+        table = _with_candidates(table, by_region)
+        check_covers(self.graph, table)
+        return table
+
+    @functools.cached_property
+    def plans(self) -> PlanSearch:
+        """The search of plans of any alternatives."""
+        return PlanSearch(self.graph, self.table, self.system, self.goal)
+
+    @functools.cached_property
+    def gpu_only_plans(self) -> PlanSearch:
+        """The search of plans of any alternatives on the GPU alone."""
+        candidates = self._gpu_only_candidates(self.original, self.groups)
+        table = _with_candidates(self.base_table, candidates)
+        return PlanSearch(self.graph, table, self.system, self.goal)
 
     def _with_rules(self, base: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
         """The mixture `base` with other rules for some of the free layers; None for the original layer."""
@@ -216,7 +232,7 @@ class AlternativeCandidates:
                 original_region = replace(
                     original.generator.graph.region(layer), inputs=candidate_inputs(self.graph, expanded)
                 )
-                yield replace(candidate, original=original_region)
+                yield replace(candidate, alternative=LayerAlternative(original=original_region))
 
     @staticmethod
     def _mixed_plan_generator(generator: CandidateGenerator) -> Callable[[Region], list[Candidate]]:
@@ -275,14 +291,17 @@ class AlternativeCandidates:
             candidate,
             name=f"{candidate.name} ({', '.join(labels)})" if labels else candidate.name,
             covers=tuple(covers),
-            error=sum(
-                self.alternatives.errors[layer][rule]
-                for layer, rule in begun_layers
-                if layer in self.alternatives.errors
-            ),
             requires_open=self._rule_name(first_layer, mixture) if continues_chain else "",
             leaves_open=self._rule_name(last_layer, mixture) if leaves_chain_open else "",
-            regions=tuple(map(mixture.generator.graph.region, candidate.covers)) if is_changed else (),
+            alternative=replace(
+                candidate.alternative,
+                regions=tuple(map(mixture.generator.graph.region, candidate.covers)) if is_changed else (),
+                error=sum(
+                    self.alternatives.errors[layer][rule]
+                    for layer, rule in begun_layers
+                    if layer in self.alternatives.errors
+                ),
+            ),
         )
         return graph_candidate, rules
 
@@ -325,7 +344,7 @@ class AlternativeCandidates:
 
         Their regions were timed for all alternatives. A run is the same in all mixtures that contain it.
         """
-        if "PIPELINE" not in self.goal.modes or not self.system.uses_views:
+        if Mode.PIPELINE not in self.goal.modes or not self.system.uses_views:
             return
         seen = set[object]()
         for mixture in self._mixtures(base):
@@ -390,7 +409,7 @@ class AlternativeCandidates:
     def best(self) -> DecompositionChoice | None:
         """The best choice; None if no plan keeps to the bounds."""
         mixed_plan, gpu_only_plan = self.plans.best(), self.gpu_only_plans.best()
-        if mixed_plan and all(c.rewrite.mode == "GPU" for c in mixed_plan.solution.candidates):
+        if mixed_plan and not any(c.uses_pim for c in mixed_plan.solution.candidates):
             mixed_plan = None  # with all channels such a plan is faster
         plans = [plan for plan in (gpu_only_plan, mixed_plan) if plan]
         if not plans:
@@ -399,7 +418,7 @@ class AlternativeCandidates:
         rules: dict[str, int | None] = dict(self.rules)
         for candidate in best.solution.candidates:
             rules |= self.rules_by_candidate[candidate.covers[0], candidate.name]
-        layers = {layer: rules[layer] for layer in self.alternatives.chains if rules.get(layer) is not None}
+        layers = {layer: rule for layer in self.alternatives.chains if (rule := rules.get(layer)) is not None}
         return DecompositionChoice(
             layers=layers, best=best, on_gpu=gpu_only_plan, standalone_ns=self._standalone_ns()
         )
@@ -419,7 +438,7 @@ class AlternativeCandidates:
             covers = self.alternatives.chains[layer]
             chain_search = PlanSearch(*_subnetwork(self.graph, chain_table, covers), self.system, Goal())
             original_candidates = [
-                c for c in table.candidates[covers[0]] if c.original and c.covers == covers
+                c for c in table.candidates[covers[0]] if c.alternative.original and c.covers == covers
             ]
             times_ns[layer] = (
                 min(Cost.from_candidate(c).latency_ns for c in original_candidates),

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.core.region import RESHAPE, ConvGeometry, Region
+from pimflow.core.rewrite import LayerRewrite, SplitRewrite
+from pimflow.errors import PlanError
 from pimflow.hardware import System
 
 # Operators that a table of an activation unit can have: functions of one result.
@@ -24,33 +26,37 @@ class DeviceEpilogue:
 
     Attributes
     ----------
+    operators : tuple of str
+        The operators of the epilogue: all, or none.
     initial : str
         What latches start from (`PimProgram.initial`).
-    joins : bool
+    accumulates_residual : bool
         Whether the product adds the residual, whose elements are further channels of its vectors.
     activation : str
         The activation applied to sums before they are read (`PimProgram.activation`).
     """
 
+    operators: tuple[str, ...] = ()
     initial: str = ""
-    joins: bool = False
+    accumulates_residual: bool = False
     activation: str = ""
 
     @property
     def has_residual(self) -> bool:
-        return self.joins or self.initial == "add"
+        return self.accumulates_residual or self.initial == "add"
 
-    def candidate_name(self, finishes: tuple[str, ...]) -> str:
-        """The name of a candidate with this device epilogue, which does the operators `finishes`."""
-        return f"PIM {'+'.join(finishes)}".rstrip() + ", joined" * self.joins
+    @property
+    def candidate_name(self) -> str:
+        """The name of a candidate with this device epilogue."""
+        return f"PIM {'+'.join(self.operators)}".rstrip() + ", joined" * self.accumulates_residual
 
     def pim_layer(self, geometry: ConvGeometry) -> ConvGeometry:
         """The layer that PIM computes: with further channels if the product adds the residual."""
-        return geometry.with_added_channels if self.joins else geometry
+        return geometry.with_added_channels if self.accumulates_residual else geometry
 
     def residual_channels(self, geometry: ConvGeometry) -> int:
         """How many channels of `pim_layer` are those of the residual."""
-        return geometry.oc if self.joins else 0
+        return geometry.oc if self.accumulates_residual else 0
 
 
 NO_DEVICE_EPILOGUE = DeviceEpilogue()
@@ -72,12 +78,12 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
     if activation and not (system.pim.can_activate and system.timing == "strict"):
         return ()
     epilogues = (
-        [device_epilogue(region, region.epilogue.operators, joins=False)]
+        [_device_epilogue(region, accumulates_residual=False)]
         if len(supported) <= (1 if can_start_latches else 0)
         else []
     )
     if "add" in supported and region.geometry and region.geometry.is_pointwise:
-        epilogues.append(device_epilogue(region, region.epilogue.operators, joins=True))
+        epilogues.append(_device_epilogue(region, accumulates_residual=True))
     return tuple(epilogues)
 
 
@@ -90,20 +96,49 @@ def profitable_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue
     return tuple(
         epilogue
         for epilogue in device_epilogues(region, system)
-        if not (is_free and (epilogue.joins or epilogue.activation))
+        if not (is_free and (epilogue.accumulates_residual or epilogue.activation))
     )
 
 
-def device_epilogue(region: Region, finishes: tuple[str, ...], joins: bool) -> DeviceEpilogue:
-    """The device epilogue for the operators `finishes`, all or none; `joins`: the product adds a residual."""
-    if not finishes:
+def device_epilogue(region: Region, rewrite: LayerRewrite) -> DeviceEpilogue:
+    """The device epilogue of a candidate of `region` that PIM can do."""
+    if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
         return NO_DEVICE_EPILOGUE
+    return _device_epilogue(region, rewrite.accumulates_residual)
+
+
+def _device_epilogue(region: Region, accumulates_residual: bool) -> DeviceEpilogue:
     latch_operators = [
-        operator for operator in _operators_to_activation(region) if not (joins and operator == "add")
+        operator
+        for operator in _operators_to_activation(region)
+        if not (accumulates_residual and operator == "add")
     ]
     return DeviceEpilogue(
-        initial=latch_operators[0] if latch_operators else "", joins=joins, activation=_activation(region)
+        operators=region.epilogue.operators,
+        initial=latch_operators[0] if latch_operators else "",
+        accumulates_residual=accumulates_residual,
+        activation=_activation(region),
     )
+
+
+def require_device_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> DeviceEpilogue:
+    """The device epilogue that `rewrite` asks for; if only the product can add the residual, it does so.
+
+    Raises
+    ------
+    PlanError
+        If PIM cannot do it.
+    """
+    if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
+        return NO_DEVICE_EPILOGUE
+    reason = unsupported_epilogue_reason(region, system)
+    if rewrite.device_epilogue != region.epilogue.operators:
+        epilogue = ", ".join(region.epilogue.operators) or "nothing"
+        reason = f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
+    if reason:
+        raise PlanError(f"region '{region.name}' cannot be finished on PIM: {reason}")
+    first, *others = device_epilogues(region, system)
+    return next((e for e in others if e.accumulates_residual == rewrite.accumulates_residual), first)
 
 
 def _activation(region: Region) -> str:
@@ -185,16 +220,6 @@ def min_activation_ns(region: Region, system: System) -> float:
     sums = -(-g.pixels * tiles // system.pim_channels)
     rows = -(-sums // (pim.global_buffers * pim.accumulators))
     return rows * pim.row_switch_cycles * pim.tCK_ns
-
-
-def unsupported_mode_reason(region: Region, mode: str, finishes: tuple[str, ...], system: System) -> str:
-    """Why PIM cannot do the operators `finishes` of an epilogue in this mode; empty if it can."""
-    if not finishes:
-        return ""
-    if mode != "PIM" or finishes != region.epilogue.operators:
-        epilogue = ", ".join(region.epilogue.operators) or "nothing"
-        return f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
-    return unsupported_epilogue_reason(region, system)
 
 
 def _has_residual(region: Region) -> bool:
