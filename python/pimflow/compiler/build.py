@@ -23,6 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import CudaKernels, compile_kernels
 from pimflow.pim_backend.runtime.network_module import MachineCode, infer, pack
 from pimflow.placement import SearchResult
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.flat import operator
@@ -173,6 +174,7 @@ def apply_search_result(
         search_result.group_tilings(),
         search_result.attention(),
         search_result.channel_sets(),
+        [SUBSTITUTIONS[name].lowering(groups) for name, groups in search_result.substitutions().items()],
     )
     if choices:
         return with_primitives(planned_module, choices, layouts, views=search_result.system.uses_views)

@@ -68,6 +68,7 @@ def apply_plan(
     tilings: Mapping[tuple[str, ...], GroupTiling] | None = None,
     caches: Mapping[str, CachedAttention] | None = None,
     channel_sets: Mapping[str, str] | None = None,
+    substitutions: Sequence[Callable[[tvm.IRModule], tvm.IRModule]] = (),
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
@@ -90,6 +91,8 @@ def apply_plan(
     channel_sets : mapping of str to str, optional
         By region, the set of memory channels of its result (`core.channel_sets`), if there are several
         sets.
+    substitutions : sequence of callable
+        Passes that replace groups of regions by other operators.
     """
     target_system = system or default_system()
     if channel_sets:
@@ -103,6 +106,7 @@ def apply_plan(
     # Each pass visits the whole network; passes without work are left out.
     phases = [
         (OutlineAttention(cached), cached),
+        *((substitution, True) for substitution in substitutions),
         (
             OutlineGroups(
                 {covers: str(tiling) for covers, tiling in (tilings or {}).items()}, target_system.uses_views

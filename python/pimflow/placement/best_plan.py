@@ -16,13 +16,14 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
-from pimflow.fusion import GroupTiling
+from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
 from pimflow.placement.candidates.through_l2 import mode_switch_cost
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
@@ -186,10 +187,19 @@ class SearchResult:
 
     def group_tilings(self) -> dict[tuple[str, ...], GroupTiling]:
         """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
-        tiled_candidates = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {
-            candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in tiled_candidates
+            candidate.covers: GroupTiling.parse(candidate.rewrite.schedule)
+            for candidate in self.candidates
+            if candidate.rewrite.mode == "GPU" and candidate.rewrite.schedule.startswith(TILES)
         }
+
+    def substitutions(self) -> dict[str, list[tuple[str, ...]]]:
+        """By substitution, the groups of regions that the GPU does by it."""
+        groups: dict[str, list[tuple[str, ...]]] = {}
+        for candidate in self.candidates:
+            if candidate.rewrite.mode == "GPU" and candidate.rewrite.schedule in SUBSTITUTIONS:
+                groups.setdefault(candidate.rewrite.schedule, []).append(candidate.covers)
+        return groups
 
     def channel_sets(self) -> dict[str, str]:
         """By region, the set of memory channels that its result lies in; empty if there is one set."""

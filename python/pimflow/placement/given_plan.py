@@ -301,9 +301,7 @@ def _run_candidate(
     candidate = min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)
     if channels is None:
         return candidate
-    return fused_groups.make(
-        generator, candidate.covers, channels, GroupTiling.parse(candidate.rewrite.schedule)
-    )
+    return fused_groups.with_channel_count(generator, candidate, channels)
 
 
 def _tile_candidate(generator: CandidateGenerator, choice: Choice, channels: int | None) -> Candidate:

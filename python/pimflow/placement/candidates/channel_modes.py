@@ -48,6 +48,7 @@ from pimflow.placement.candidates.channel_layouts import (
     rows_read,
     with_layouts,
 )
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.candidates.through_l2 import L2Staging
 from pimflow.simulators.gpu.traffic import TrafficShares
@@ -229,7 +230,7 @@ class ChannelVariants(ChannelLayouts):
     def _traffic(self, candidate: Candidate) -> TrafficShares | None:
         """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
         region = self.generator.graph.region(candidate.covers[0])
-        if candidate.rewrite.primitive or region.product:
+        if candidate.rewrite.primitive or candidate.rewrite.schedule in SUBSTITUTIONS or region.product:
             return None
         if candidate.rewrite.schedule:
             tiling = GroupTiling.parse(candidate.rewrite.schedule)

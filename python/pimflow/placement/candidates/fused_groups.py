@@ -1,7 +1,7 @@
-"""Candidates that do a group of consecutive regions as one GPU kernel, without storing what lies between.
+"""Candidates that do a group of consecutive regions on the GPU: as one kernel, or by a substitution.
 
-`TilingSearch` finds the tiles: for runs of a decomposed network (`RegionGraph.runs`), and for other
-neighbouring regions (`RegionGraph.fusible`).
+One kernel stores nothing that lies between the regions. `TilingSearch` finds its tiles: for runs of a
+decomposed network (`RegionGraph.runs`), and for other neighbouring regions (`RegionGraph.fusible`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Port, Rewrite
 from pimflow.fusion import GroupTiling
+from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.placement.candidates.tasks import weight_bytes
 
 
@@ -50,11 +52,13 @@ def with_channel_count(generator: CandidateGenerator, candidate: Candidate, gpu_
     if len(candidate.covers) == 1 and not rewrite.schedule:
         region = generator.graph.region(candidate.covers[0])
         return generator.make(region, "GPU", gpu_channels=gpu_channels, primitive=rewrite.primitive)
+    if substitution := SUBSTITUTIONS.get(rewrite.schedule):
+        return substitutions.make(generator, candidate.covers, gpu_channels, substitution)
     return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.schedule))
 
 
 def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
-    """By first region, all candidates that do several regions as one kernel."""
+    """By first region, all candidates that do several regions together on the GPU."""
 
     def generate() -> dict[str, list[Candidate]]:
         """Generate them, and request all kernels that they need."""
@@ -71,7 +75,7 @@ def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
 
 
 def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
-    """All candidates that do several regions as one kernel, with `channels` memory channels.
+    """All candidates that do several regions together, with `channels` memory channels.
 
     The groups are the same for any number of channels, so that a bound on memory that can be met with one
     number can be met with all.
@@ -79,7 +83,10 @@ def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candi
     groups = dict.fromkeys(
         group for count in channel_counts(generator) for group in generator.tilings.best(count)
     )
-    return [make(generator, group.covers, channels, group.tiling) for group in groups]
+    return [
+        *(make(generator, group.covers, channels, group.tiling) for group in groups),
+        *substitutions.candidates(generator, channels),
+    ]
 
 
 def run_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
