@@ -22,8 +22,8 @@ from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
-from pimflow.placement.candidates.through_l2 import mode_switch_cost
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
+from pimflow.placement.candidates.through_l2 import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan, to_solution
