@@ -207,4 +207,4 @@ def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.save(model, tmp_path / "sum.onnx")
     assert main(["memory", str(tmp_path / "sum.onnx"), "--batch", "2", "--quiet"]) == 3
-    assert "is made for its own batch" in capsys.readouterr().err
+    assert "has a fixed batch" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def read_decoder(path: Path) -> Decoder:
             )
     if unsupported := sorted(file.tensors.keys() - set(map(_tensor_name, decoder.weights()))):
         raise ModelError(
-            f"{where}: has a tensor '{unsupported[0]}', which is not supported: it would be left out"
+            f"{where}: has a tensor '{unsupported[0]}', which is not supported but changes the results"
         )
     return decoder
 
