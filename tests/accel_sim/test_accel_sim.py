@@ -284,7 +284,7 @@ def test_what_is_not_there(tmp_path):
         AccelSim(str(tmp_path / "empty"))
     folder = install(tmp_path / "a")
     (folder / "config" / "trace.config").unlink()
-    with pytest.raises(ProfilerError, match=r"no trace\.config beside it"):
+    with pytest.raises(ProfilerError, match=r"no trace\.config next to it"):
         AccelSim(str(folder))
     (folder / "bin" / "accel-sim.out").chmod(0o644)
     with pytest.raises(ProfilerError, match="is not an executable file"):
