@@ -1,10 +1,10 @@
-"""Time and memory of compilation: ``bench_compile.py [MODEL…] [--zoo] [--growth] [--jobs N] [--json]``.
+"""Time and memory of compilation: ``bench_compile.py [MODEL…] [--picture|--zoo|--growth] [--jobs N]``.
 
 Without options it prints the phases of one compilation, and the time to profile the paper's five networks
-from an empty and from the full cache. ``--zoo`` compiles every network of the zoo, or the named ones;
-``--growth`` compiles generated networks of more and more regions. Both start from an empty and from the full
-cache, each time in a new process. All is measured on this machine: other processes change the wall time,
-hardly the CPU time.
+from an empty and from the full cache; ``--picture`` draws the CPU time of the phases. ``--zoo`` compiles
+every network of the zoo, or the named ones; ``--growth`` compiles generated networks of more and more
+regions. Both start from an empty and from the full cache, each time in a new process. All is measured on this
+machine: other processes change the wall time, hardly the CPU time.
 """
 
 import argparse
@@ -27,6 +27,17 @@ CACHES = ("empty", "full")
 REGIONS = (50, 100, 200, 400)
 SEARCHES = ("searching", "searching under other conventions")
 COMPILER_PHASES = (*SEARCHES, "generating code")  # search, rewrite and code generation
+# The phases of a compilation that is not written, and the rooms that do them.
+PHASE_ROOMS = {
+    "starting": "Python, TVM, the package",
+    "loading": "zoo, frontend, relay_passes/canonical",
+    "computing the reference": "frontend",
+    "searching": "placement, pim_backend/programs, simulators",
+    "generating code": "compiler, relay_passes, pim_backend/runtime, memory",
+    "verifying": "compiler, simulators, core",
+    "searching under other conventions": "commands/compile, placement",
+}
+BAR_CELLS = 20  # of the longest phase
 TARGET_SECONDS = {"empty": 60.0, "full": 10.0}
 TARGET_BYTES = 4 << 30
 # Of outputs of generated networks: hundreds of layers with drawn weights add up their rounding. PIM regions
@@ -158,9 +169,21 @@ def phases_text(figures: dict) -> str:
     return "\n".join(lines)
 
 
+def picture(figures: dict) -> str:
+    """The phases as bars of CPU time, with the rooms that do them."""
+    seconds = figures["phase_cpu_seconds"]
+    longest = max(seconds.values())
+    lines = [f"{figures['model']}: {sum(seconds.values()):.1f} s of CPU time, nothing cached"]
+    for phase, rooms in PHASE_ROOMS.items():
+        bar = "█" * max(round(BAR_CELLS * seconds[phase] / longest), 1)
+        lines.append(f"{phase:<34}{seconds[phase]:>5.1f} s  {bar:<{BAR_CELLS}}  {rooms}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: mobilenet-v2; with --zoo, all")
+    parser.add_argument("--picture", action="store_true", help="bars of CPU time, for docs/architecture.md")
     parser.add_argument("--zoo", action="store_true", help="from an empty and from the full cache")
     parser.add_argument("--growth", action="store_true", help="generated networks, in the same way")
     parser.add_argument(
@@ -172,7 +195,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, help="of that; see pimflow.compile")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.single_regions:
+    if args.once:
         print(json.dumps(compile_once(args.models[0], args.cache, args.jobs, args.tolerance)))
     elif args.zoo or args.growth:
         rows = []
@@ -185,6 +208,8 @@ def main() -> None:
                 compile_generated(kind, regions, args.jobs) for kind in KINDS for regions in args.regions
             ]
         print(json.dumps(rows, indent=1) if args.json else table(rows))
+    elif args.picture:
+        print(picture(compile_once((args.models or ["mobilenet-v2"])[0])))
     else:
         figures = compile_once((args.models or ["mobilenet-v2"])[0])
         figures["profile_seconds"] = profile_seconds()

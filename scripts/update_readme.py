@@ -1,4 +1,4 @@
-"""Write the figures of README.md, docs/conventions.md and docs/speed.md: ``update_readme.py [NAME…]``.
+"""Write the figures of README.md and of three pages: ``update_readme.py [NAME…]``.
 
 All are compiled and measured again but ``results``, which come from the table ``networks``.
 """
@@ -15,7 +15,8 @@ from pimflow.commands.shared import report_text
 from pimflow.commands.shared.report import Report
 
 ROOT = Path(__file__).parent.parent
-README, CONVENTIONS, SPEED = (ROOT / name for name in ("README.md", "docs/conventions.md", "docs/speed.md"))
+PAGES = ("README.md", "docs/architecture.md", "docs/conventions.md", "docs/speed.md")
+README, ARCHITECTURE, CONVENTIONS, SPEED = (ROOT / name for name in PAGES)
 
 
 def fill(text: str, name: str, body: str) -> str:
@@ -62,6 +63,11 @@ def compile_text(model: str, text: Callable[[Report, str], str]) -> str:
     return f"```\n{text(pimflow.compile(model).report, f'build/{model}')}\n```"
 
 
+def time_picture() -> str:
+    """The phases of one compilation as bars."""
+    return f"```\n{output('bench_compile.py', '--picture')}\n```"
+
+
 def benches() -> str:
     """Benchmarks of this machine."""
     lines = "\n".join(output(name) for name in ("bench_pim.py", "bench_compile.py"))
@@ -76,6 +82,7 @@ FIGURES = {
     "launches": (CONVENTIONS, lambda: output("compare_networks.py", "--launches")),
     "layers": (CONVENTIONS, lambda: compile_text("mobilenet-v2", report_text.table)),
     "bench": (SPEED, benches),
+    "time": (ARCHITECTURE, time_picture),
 }
 
 

@@ -116,14 +116,20 @@ def test_every_page_is_in_the_table_of_contents():
     assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts}
 
 
-def test_the_page_has_the_table_of_rooms():
-    table = text_of(ROOT / "docs" / "architecture.md").partition("\n## Rooms\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
-    rooms = {(int(layer), name) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
-    package = {"": "__init__"}
-    assert rooms == {
-        (number, package.get(name, name)) for number, layer in enumerate(LAYERS, 1) for name in layer
-    }
+def test_the_page_has_the_rooms_as_a_picture_and_as_a_table():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    rooms = {(number, name or "__init__") for number, layer in enumerate(LAYERS, 1) for name in layer}
+    for row, name in ((r"^\| (\d+) \| (.*?) \|", r"`(\w+)`"), (r"^ *(\d+) │(.*)│$", r"\w+")):
+        shown = re.findall(row, section, re.MULTILINE)
+        assert {(int(layer), room) for layer, names in shown for room in re.findall(name, names)} == rooms
+
+
+def test_the_picture_of_time_has_the_phases_of_a_compilation(script):
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture = page.partition("<!-- time begin")[2].partition("<!-- time end")[0]
+    rows = re.findall(r"^(.*?) +\d+\.\d s  █+ +(.*)$", picture, re.MULTILINE)
+    assert dict(rows) == script("bench_compile").PHASE_ROOMS
 
 
 def test_the_page_is_one_that_a_person_reads():

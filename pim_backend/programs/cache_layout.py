@@ -117,7 +117,7 @@ class CacheLayout(abc.ABC):
         """Raise `InfeasibleError` if the banks lack rows, `UnsupportedOpError` for other reasons."""
         a, pim = self.attention, self.pim
         if not pim.can_write:
-            raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so that no cache lies in it")
+            raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so it cannot hold caches")
         if self.channels % self.spread or self.lanes not in (1, pim.elements_per_column(self.dtype)):
             raise UnsupportedOpError(
                 f"pim '{pim.name}': {self.spread} of {self.channels} channels share no matrix"

@@ -150,7 +150,7 @@ def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: byt
     stored, code = bytes(native.get("pimflow.runtime.save_module")(module)), source.encode()
     table_begin, table_end = len(_text(b"cuda")), len(stored) - len(_text(code))
     if stored[:table_begin] != _text(b"cuda") or stored[table_end:] != _text(code):
-        raise ValueError("this TVM stores CUDA modules in another form")
+        raise ValueError("this TVM stores CUDA modules in another format")
     changed = _text(kind.encode()) + stored[table_begin:table_end] + _text(bytes(binary))
     return tvm_ffi.get_global_func(LOADER)(changed)
 

@@ -106,7 +106,7 @@ def cpu_target(text: str) -> tvm.target.Target:
 
     kind, *options = text.split() or [""]
     if kind not in ("llvm", "c") or (options and kind == "c"):
-        raise UsageError(f"--target '{text}' is no CPU: give llvm, with options such as -mtriple=…, or c")
+        raise UsageError(f"--target '{text}' is not a CPU: give llvm, with options such as -mtriple=…, or c")
     config: dict[str, str | list[str]] = {}
     for option in options:
         name, equals, value = option.removeprefix("-").partition("=")

@@ -175,7 +175,8 @@ class _AppendFinder:
                 between = [producer.args[0]] if source.same_as(parts[0]) else [parts[0], producer.args[0]]
         if not isinstance(new, relax.Var) or self.uses[past] != 1:
             raise UnsupportedOpError(
-                f"output {index} is not input '{name}' with tokens behind it; say which is, as past=present"
+                f"output {index} is not input '{name}' with new tokens at its end; name the right one, as "
+                "past=present"
             )
         for var in self.readers.get(result, ()):
             value = values[var]

@@ -136,13 +136,13 @@ def attention_sites(mod: tvm.IRModule, names: Collection[str]) -> list[Attention
         for append in appends:
             if counts[append.cache] != 1 or counts[append.result] != 1 + (append.result in results):
                 raise PlanError(
-                    f"'{var.name}': its cache '{append.cache.name}' is read by others, so not on PIM"
+                    f"'{var.name}': its cache '{append.cache.name}' has other readers, which PIM cannot do"
                 )
         if appends[0].position != appends[1].position:
-            raise PlanError(f"'{var.name}': keys and values go to different positions, so not on PIM")
+            raise PlanError(f"'{var.name}': keys and values go to different positions, which PIM cannot do")
         sites.append(AttentionSite(attention=var, appends=(appends[0], appends[1])))
     if missing := sorted(set(names) - {site.attention.name for site in sites}):
-        raise PlanError(f"'{missing[0]}' is no attention, so its caches are not on PIM")
+        raise PlanError(f"'{missing[0]}' is not attention, so its caches cannot be on PIM")
     return sites
 
 
@@ -151,7 +151,7 @@ def _cache_append(
 ) -> CacheAppend:
     value = values.get(operand)
     if operator(value) != IN_PLACE or not isinstance(value.args[1].fields[0], relax.Var):
-        raise PlanError(f"'{attention.name}': no cache that stays where it is is appended to in front of it")
+        raise PlanError(f"'{attention.name}': no cache that stays in place is appended to before it")
     cache, new, position = value.args[1].fields
     return CacheAppend(result=operand, cache=cache, new=new, position=position)
 

@@ -122,7 +122,7 @@ def _epilogue_chains(mod: tvm.IRModule, epilogues: Mapping[str, tuple[str, ...]]
     if missing := sorted({p.name for p in products} - {chain[-1][0].name for chain in complete.values()}):
         missing_operators = ", ".join(epilogues[missing[0]])
         raise PlanError(
-            f"'{missing[0]}': its program does {missing_operators} behind it, and the network does not"
+            f"'{missing[0]}': its program does {missing_operators} after it, but the network does not"
         )
     return complete
 

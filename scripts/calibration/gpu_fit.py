@@ -366,5 +366,5 @@ def _rewrite(path: str | os.PathLike[str], field: str, pattern: str, replacement
         raise SpecError(f"{path}: {error.strerror}") from error
     spec, count = re.subn(pattern, lambda _: replacement, spec, flags=re.S | re.M)
     if count != 1:
-        raise SpecError(f"{path}: has no field '{field}' of the form that is rewritten")
+        raise SpecError(f"{path}: has no field '{field}' in the format that can be rewritten")
     replace_file(path, spec.encode())

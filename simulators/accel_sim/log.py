@@ -168,7 +168,7 @@ def read_log(path: str | os.PathLike[str]) -> AccelSimLog:
         elif line.startswith(SENTINEL):
             is_complete = True
     if not is_complete:
-        raise TraceError(f"{path}: no line '{SENTINEL}': the run was cut short; run Accel-Sim again")
+        raise TraceError(f"{path}: no line '{SENTINEL}': the run was interrupted; run Accel-Sim again")
     reader.finish_kernel(number)
     if not reader.kernels:
         raise TraceError(f"{path}: no line 'kernel_name = …': Accel-Sim ran no kernel")

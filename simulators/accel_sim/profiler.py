@@ -308,7 +308,9 @@ class AccelSim:
             for place in _CONFIGURATION_FOLDERS:
                 if (root / place / name).is_file():
                     return (root / place / name).resolve()
-        raise ProfilerError(f"{self._who}: no {name} beside it or in its config; put that of the GPU there")
+        raise ProfilerError(
+            f"{self._who}: no {name} next to it or in its config; add the file of the GPU there"
+        )
 
     def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
         log = self.log(kernel, channels, gpu, dtype)

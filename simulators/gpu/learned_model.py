@@ -189,7 +189,7 @@ def residual_model(gpu: GpuSpec, dtype: str) -> ResidualModel:
     residual = load_residual(path)
     if residual.about["constants"] != constants_digest(gpu):
         raise SpecError(
-            f"gpu '{gpu.name}': its learned model corrects other constants; fit it again with "
+            f"gpu '{gpu.name}': its learned model was fitted to other constants; fit it again with "
             "scripts/fit_gpu_model.py --learned, or use the analytic model"
         )
     return residual

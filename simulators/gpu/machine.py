@@ -92,7 +92,7 @@ class RooflineMachine:
             raise SpecError(f"gpu '{gpu.name}': field 'fma_per_sm_cycle' has no '{dtype}'")
         channels = gpu.memory_channels if channels is None else channels
         if not 0 < channels <= gpu.memory_channels:
-            raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
+            raise UsageError(f"gpu '{gpu.name}': {channels} channels requested of {gpu.memory_channels}")
         self.gpu, self.dtype = gpu, dtype
         self.arithmetic = arithmetic = _arithmetic(gpu, dtype)
         self.suffixes = _constant_suffixes(family, arithmetic)

@@ -200,7 +200,7 @@ def test_a_run_is_whole_by_its_closing_line(last, tmp_path):
     assert returns_1.costs(REQUESTS, GPU, "fp16") == returns_0.costs(REQUESTS, GPU, "fp16")
 
 
-@pytest.mark.parametrize(("status", "said"), [(0, "the run was cut short"), (1, r"failed \(exit code 1\)")])
+@pytest.mark.parametrize(("status", "said"), [(0, "the run was interrupted"), (1, r"failed \(exit code 1\)")])
 @pytest.mark.parametrize("cut", ["kernel_launch_uid", "total dram writes", "GPGPU-Sim: ***"])
 def test_a_log_that_was_cut_off_is_refused_whatever_the_exit_status(cut, status, said, tmp_path):
     stops = """
@@ -284,7 +284,7 @@ def test_what_is_not_there(tmp_path):
         AccelSim(str(tmp_path / "empty"))
     folder = install(tmp_path / "a")
     (folder / "config" / "trace.config").unlink()
-    with pytest.raises(ProfilerError, match=r"no trace\.config beside it"):
+    with pytest.raises(ProfilerError, match=r"no trace\.config next to it"):
         AccelSim(str(folder))
     (folder / "bin" / "accel-sim.out").chmod(0o644)
     with pytest.raises(ProfilerError, match="is not an executable file"):
@@ -441,7 +441,7 @@ def test_logs_that_cannot_be_believed(tmp_path):
     path = real_log(tmp_path)
     log_text = path.read_text()
     path.write_text(log_text[: len(log_text) // 2])
-    with pytest.raises(TraceError, match="the run was cut short"):
+    with pytest.raises(TraceError, match="the run was interrupted"):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
     path.write_text(log_text)
     real_log(tmp_path, file="again.log")

@@ -108,7 +108,7 @@ def test_faults_are_named(said, tmp_path):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
 def test_a_log_that_was_cut_is_refused(share, tmp_path):
     text = text_of("pw_784x192x32.32")
-    with pytest.raises(TraceError, match="the run was cut short"):
+    with pytest.raises(TraceError, match="the run was interrupted"):
         read_log(write_log(tmp_path, text[: int(len(text) * share)]))
     path = tmp_path / "cut.log.gz"
     path.write_bytes(gzip.compress(text.encode())[:2000])

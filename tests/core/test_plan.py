@@ -16,6 +16,7 @@ from pimflow.core.rewrite import (
     PimRewrite,
     PipelineRewrite,
     SplitRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.split import AXES
 from pimflow.core.tensor_placement import ChannelUse
@@ -40,7 +41,11 @@ def choices(draw, region):
     several = draw(st.booleans())
     cuts, modes = draw(st.lists(st.integers(1, 9))), draw(st.lists(st.sampled_from((Mode.GPU, Mode.PIM))))
     rewrites = (
-        [FusedGroupRewrite(tiling=draw(texts)), AttentionRewrite(schedule=draw(texts))]
+        [
+            FusedGroupRewrite(tiling=draw(st.sampled_from(("", "tiles 1x2x2")))),
+            SubstitutionRewrite(substitution=draw(texts.filter(lambda name: name and "tiles" not in name))),
+            AttentionRewrite(schedule=draw(texts)),
+        ]
         if several
         else [
             GpuRewrite(primitive=draw(texts)),

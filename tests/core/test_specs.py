@@ -325,7 +325,7 @@ def test_a_table_begins_as_another_devices(tmp_path):
         ('efficiency = { as = "v100", value = 3 }', "field 'efficiency': only a table"),
         (
             'efficiency = { as = "v100", dram = 1 }',
-            "unknown 'dram' beside 'as'; its own values go into 'value'",
+            "unknown 'dram' next to 'as'; values of its own belong in 'value'",
         ),
         ('sms = { as = "v100" }', "field 'sms': only a table"),
     ],

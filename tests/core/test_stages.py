@@ -57,7 +57,7 @@ def test_rows_are_computed_once_and_before_they_are_read(case):
         for position in range(1, len(maps)):
             read = set().union(*(taps(maps[position], row) for row in range(*rows[position][stage])))
             there = rows[position - 1][stage][1]
-            assert max(read) < there, "a stage reads what is not there yet"
+            assert max(read) < there, "a stage reads an unknown tensor yet"
     for position in range(1, len(maps)):
         window, last = maps[position], rows[position][-1][1] - 1
         reach = last * window.stride - window.pad_before + (window.window - 1) * window.dilation + 1

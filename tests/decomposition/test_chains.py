@@ -134,7 +134,7 @@ def test_a_zero_filter_has_no_error():
         (
             "tt",
             (1, 12, 8),
-            r"ranks \[1, 12, 8\] of layer 'a': beside one another they reach \[1, 3, 8\] only",
+            r"ranks \[1, 12, 8\] of layer 'a': together they can be at most \[1, 3, 8\]",
         ),
     ],
 )

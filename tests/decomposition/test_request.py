@@ -40,7 +40,7 @@ def test_text():
         ("tucker:0.1,fc=keep,fc=keep", UsageError, "give fc once"),
         ("tucker:0.1,", UsageError, "unknown option ''"),
         ("tucker:0.1:0.25", UsageError, "of several ranks a search chooses one for each layer"),
-        ("tucker:0.1:0.10,where=pays", UsageError, "rank 0.1 stands there twice"),
+        ("tucker:0.1:0.10,where=pays", UsageError, "rank 0.1 occurs twice"),
         ("tucker:0.1:,where=pays", UsageError, "rank '': give a ratio"),
         ("tucker:none.toml", DecompositionError, "none.toml: cannot be read"),
     ],

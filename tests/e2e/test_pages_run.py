@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import pimflow
 from pimflow.commands.main import main
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "extending.md")
@@ -53,14 +55,18 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache"))
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert len(blocks) >= 2 and {language for language, *_ in blocks} <= {"sh", "python"}
-    for language, file, text in blocks:
-        if language == "sh":
-            shell(text, capsys)
-        elif file:
-            (tmp_path / file).write_text(text)
-        else:
-            exec(compile(text, f"{page.name}", "exec"), {"__name__": "page"})
-    sys.modules.pop("my_profiler", None)
+    namespace = {"__name__": "page"}
+    with mock.patch.dict(SUBSTITUTIONS):
+        for language, file, text in blocks:
+            if language == "sh":
+                shell(text, capsys)
+            elif file:  # blocks of one file follow one another
+                with (tmp_path / file).open("a") as module:
+                    module.write(text)
+            else:
+                exec(compile(text, page.name, "exec"), namespace)
+    for _, file, _ in blocks:
+        sys.modules.pop(Path(file).stem, None)
 
 
 def test_the_picture_of_the_first_page_shows_the_device_of_every_layer(monkeypatch):

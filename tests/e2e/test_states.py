@@ -159,7 +159,7 @@ def test_other_names_are_paired_by_the_user():
     model.graph.output[2].name = "keys_then"  # in another order than the inputs
     states = {"keys": "keys_then"}
     assert len(frontend.load(model, context=CONTEXT, states=states).states) == 2
-    with pytest.raises(UnsupportedOpError, match="is not input 'keys' with tokens behind it"):
+    with pytest.raises(UnsupportedOpError, match="is not input 'keys' with new tokens at its end"):
         frontend.load(model, context=CONTEXT)
     with pytest.raises(UsageError, match="two caches become one output"):
         frontend.load(model, context=CONTEXT, states=states | {"values": "keys_then"})

@@ -150,7 +150,7 @@ def test_a_gpu_without_a_learned_model_lists_those_that_have():
 
 def test_other_constants_are_refused():
     gpu = dataclasses.replace(V100, efficiency={**V100.efficiency, "dram": 0.5})
-    with pytest.raises(SpecError, match=r"corrects other constants.*--learned"):
+    with pytest.raises(SpecError, match=r"fitted to other constants.*--learned"):
         residual_model(gpu, "fp16")
 
 

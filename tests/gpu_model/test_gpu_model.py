@@ -330,7 +330,7 @@ def test_one_row_is_a_matrix_vector_product():
 
 @pytest.mark.parametrize("channels", [-1, 0, 33])
 def test_channels_that_the_gpu_lacks(channels):
-    with pytest.raises(UsageError, match=f"{channels} channels asked of 32"):
+    with pytest.raises(UsageError, match=f"{channels} channels requested of 32"):
         kernel_cost(KERNELS["3x3"], SIMULATED, dtype="fp16", channels=channels)
 
 

@@ -104,7 +104,7 @@ HEAD = "id,lower,upper,size\n"
         ("", ":1: column 'id' is missing; the first line has to name id,lower,upper,size"),
         ("id,lower,upper\na,0,1\n", ":1: column 'size' is missing"),
         ("id,lower,upper,size,alignement\n", ":1: unknown column 'alignement'; did you mean alignment"),
-        ("id,lower,upper,size,size\n", ":1: column 'size' is there twice"),
+        ("id,lower,upper,size,size\n", ":1: column 'size' occurs twice"),
         (HEAD, "no buffers"),
         (HEAD + "a,0,1,-4\n", ":2: size -4 is below 0"),
         (HEAD + "a,0,1,4\nb,3,3,4\n", ":3: upper 3 is not above lower 3"),

@@ -200,6 +200,6 @@ def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
     model = onnx_model([node], {"x": (1, 4)}, {"y": (1, 4)}, {"axes": np.array([0])})
     onnx.save(model, tmp_path / "sum.onnx")
-    assert "is made for its own batch" in error_line(
+    assert "has a fixed batch" in error_line(
         capsys, 3, "memory", tmp_path / "sum.onnx", "--batch", "2", "--quiet"
     )

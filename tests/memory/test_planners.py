@@ -246,7 +246,7 @@ def test_alignment_counts_in_the_bound():
 @pytest.mark.parametrize(
     ("lifetimes", "message"),
     [
-        ([life("a", 0, 1, 1), life("a", 1, 2, 1)], "'a' is there twice"),
+        ([life("a", 0, 1, 1), life("a", 1, 2, 1)], "'a' occurs twice"),
         ([life("a", 3, 3, 1)], "ends at step 3"),
         ([life("a", 0, 1, -1)], "size -1 B is negative"),
         ([life("a", 0, 1, 1, alignment_bytes=0)], "alignment 0 B"),

@@ -400,7 +400,7 @@ class ReadTwice:
     ],
 )
 def test_a_product_that_others_read_too_keeps_its_addition(before, fc):
-    with pytest.raises(PlanError, match=r"'fc': its program does .* behind it, and the network does not"):
+    with pytest.raises(PlanError, match=r"'fc': its program does .* after it, but the network does not"):
         OutlinePim({"fc": fc})(before)
 
 

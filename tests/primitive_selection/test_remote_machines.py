@@ -171,7 +171,7 @@ def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
     ) and f"{address} is a tracker: name one of its machines, such as {address}/pi" in err
     there = Remote(Address.parse(f"{address}/pi"))
     assert there.device.model == "remote pi"
-    with pytest.raises(ProfilerError, match=f"{address}/pi: every machine of that name is in use"):
+    with pytest.raises(ProfilerError, match=f"{address}/pi: all machines of that name are in use"):
         Remote(Address.parse(f"{address}/pi"))
 
 
@@ -234,9 +234,9 @@ def test_wrong_machines(capsys, options, said):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("cuda", "is no CPU"),
-        ("", "is no CPU"),
-        ("c -mcpu=znver4", "is no CPU"),
+        ("cuda", "is not a CPU"),
+        ("", "is not a CPU"),
+        ("c -mcpu=znver4", "is not a CPU"),
         ("llvm -mcpus=znver4", "is none of -mtriple"),
         ("llvm mcpu=znver4", "is none of -mtriple"),
         ("llvm -mcpu=", "is none of -mtriple"),

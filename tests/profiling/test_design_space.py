@@ -79,7 +79,7 @@ def test_what_cannot_be_set(text, error, says):
         (["pim.timing.nRCD=20,30"], "'nRCD'; did you mean .*nRCDR"),
         (["pim.timing.nREFI=1900,300"], "nREFI=300: pim 'newton-gddr6': .* leaves no time to compute"),
         (["pim.timing.nCCDS=0"], "'timing.nCCDS': 0 is not above zero"),
-        (["pim_channels=4", "pim_channels=8"], "there twice"),
+        (["pim_channels=4", "pim_channels=8"], "occurs twice"),
         (["dtype=int8"], "int8"),
     ],
 )

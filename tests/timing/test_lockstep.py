@@ -301,8 +301,8 @@ def test_a_refresh_in_the_middle_of_a_product_parts_no_instruction():
         ({"level": "host", "before": ("COMP",), "after": ("COMP",)}, "level 'host' has rules from"),
         ({"queue": 3}, "field 'queue' is for level 'host'"),
         ({"level": "host", "before": ("GWRITE",), "after": ("GWRITE",), "queue": -1}, "below zero"),
-        ({"before": ("BEGIN", "COMP")}, "'BEGIN' stands alone"),
-        ({"level": "gang", "before": ("BEGIN",)}, "'BEGIN' stands alone"),
+        ({"before": ("BEGIN", "COMP")}, "'BEGIN' is the only command of its rule"),
+        ({"level": "gang", "before": ("BEGIN",)}, "'BEGIN' is the only command of its rule"),
         ({"after": ("BEGIN",)}, "command 'BEGIN' is none of"),
     ],
 )

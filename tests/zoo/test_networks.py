@@ -395,7 +395,7 @@ def test_a_weight_that_says_it_was_trained_has_to_be_in_the_zoo(tmp_path):
         model.CopyFrom(onnx.load(zoo.GRAPHS / f"{TRAINED}.onnx"))
         for value in model.graph.input[1:]:
             onnx.helper.set_model_props(value, {"init": "weight:1:1", "trained": network})
-        with pytest.raises(ModelError, match="the zoo has no such trained weight of"):
+        with pytest.raises(ModelError, match="the zoo has no trained weight of this name for"):
             zoo.load_model(model)
 
 

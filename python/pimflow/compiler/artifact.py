@@ -106,7 +106,7 @@ class Interface:
                 f"{directory} is of version {version!r}, this pimflow reads '{VERSION}'; compile again"
             )
         if digest != _digest(table):
-            raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
+            raise ArtifactError(f"{directory}: {INTERFACE} was changed or damaged; compile again")
         with convert_read_errors(directory, INTERFACE):
             interface = cls._from_table(table)
             _require_type(interface, cls)
@@ -287,7 +287,7 @@ def convert_read_errors(directory: Path, name: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise ArtifactError(f"{directory}: {name} is not what pimflow writes; compile again") from error
+        raise ArtifactError(f"{directory}: {name} was not written by this pimflow; compile again") from error
 
 
 def _require_type(value: object, kind: type) -> None:

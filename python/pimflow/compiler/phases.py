@@ -25,6 +25,7 @@ from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import SearchResult
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -79,6 +80,8 @@ class PlanRewrites:
     channel_sets : mapping of str to str
         By region, the set of memory channels of its result (`core.channel_sets`), if there are several
         sets.
+    substitutions : sequence of callable
+        Passes that replace groups of regions by other operators.
     """
 
     splits: Mapping[str, Split] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class PlanRewrites:
     tilings: Mapping[tuple[str, ...], GroupTiling] = field(default_factory=dict)
     caches: Mapping[str, CachedAttention] = field(default_factory=dict)
     channel_sets: Mapping[str, str] = field(default_factory=dict)
+    substitutions: Sequence[Callable[[tvm.IRModule], tvm.IRModule]] = ()
 
     @classmethod
     def from_search(cls, search_result: SearchResult) -> PlanRewrites:
@@ -98,6 +102,9 @@ class PlanRewrites:
             tilings=search_result.group_tilings(),
             caches=search_result.attention(),
             channel_sets=search_result.channel_sets(),
+            substitutions=[
+                SUBSTITUTIONS[name].lowering(groups) for name, groups in search_result.substitutions().items()
+            ],
         )
 
 
@@ -119,6 +126,7 @@ def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None 
     # Each pass visits the whole network; passes without work are left out.
     phases = [
         (OutlineAttention(cached), cached),
+        *((substitution, True) for substitution in rewrites.substitutions),
         (OutlineGroups(tilings, target_system.uses_views), tilings),
         (PipelineRows(rewrites.pipelines), rewrites.pipelines),
         (

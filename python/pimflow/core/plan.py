@@ -12,6 +12,7 @@ from pimflow.core.region import Region, RegionGraph
 from pimflow.core.rewrite import (
     MODES,
     OPERATOR_KERNELS,
+    TILES,
     AttentionRewrite,
     FusedGroupRewrite,
     GpuRewrite,
@@ -20,6 +21,7 @@ from pimflow.core.rewrite import (
     PipelineRewrite,
     Rewrite,
     SplitRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.split import AXES
 from pimflow.core.table_files import parse_json, read_text
@@ -52,6 +54,7 @@ _OMITTED_FIELDS = (*_LISTS, "primitive", "channels", "joins")  # if they are emp
 # By field of a `Rewrite`, its name in a file, if that is another.
 _FILE_NAMES = {
     "tiling": "schedule",
+    "substitution": "schedule",
     "cuts": "stages",
     "device_epilogue": "finishes",
     "accumulates_residual": "joins",
@@ -346,6 +349,8 @@ def _parse_rewrite(row: Mapping[str, Any], place: str) -> Rewrite:
             rewrite = PimRewrite(
                 schedule=schedule, device_epilogue=row["finishes"], accumulates_residual=row["joins"]
             )
+        case _, True if schedule and not schedule.startswith(TILES):
+            rewrite = SubstitutionRewrite(substitution=schedule)
         case _, True:
             rewrite = FusedGroupRewrite(tiling=schedule)
         case _:

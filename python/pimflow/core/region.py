@@ -616,11 +616,11 @@ class RegionGraph:
                 or region.name in earlier
                 or len(region.inputs) != len(region.input_shapes)
             ):
-                raise ValueError(f"region '{region.name}' reads what is not there")
+                raise ValueError(f"region '{region.name}' reads an unknown tensor")
             earlier.add(region.name)
         runs = {name for run in self.runs for name in run}
         if not {*self.outputs, *self.extra_outputs, *self.fusible} | runs <= earlier:
-            raise ValueError("names of regions that are not there")
+            raise ValueError("names of unknown regions")
 
     def region(self, name: str) -> Region:
         """The region of that name; raises `UnknownNameError` if there is none."""

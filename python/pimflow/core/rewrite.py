@@ -23,6 +23,7 @@ class Mode(str, enum.Enum):
 
 
 MODES = tuple(Mode)
+TILES = "tiles"  # first word of the text of a tiling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,22 @@ class FusedGroupRewrite:
     gpu_share: ClassVar[float | None] = 1.0
 
     tiling: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubstitutionRewrite:
+    """Several regions as other operators on the GPU (`placement.candidates.substitutions`).
+
+    Attributes
+    ----------
+    substitution : str
+        Its name.
+    """
+
+    mode: ClassVar[Mode] = Mode.GPU
+    gpu_share: ClassVar[float | None] = 1.0
+
+    substitution: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,4 +172,5 @@ class AttentionRewrite:
 
 OPERATOR_KERNELS = GpuRewrite()
 LayerRewrite = PimRewrite | SplitRewrite  # one layer, of which PIM computes all or a part
-Rewrite = GpuRewrite | FusedGroupRewrite | LayerRewrite | PipelineRewrite | AttentionRewrite
+GroupRewrite = FusedGroupRewrite | SubstitutionRewrite  # several regions on the GPU
+Rewrite = GpuRewrite | GroupRewrite | LayerRewrite | PipelineRewrite | AttentionRewrite

@@ -99,7 +99,7 @@ def _object_without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, An
     if len(table) != len(pairs):
         keys = [key for key, _ in pairs]
         duplicate = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key '{duplicate[:80]}' is there twice")
+        raise ValueError(f"key '{duplicate[:80]}' occurs twice")
     return table
 
 

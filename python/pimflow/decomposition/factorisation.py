@@ -99,8 +99,7 @@ def check_ranks(
         reachable = factors.consistent_ranks(ranks, mode_sizes)
         if reachable != tuple(ranks):
             raise DecompositionError(
-                f"ranks {list(ranks)} of layer '{layer}': beside one another they reach {list(reachable)} "
-                "only"
+                f"ranks {list(ranks)} of layer '{layer}': together they can be at most {list(reachable)} only"
             )
 
 

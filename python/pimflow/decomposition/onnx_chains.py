@@ -57,8 +57,8 @@ def with_chains(
     if writer.chains:
         name = next(iter(writer.chains))
         raise UnsupportedOpError(
-            f"layer '{name}' is no node of the model, so that no chain can stand for it; decompose others (a "
-            ".toml file names layers)"
+            f"layer '{name}' is not a node of the model, so that a chain cannot replace it; decompose other "
+            "layers (a .toml file names layers)"
         )
     unused_names = writer.replaced - {name for node in nodes for name in node.input}
     nodes = [node for node in nodes if not unused_names.issuperset(node.output)]

@@ -86,7 +86,7 @@ class DecompositionRequest:
             )
         rules = () if from_file else tuple(RankRule.parse(item) for item in rank.split(":"))
         if duplicates := [item.text for item in rules if rules.count(item) > 1]:
-            raise UsageError(f"decomposition '{text}': rank {duplicates[0]} stands there twice")
+            raise UsageError(f"decomposition '{text}': rank {duplicates[0]} occurs twice")
         if len(rules) > 1 and settings.get("where") != "pays":
             raise UsageError(
                 f"decomposition '{text}': of several ranks a search chooses one for each layer: give "

@@ -102,7 +102,7 @@ class Network:
 
 
 def _no_reference() -> Run:
-    raise AssertionError("the reference was given up")
+    raise AssertionError("the reference was released")
 
 
 def load(
@@ -149,7 +149,7 @@ def load(
     if batch is not None and (program or isinstance(model, tvm.IRModule)):
         raise UsageError("a batch is set in ONNX models alone; give the shapes of the inputs")
     if (context is not None or states) and isinstance(model, tvm.IRModule):
-        raise UsageError("caches of Relax modules are not kept; give no context and no states")
+        raise UsageError("caches of Relax modules cannot stay in place; give no context and no states")
     if states and context is None:
         raise UsageError("states need a context: how many tokens their caches hold")
     if isinstance(model, tvm.IRModule):

@@ -118,7 +118,9 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
     counted = not grows or any(node.op_type == "GroupQueryAttention" for node in graph.node)
     tokens = 1 if counted else token_dims[1] if token_dims is not None and len(token_dims) == 2 else None
     if length is not None and tokens != 1:
-        raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
+        raise ModelError(
+            f"{where}: its cache has a fixed length, but a step is not one token; export it for one token"
+        )
     context = None if length is None else length + grows
     cache = ((token_dims or (1,))[0] or 1, kv_heads, length or 1, head_size)
     step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), seed=None)

@@ -12,7 +12,7 @@ from pimflow.fusion.onnx_layers import layers_from_onnx
 from pimflow.fusion.plan import FusionPlan, GroupReport
 from pimflow.fusion.region_layers import layers_from_regions
 from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, FusionRules, fuse_layers
-from pimflow.fusion.tiling import TILES, GroupTiling
+from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "OBJECTIVES",
     "REUSES",
     "SEARCHES",
-    "TILES",
     "Accelerator",
     "FusionPlan",
     "FusionRules",

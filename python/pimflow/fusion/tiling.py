@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.core.ranges import RangeMap
+from pimflow.core.rewrite import TILES
 from pimflow.fusion.layers import LayerGraph
 
 Span = tuple[int, int]
 Hull = tuple[np.ndarray, np.ndarray]  # begins and ends, by tile
-TILES = "tiles"  # first word of the text of a tiling
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

@@ -69,7 +69,7 @@ class Constraint:
             if command not in COMMANDS and (command not in self.before or command != BEGIN):
                 raise ValueError(f"command '{command}' is none of {', '.join(COMMANDS)}")
         if BEGIN in self.before and (self.level != "channel" or len(self.before) > 1):
-            raise ValueError(f"'{BEGIN}' stands alone, at level 'channel'")
+            raise ValueError(f"'{BEGIN}' is the only command of its rule, at level 'channel'")
         if not 1 <= self.window <= 8:
             raise ValueError(f"field 'window': {self.window} is not in 1..8")
         if self.level != "host" and self.queue:

@@ -66,7 +66,7 @@ def _resolve_inheritance(path: Path, field: str, entry: object) -> object:
     if not isinstance(overrides, dict) or not isinstance(inherited, dict):
         raise SpecError(f"{where}: only a table of values can begin as another")
     if unknown := sorted(entry.keys() - {"as", "source", "value"}):
-        raise SpecError(f"{where}: unknown '{unknown[0]}' beside 'as'; its own values go into 'value'")
+        raise SpecError(f"{where}: unknown '{unknown[0]}' next to 'as'; values of its own belong in 'value'")
     source = str(entry.get("source", f"as {name}"))
     inherited_section, override_section = _section(inherited), _section(overrides)
     sources = {key: override_section[1].get(key, source) for key in overrides}

@@ -58,7 +58,7 @@ class Setting:
             _parse_value(part, kind, text) for part in _expand_progressions(value_list.split(","), text)
         )
         if len(set(values)) != len(values):
-            raise UsageError(f"--set {text}: a value is there twice")
+            raise UsageError(f"--set {text}: a value occurs twice")
         return cls(name=name, owner=owner, field=field, key=key, values=values)
 
     def apply(self, system: System, value: Value) -> System:

@@ -142,7 +142,7 @@ def _require_ours(path: Path, existing: Contents, kind: DirectoryKind, force: bo
     if existing.foreign:
         raise ArtifactError(
             f"{path} holds {existing.foreign[0]}{others}, not only {kind.name}; name another directory, or "
-            f"{FORCE} writes beside what is there"
+            f"{FORCE} writes nevertheless and keeps these files"
         )
     if existing.changed:
         raise ArtifactError(

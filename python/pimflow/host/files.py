@@ -97,7 +97,7 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
                 with file.open("rb") as stream:
                     head = stream.read(_HEAD_BYTES)
                 if head and not re.match(kind.head, head):
-                    raise OutputError(f"{path} is there, and not {kind.name}; {FORCE} replaces it")
+                    raise OutputError(f"{path} exists and is not {kind.name}; {FORCE} replaces it")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -98,11 +98,13 @@ class Record:
         """Records as an array, [rows, fields], from rows of numbers in the order of `names`."""
         self._check(sorted(names), sorted(self.fields))
         columns = [names.index(field) for field in self.fields]
-        return np.ascontiguousarray(np.array(rows, self.dtype).reshape(-1, len(names))[:, columns])
+        table: np.ndarray = np.array(rows, self.dtype).reshape(-1, len(names))
+        return np.ascontiguousarray(table[:, columns])
 
     def row(self, **numbers: float) -> np.ndarray:
         """One record as an array, [fields]."""
-        return self.table(tuple(numbers), [tuple(numbers.values())])[0]
+        row: np.ndarray = self.table(tuple(numbers), [tuple(numbers.values())])[0]
+        return row
 
     def zeros(self, names: Sequence[str], count: int) -> np.ndarray:
         """Records of zeros, [count, fields], which C++ fills; the fields are `names`, in this order."""

@@ -48,7 +48,7 @@ def sources_digest(parts: tuple[str, ...] = CODE_PACKAGES) -> str:
     for part in parts:
         spec = importlib.util.find_spec(f"pimflow.{part}")
         if spec is None or spec.origin is None:
-            raise LookupError(f"there is no pimflow.{part} to take the digest of")
+            raise LookupError(f"pimflow.{part} does not exist, so it has no digest")
         origin = Path(spec.origin)
         for name, path in source_files(origin.parent) if origin.name == "__init__.py" else [(part, origin)]:
             digest.update(f"{name}\n".encode() + path.read_bytes())

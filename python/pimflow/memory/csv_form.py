@@ -78,7 +78,7 @@ def _check_header(header: Sequence[str], where: str) -> None:
         if name not in REQUIRED + OPTIONAL:
             raise LifetimeError(f"{where}: unknown column '{name}'; {hint(name, REQUIRED + OPTIONAL)}")
         if name in header[:index]:
-            raise LifetimeError(f"{where}: column '{name}' is there twice; remove one")
+            raise LifetimeError(f"{where}: column '{name}' occurs twice; remove one")
 
 
 def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lifetime:
@@ -98,7 +98,7 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
     within_bytes = _integer(cells, "within", where, minimum=0) if cells.get("within") else 0
     if within_bytes and not cells.get("alias"):
         raise LifetimeError(
-            f"{where}: within {within_bytes} needs an alias, in which the buffer begins there"
+            f"{where}: within {within_bytes} needs an alias, since it is an offset inside the alias class"
         )
     return Lifetime(
         name=cells["id"],

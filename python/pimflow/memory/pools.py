@@ -128,7 +128,7 @@ def lifetimes_by_memory(lifetimes: Sequence[Lifetime]) -> dict[str, list[Lifetim
     seen: set[str] = set()
     for life in lifetimes:
         if life.name in seen:
-            raise LifetimeError(f"buffer '{life.name}' is there twice; give every buffer its own name")
+            raise LifetimeError(f"buffer '{life.name}' occurs twice; give every buffer its own name")
         seen.add(life.name)
         _check(life)
     names = sorted({life.memory for life in lifetimes})
@@ -208,7 +208,7 @@ def _class_buffer(life: Lifetime) -> Lifetime:
 def _merge(a: Lifetime, b: Lifetime) -> Lifetime:
     if None not in (a.offset_bytes, b.offset_bytes) and a.offset_bytes != b.offset_bytes:
         raise LifetimeError(
-            f"buffers '{a.name}' and '{b.name}' share their bytes and have to lie at offsets "
+            f"buffers '{a.name}' and '{b.name}' share their bytes, but have offsets "
             f"{a.offset_bytes} and {b.offset_bytes}; give one offset"
         )
     return replace(

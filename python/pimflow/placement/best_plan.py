@@ -20,6 +20,7 @@ from pimflow.core.rewrite import (
     PimRewrite,
     PipelineRewrite,
     SplitRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
@@ -217,6 +218,14 @@ class SearchResult(SearchedNetwork):
             for candidate in self.candidates
             if isinstance(candidate.rewrite, FusedGroupRewrite)
         }
+
+    def substitutions(self) -> dict[str, list[tuple[str, ...]]]:
+        """By substitution, the groups of regions that the GPU does by it."""
+        groups: dict[str, list[tuple[str, ...]]] = {}
+        for candidate in self.candidates:
+            if isinstance(candidate.rewrite, SubstitutionRewrite):
+                groups.setdefault(candidate.rewrite.substitution, []).append(candidate.covers)
+        return groups
 
     def channel_sets(self) -> dict[str, ChannelSet]:
         """By region, the set of memory channels that its result lies in; empty if there is one set."""

@@ -9,16 +9,19 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import (
+    TILES,
     AttentionRewrite,
     FusedGroupRewrite,
     GpuRewrite,
+    GroupRewrite,
     PimRewrite,
     PipelineRewrite,
     SplitRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
-from pimflow.fusion import TILES, GroupTiling
+from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import SearchedNetwork, SearchResult, profile, to_search_result
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
@@ -197,8 +200,8 @@ def _choice_candidate(
         case PipelineRewrite():
             pipeline = pipelines.to_pipeline(choice.regions, rewrite)
             return pipelines.make(generator, pipeline, rewrite.schedules)
-        case FusedGroupRewrite():
-            return _fused_candidate(generator, table, choice.regions, rewrite)
+        case FusedGroupRewrite() | SubstitutionRewrite():
+            return _group_candidate(generator, table, choice.regions, rewrite)
         case AttentionRewrite():
             if rewrite.schedule:
                 return pim_attention.make(generator, choice.regions, rewrite.schedule)
@@ -255,22 +258,22 @@ def _readable_channels(
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _fused_candidate(
+def _group_candidate(
     generator: CandidateGenerator,
     table: CostTable,
     covers: tuple[str, ...],
-    rewrite: FusedGroupRewrite,
+    rewrite: GroupRewrite,
     channels: int | None = None,
 ) -> Candidate:
-    """The candidate of several regions as one kernel; the fastest of the table without a tiling."""
-    if rewrite.tiling.startswith(TILES):
+    """The candidate of several regions on the GPU; the fastest of the table without a tiling."""
+    if isinstance(rewrite, FusedGroupRewrite) and rewrite.tiling.startswith(TILES):
         return _tile_candidate(generator, covers, rewrite, channels)
     candidate = _fastest_candidate(table, covers, rewrite)
     return candidate if channels is None else fused_groups.with_channel_count(generator, candidate, channels)
 
 
 def _fastest_candidate(
-    table: CostTable, covers: tuple[str, ...], rewrite: FusedGroupRewrite | AttentionRewrite
+    table: CostTable, covers: tuple[str, ...], rewrite: GroupRewrite | AttentionRewrite
 ) -> Candidate:
     """The fastest candidate of the table that does several regions as `rewrite` does."""
     region_candidates = table.candidates[covers[0]]
@@ -304,7 +307,7 @@ def _tile_candidate(
 def _gpu_only_candidate(generator: CandidateGenerator, table: CostTable, choice: Choice) -> Candidate:
     """The candidate of a choice in a plan without PIM, with all memory channels."""
     channels, rewrite = generator.system.gpu.memory_channels, choice.rewrite
-    if isinstance(rewrite, FusedGroupRewrite):
-        return _fused_candidate(generator, table, choice.regions, rewrite, channels)
+    if isinstance(rewrite, GroupRewrite):
+        return _group_candidate(generator, table, choice.regions, rewrite, channels)
     assert isinstance(rewrite, GpuRewrite)
     return generator.make(generator.graph.region(choice.region), rewrite, channels)

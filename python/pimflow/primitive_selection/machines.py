@@ -208,7 +208,8 @@ class Remote(Machine):
             reason = next((line for line in lines if "error: " in line), lines[-1]).strip()
             raise ProfilerError(
                 f"{self.address.text}: no compiler builds C for '{_target_text(self._machine)}' ({reason}); "
-                "give one here (TRIPLE-gcc) or there, and a CPU it knows: --target 'c -mtriple=… -mcpu=…'"
+                "install one here (TRIPLE-gcc) or there, and name a CPU that it knows: "
+                "--target 'c -mtriple=… -mcpu=…'"
             ) from error
         return f"C by {self._compiler.version if self._compiler else 'its own compiler'} for "
 
@@ -249,7 +250,7 @@ class Remote(Machine):
             triple, cpu = (str(self._call(name)) for name in names)
         except Exception as error:  # a runtime without LLVM
             raise UsageError(
-                f"{self.address.text} has no LLVM to say what it is; say it with --target, such as "
+                f"{self.address.text} has no LLVM, which would name its CPU; name it with --target, such as "
                 "'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72'"
             ) from error
         return cpu_target(f"llvm -mtriple={triple} -mcpu={cpu}")
@@ -390,4 +391,4 @@ def _require_free_machine(address: Address, summary: dict) -> None:
     if address.key not in keys:
         raise UnknownNameError(f"machine of the tracker at {address.host}:{address.port}", address.key, keys)
     if not queues.get(address.key):
-        raise ProfilerError(f"{address.text}: every machine of that name is in use; try again later")
+        raise ProfilerError(f"{address.text}: all machines of that name are in use; try again later")

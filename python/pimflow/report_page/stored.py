@@ -102,7 +102,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise ArtifactError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise ArtifactError(
-            f"{path}: {REPORT} is not what this version of pimflow writes; compile again"
+            f"{path}: {REPORT} was not written by this version of pimflow; compile again"
         ) from error
 
 

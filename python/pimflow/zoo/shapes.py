@@ -129,7 +129,7 @@ def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
         if not dims or dims[0] != batch:
             raise ModelError(
                 f"{where}: output '{value.name}' has shape {_shape_text(dims)} with a batch of {batch}: "
-                "the graph is made for its own batch; export it with a dynamic one"
+                "the graph has a fixed batch; export it with a dynamic one"
             )
 
 

@@ -192,7 +192,7 @@ def _read_trained(network: str, name: str, count: int) -> np.ndarray:
     except (OSError, KeyError, ValueError):
         values = np.empty(0)
     if values.size != count:
-        raise ModelError(f"weight '{name}': the zoo has no such trained weight of '{network}'")
+        raise ModelError(f"weight '{name}': the zoo has no trained weight of this name for '{network}'")
     return values
 
 

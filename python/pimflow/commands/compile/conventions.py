@@ -18,6 +18,7 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.host.result_cache import CODE_PACKAGES, code_digest, sources_digest
 from pimflow.placement import Goal, SearchResult, apply, reevaluate, search
 from pimflow.placement.candidates.pim_attention import can_write_caches
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.primitives.launches import can_compute
 from pimflow.simulators.pim.timing import timings
 
@@ -126,10 +127,11 @@ class ConventionSearch:
     def gain(self, name: str) -> ConventionGain:
         """The gain under a convention, from the profile cache if it is there.
 
-        Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine.
+        Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine. Nothing is
+        where substitutions are registered, since the cache does not know their code.
         """
         cache = self.search_result.costs.profiling.cache
-        if cache is None:
+        if cache is None or SUBSTITUTIONS:
             return self._gain(name)
         key, code = self._key(name), f"{code_digest()} {sources_digest(SPEEDUP_MODULES)}"
         read = functools.partial(read_fields, ConventionGain, signed=True)

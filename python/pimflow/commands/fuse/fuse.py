@@ -163,7 +163,7 @@ def fuse_decomposed(
 
     request = decomposed_network.parse_request(decompose)
     if request is None:
-        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+        raise UsageError("no decomposition is requested: give one such as 'tucker:0.1'")
     decomposed_network.require_all(request, "an analysis of fused layers")
     original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
     change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)

@@ -128,7 +128,7 @@ def export_decomposed(
 def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:
     """Return `change`; raises `UsageError` if it decomposes no layer."""
     if change is None:
-        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+        raise UsageError("no decomposition is requested: give one such as 'tucker:0.1'")
     if not change.layers:
         raise UsageError(
             f"'{change.request.text}' leaves all layers of '{network}' as they are: nothing to write"

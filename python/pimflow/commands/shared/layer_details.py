@@ -14,6 +14,7 @@ from pimflow.core.rewrite import (
     FusedGroupRewrite,
     GpuRewrite,
     PipelineRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
@@ -120,6 +121,8 @@ def schedule_text(candidate: Candidate) -> str:
         return "; ".join(filter(None, rewrite.schedules))
     if isinstance(rewrite, FusedGroupRewrite):
         return rewrite.tiling
+    if isinstance(rewrite, SubstitutionRewrite):
+        return rewrite.substitution
     return "" if isinstance(rewrite, GpuRewrite) else rewrite.schedule
 
 

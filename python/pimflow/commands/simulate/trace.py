@@ -307,9 +307,9 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
     if format == "ramulator2":
         programs = [program for program in programs if program.region in parts]
         if not programs:
-            raise UsageError(f"{directory}: no region is split, so the GPU computes nothing beside PIM")
+            raise UsageError(f"{directory}: no region is split, so the GPU computes nothing while PIM works")
     if not programs:
-        raise UsageError(f"{directory}: no region runs on PIM; there is nothing to trace")
+        raise UsageError(f"{directory}: no region runs on PIM; nothing can be traced")
     for program in programs:
         if not system.pim.is_target_of(program):
             raise ArtifactError(

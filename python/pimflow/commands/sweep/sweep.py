@@ -239,7 +239,7 @@ def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int
 def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Value], ...]]:
     names = [setting.name for setting in settings]
     if len(set(names)) != len(names):
-        raise UsageError(f"--set {max(names, key=names.count)} is there twice; list all values in one")
+        raise UsageError(f"--set {max(names, key=names.count)} occurs twice; list all values in one")
     for values in itertools.product(*(setting.values for setting in settings)):
         yield tuple(zip(names, values))
 

@@ -34,7 +34,9 @@ def require_no_pim(plan: Plan | None) -> None:
     """Raise `UsageError` for a plan that uses PIM, which target C does not support."""
     on_pim = [choice.region for choice in plan.choices if choice.uses_pim] if plan else []
     if on_pim:
-        raise UsageError(f"--target c has no PIM, but the plan puts '{on_pim[0]}' there; search one without")
+        raise UsageError(
+            f"--target c has no PIM, but the plan puts '{on_pim[0]}' there; search a plan without PIM"
+        )
 
 
 def c_network(

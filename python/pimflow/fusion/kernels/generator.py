@@ -70,7 +70,7 @@ class Generator(TileEmitter):
             alias = lives[layer.name].alias
             if alias and alias == lives[operand].alias and not layer.in_place:
                 raise UnsupportedOpError(
-                    f"layer '{layer.name}' lies over operands that other threads read; give --reuse lifetime"
+                    f"layer '{layer.name}' overwrites operands that other threads read; give --reuse lifetime"
                 )
 
     def function(self, name: str) -> tirx.PrimFunc:

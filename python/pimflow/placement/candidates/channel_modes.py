@@ -31,6 +31,7 @@ from pimflow.core.rewrite import (
     GpuRewrite,
     PimRewrite,
     SplitRewrite,
+    SubstitutionRewrite,
 )
 from pimflow.core.tensor_placement import (
     GPU_CHANNELS_ALONE,
@@ -121,7 +122,7 @@ def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -
 def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Candidate:
     """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
     rewrite, system = candidate.rewrite, generator.system
-    if isinstance(rewrite, GpuRewrite | FusedGroupRewrite):
+    if isinstance(rewrite, GpuRewrite | FusedGroupRewrite | SubstitutionRewrite):
         channels = system.gpu_channels or system.gpu.memory_channels
         candidate = fused_groups.with_channel_count(generator, candidate, channels)
     elif isinstance(rewrite, PimRewrite | SplitRewrite) and candidate.channels != GPU_CHANNELS_ALONE:
@@ -214,7 +215,8 @@ class ChannelVariants(ChannelLayouts):
     def _traffic(self, candidate: Candidate) -> TrafficShares | None:
         """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
         region = self.generator.graph.region(candidate.covers[0])
-        if candidate.primitive or region.kernel.product:
+        is_substituted = isinstance(candidate.rewrite, SubstitutionRewrite)
+        if candidate.primitive or region.kernel.product or is_substituted:
             return None
         if isinstance(candidate.rewrite, FusedGroupRewrite):
             tiling = GroupTiling.parse(candidate.rewrite.tiling)

@@ -1,7 +1,7 @@
-"""Candidates that do a group of consecutive regions as one GPU kernel, without storing what lies between.
+"""Candidates that do a group of consecutive regions on the GPU: as one kernel, or by a substitution.
 
-`TilingSearch` finds the tiles: for runs of a decomposed network (`RegionGraph.runs`), and for other
-neighbouring regions (`RegionGraph.fusible`).
+One kernel stores nothing that lies between the regions. `TilingSearch` finds its tiles: for runs of a
+decomposed network (`RegionGraph.runs`), and for other neighbouring regions (`RegionGraph.fusible`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Footprint
-from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite
+from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite, SubstitutionRewrite
 from pimflow.fusion import GroupTiling
+from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import weight_bytes
 
@@ -45,14 +46,18 @@ def make(
 def with_channel_count(generator: CandidateGenerator, candidate: Candidate, gpu_channels: int) -> Candidate:
     """The GPU candidate `candidate` with `gpu_channels` memory channels."""
     rewrite = candidate.rewrite
-    if isinstance(rewrite, GpuRewrite):
-        return generator.make(generator.graph.region(candidate.covers[0]), rewrite, gpu_channels)
-    assert isinstance(rewrite, FusedGroupRewrite)
-    return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.tiling))
+    match rewrite:
+        case GpuRewrite():
+            return generator.make(generator.graph.region(candidate.covers[0]), rewrite, gpu_channels)
+        case FusedGroupRewrite():
+            return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.tiling))
+        case SubstitutionRewrite():
+            return substitutions.make(generator, candidate.covers, gpu_channels, rewrite)
+    raise AssertionError(rewrite)  # PIM does all others
 
 
 def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
-    """By first region, all candidates that do several regions as one kernel."""
+    """By first region, all candidates that do several regions together on the GPU."""
 
     def generate() -> dict[str, list[Candidate]]:
         """Generate them, and request all kernels that they need."""
@@ -69,7 +74,7 @@ def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
 
 
 def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
-    """All candidates that do several regions as one kernel, with `channels` memory channels.
+    """All candidates that do several regions together, with `channels` memory channels.
 
     The groups are the same for any number of channels, so that a bound on memory that can be met with one
     number can be met with all.
@@ -77,7 +82,10 @@ def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candi
     groups = dict.fromkeys(
         group for count in channel_counts(generator) for group in generator.tilings.best(count)
     )
-    return [make(generator, group.covers, channels, group.tiling) for group in groups]
+    return [
+        *(make(generator, group.covers, channels, group.tiling) for group in groups),
+        *substitutions.candidates(generator, channels),
+    ]
 
 
 def run_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:

@@ -55,7 +55,7 @@ class GraphExecutorFactoryModule:
 
     def get_graph_json(self) -> str:
         """Not supported: raises `UsageError`; a plan replaces it."""
-        raise UsageError("there is no graph JSON; lib.plan says what runs where, lib.ir_mod is the network")
+        raise UsageError("there is no graph JSON; lib.plan has the placement, lib.ir_mod the network")
 
     def export_library(self, file_name: str | os.PathLike, **options: object) -> None:
         """Write a shared library for ``tvm.runtime.load_module``, in a process that imports pimflow.
@@ -159,7 +159,7 @@ def _resolve_target(target: str | tvm.target.Target | dict | None) -> tvm.target
 
         if isinstance(requested, str) and " -" in requested:
             raise UsageError(
-                f"target '{requested}': TVM takes options in a dictionary now, such as "
+                f"target '{requested}': TVM now takes options as a dictionary, such as "
                 "{'kind': 'llvm', 'mcpu': 'core-avx2'}"
             ) from error
         if isinstance(requested, str):

@@ -116,7 +116,7 @@ def _require_tensors(file: GgufFile, decoder: Decoder) -> None:
             )
     if unsupported := sorted(file.tensors.keys() - set(map(_tensor_name, decoder.weights()))):
         raise ModelError(
-            f"{where}: has a tensor '{unsupported[0]}', which is not supported: it would be left out"
+            f"{where}: has a tensor '{unsupported[0]}', which is not supported but changes the results"
         )
 
 

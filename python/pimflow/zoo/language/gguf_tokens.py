@@ -94,7 +94,7 @@ def read_tokens(path: Path) -> GgufTokens | None:
     begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama")
     for token_id in (begin if begins else None, end):
         if token_id is not None and not 0 <= token_id < len(tokens):
-            raise ModelError(f"'{path}': token {token_id}, which begins or ends a text, is not there")
+            raise ModelError(f"'{path}': token {token_id}, which begins or ends a text, does not exist")
     return GgufTokens(tokenizer, spelled, begin if begins else None, end)
 
 

@@ -1,0 +1,92 @@
+"""Candidates that do neighbouring regions on the GPU by other operators: substitutions, open to registration.
+
+A substitution names the regions that it replaces and the kernels that run instead. These are timed as all
+kernels are, so that the search takes a substitution where it pays; its pass then writes it into the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from pimflow.core.candidate import Candidate, Footprint
+from pimflow.core.region import Kernel, Region, RegionGraph
+from pimflow.core.rewrite import TILES, SubstitutionRewrite
+from pimflow.errors import UsageError
+from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.tasks import weight_bytes
+
+
+class Substitution(Protocol):
+    """Other operators with the same result for neighbouring regions.
+
+    Attributes
+    ----------
+    name : str
+        In plans, it is the `schedule` of the regions.
+    """
+
+    name: str
+
+    def matches(self, graph: RegionGraph) -> Iterable[tuple[str, ...]]:
+        """The runs of two or more regions that it can replace, by their names, in order.
+
+        No region outside a run reads a result of the run but the last one.
+        """
+
+    def kernels(self, regions: Sequence[Region], dtype: str) -> Sequence[Kernel]:
+        """The kernels that run in place of those of `regions`, in sequence."""
+
+    def lowering(self, groups: Sequence[tuple[str, ...]]) -> Callable[[Any], Any]:
+        """The pass that writes it for some of its matches into a canonical module of Relax."""
+
+
+SUBSTITUTIONS: dict[str, Substitution] = {}
+
+
+def register(substitution: Substitution) -> None:
+    """Let searches use `substitution` from now on, and plans name it.
+
+    Raises
+    ------
+    UsageError
+        If its name is taken, or can be that of a tiling.
+    """
+    name = substitution.name
+    if name in SUBSTITUTIONS or not name or name.startswith(TILES):
+        raise UsageError(f"a substitution cannot be named '{name}': the name is taken, empty, or a tiling's")
+    SUBSTITUTIONS[name] = substitution
+
+
+def make(
+    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int, rewrite: SubstitutionRewrite
+) -> Candidate:
+    """The candidate that does `covers` by a substitution, with `gpu_channels` memory channels."""
+    name, dtype = rewrite.substitution, generator.system.dtype
+    regions = [generator.graph.region(region) for region in covers]
+    kernels = SUBSTITUTIONS[name].kernels(regions, dtype)
+    tasks = [
+        generator.task_builder.gpu_task(
+            f"{' + '.join(covers)} ({name}, {number} of {len(kernels)})", kernel, gpu_channels
+        )
+        for number, kernel in enumerate(kernels, 1)
+    ]
+    return Candidate(
+        name=f"SUBSTITUTED {name}",
+        covers=tuple(covers),
+        rewrite=rewrite,
+        tasks=tuple(task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)),
+        footprint=Footprint(
+            workspace_bytes=sum(kernel.output_bytes for kernel in kernels[:-1]),
+            filter_bytes=sum(weight_bytes(region, dtype) for region in regions),
+        ),
+    )
+
+
+def candidates(generator: CandidateGenerator, gpu_channels: int) -> list[Candidate]:
+    """All candidates by registered substitutions, with `gpu_channels` memory channels."""
+    return [
+        make(generator, covers, gpu_channels, SubstitutionRewrite(substitution=substitution.name))
+        for substitution in SUBSTITUTIONS.values()
+        for covers in substitution.matches(generator.graph)
+    ]
