@@ -102,7 +102,8 @@ class Record:
 
     def row(self, **numbers: float) -> np.ndarray:
         """One record as an array, [fields]."""
-        return self.table(tuple(numbers), [tuple(numbers.values())])[0]
+        (record,) = self.table(tuple(numbers), [tuple(numbers.values())])
+        return np.asarray(record)
 
     def zeros(self, names: Sequence[str], count: int) -> np.ndarray:
         """Records of zeros, [count, fields], which C++ fills; the fields are `names`, in this order."""
