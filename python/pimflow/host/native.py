@@ -98,13 +98,12 @@ class Record:
         """Records as an array, [rows, fields], from rows of numbers in the order of `names`."""
         self._check(sorted(names), sorted(self.fields))
         columns = [names.index(field) for field in self.fields]
-        table: np.ndarray = np.array(rows, self.dtype).reshape(-1, len(names))
-        return np.ascontiguousarray(table[:, columns])
+        return np.ascontiguousarray(np.array(rows, self.dtype).reshape(-1, len(names))[:, columns])
 
     def row(self, **numbers: float) -> np.ndarray:
         """One record as an array, [fields]."""
-        row: np.ndarray = self.table(tuple(numbers), [tuple(numbers.values())])[0]
-        return row
+        (record,) = self.table(tuple(numbers), [tuple(numbers.values())])
+        return np.asarray(record)
 
     def zeros(self, names: Sequence[str], count: int) -> np.ndarray:
         """Records of zeros, [count, fields], which C++ fills; the fields are `names`, in this order."""
