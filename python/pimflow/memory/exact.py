@@ -80,11 +80,8 @@ def solve(
 
     def is_done() -> bool:
         """Whether the question is answered, or the time is up."""
-        if capacity_bytes is not None and not (
-            solution.lower_bound_bytes <= capacity_bytes < solution.pool_bytes
-        ):
-            return True
-        return solution.is_optimal or time.monotonic() >= deadline
+        is_open = capacity_bytes is None or solution.lower_bound_bytes <= capacity_bytes < solution.pool_bytes
+        return not is_open or solution.is_optimal or time.monotonic() >= deadline
 
     def try_capacity(capacity: int, nodes: int) -> int:
         """Search a plan of at most `capacity` bytes; one that is found becomes the solution."""
