@@ -11,13 +11,13 @@ from problems import covers, problems
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
+from pimflow.core.goal import SOLVERS
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, search
 from pimflow.placement.solvers.evaluate import evaluate
-from pimflow.placement.solvers.objectives import SOLVERS
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 
