@@ -16,7 +16,7 @@ from pathlib import Path
 from bench_generate import PAGE, PIMS, replace_block
 
 from pimflow import Profiling, system
-from pimflow.commands.generate.crossovers import Crossing, crossings, speedup_chart
+from pimflow.commands.generate.crossovers import Crossing, crossing, decode_attention, speedup_chart
 from pimflow.host import pictures
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Costs
@@ -32,17 +32,13 @@ def system_crossings(
     pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[int]
 ) -> list[Crossing]:
     """Time every context, batch and group on one system."""
-    return list(
-        crossings(
-            system(pim=pim),
-            costs,
-            heads=HEADS,
-            head_size=HEAD_SIZE,
-            contexts=contexts,
-            batches=batches,
-            groups=GROUPS,
-        )
+    attentions = (
+        decode_attention(HEADS, HEADS // group, HEAD_SIZE, places=context, batch=batch)
+        for group in GROUPS
+        for batch in batches
+        for context in contexts
     )
+    return [crossing(attention, system(pim=pim), costs) for attention in attentions]
 
 
 def table(pim: str, points: Sequence[Crossing]) -> list[str]:

@@ -39,7 +39,8 @@ def search_in_stages(model: str, profiling: Profiling) -> SearchResult:
     system = pimflow.system()
     first = pimflow.search(model, system, decompose=REQUEST, profiling=profiling)
     options, costs = NetworkOptions(decompose=REQUEST, fuse=True), Costs(system, profiling)
-    prepared = prepare.prepare(prepare.load(model, options), options, system, plan=first.plan, costs=costs)
+    request = prepare.PreparationRequest(plan=first.plan, costs=costs)
+    prepared = prepare.prepare(prepare.load(model, options), options, system, request)
     return placement.search(prepared.regions, system, costs, Goal(), prepared.original_regions_for(system))
 
 

@@ -14,7 +14,8 @@ from tvm import relay
 import pimflow
 from pimflow import frontend
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.options import NetworkOptions, merge_keywords
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -81,11 +82,11 @@ def prepare_by_command(monkeypatch, command, mod, target, options, cache):
     """What a command prepares; `known` has what was made of the same network and arguments before."""
     real, preparations = prepare.prepare, []
 
-    def record_preparation(network, requested_options, target_system, **keywords):
-        decides = {name: keywords.get(name) for name in ("target", "plan", "goal", "pools", "samples")}
+    def record_preparation(network, requested_options, target_system, request):
+        decides = {name: getattr(request, name) for name in ("target", "plan", "goal", "pools", "samples")}
         key = (tvm_ffi.structural_hash(network.module), repr((requested_options, target_system, decides)))
         if key not in cache:
-            cache[key] = real(network, requested_options, target_system, **keywords)
+            cache[key] = real(network, requested_options, target_system, request)
         preparations.append(cache[key])
         raise Prepared
 
@@ -137,7 +138,8 @@ def test_what_saves_memory_is_judged_by_the_target(mod):
     options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")
     network = prepare.load(mod, options)
     cpu, gpu = (
-        prepare.prepare(network, options, SYSTEM, target=target).skips for target in ("llvm+pim", "cuda+pim")
+        prepare.prepare(network, options, SYSTEM, prepare.PreparationRequest(target=target)).skips
+        for target in ("llvm+pim", "cuda+pim")
     )
     assert gpu.pool_bytes < 0.6 * cpu.pool_bytes and gpu.pool_given_bytes < 0.6 * cpu.pool_given_bytes
 
@@ -157,12 +159,12 @@ def test_variants_reduce_skips_as_a_search_does(mod):
         ({"objectve": "edp"}, UnknownNameError, "unknown keyword 'objectve'; did you mean objective"),
         ({"fuse": 1}, UsageError, r"fuse is True or False, not 1 \(int\)"),
         ({"reorder": "yes"}, UsageError, "reorder is True or False, not 'yes'"),
-        ({"batch": "2"}, UsageError, "batch is a number of inferences or None, not '2'"),
-        ({"batch": True}, UsageError, "batch is a number"),
+        ({"batch": "2"}, UsageError, "batch is a whole number or None, not '2'"),
+        ({"batch": True}, UsageError, "batch is a whole number"),
         ({"shapes": [1, 2]}, UsageError, "shapes is a mapping of input names"),
         ({"shapes": {"x": 3}}, UsageError, "the shape of 'x' is a tuple of sizes, not 3"),
         ({"shapes": {"x": (1.5,)}}, UsageError, "a size of 'x' is a whole number"),
-        ({"decompose": 0.1}, UsageError, "decompose is a Request, its text"),
+        ({"decompose": 0.1}, UsageError, "decompose is a Request or its text"),
         ({"decompose": "tukker:0.1"}, UsageError, "tukker"),
         ({"optimize_skips": "most"}, UnknownNameError, "unknown criterion 'most'"),
         ({"optimize_skips": 3}, UsageError, "optimize_skips is the name of a criterion"),
@@ -176,7 +178,7 @@ def test_variants_reduce_skips_as_a_search_does(mod):
 )
 def test_a_wrong_keyword_is_refused(keywords, error, said):
     with pytest.raises(error, match=said):
-        merge_keywords(keywords)
+        SearchArguments.from_keywords(keywords)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_wrong_keyword_is_refused(keywords, error, said):
         ({"goal": "edp"}, "goal is a Goal or None"),
         ({"select": "measured"}, "a selection is a SelectionOptions or a mapping"),
         ({"select": {"profil": "measured"}}, "unknown option of a selection 'profil'; did you mean profile"),
-        ({"select": {"measure": "all"}}, "measure is a number of primitives or None for all"),
+        ({"select": {"measure": "all"}}, "measure is a whole number or None, not 'all'"),
         ({"tolerance": "1e-3"}, "tolerance is a number between 0 and 1"),
         ({"target": "llvm"}, "unknown target 'llvm'"),
         ({"fuze": True}, "unknown keyword 'fuze'; did you mean fuse"),
@@ -218,10 +220,13 @@ def test_a_keyword_that_there_is_none_of_is_refused(call):
 
 
 def test_keywords_stand_in_place_of_fields():
-    options, goal = merge_keywords(
-        {"fuse": False, "objective": "edp"},
-        NetworkOptions(fuse=True, reorder=True),
-        pimflow.Goal(solver="exhaustive"),
+    arguments = SearchArguments.from_keywords(
+        {
+            "fuse": False,
+            "objective": "edp",
+            "options": NetworkOptions(fuse=True, reorder=True),
+            "goal": pimflow.Goal(solver="exhaustive"),
+        }
     )
-    assert options == NetworkOptions(reorder=True)
-    assert goal == pimflow.Goal(solver="exhaustive", objective="edp")
+    assert arguments.options == NetworkOptions(reorder=True)
+    assert arguments.goal == pimflow.Goal(solver="exhaustive", objective="edp")

@@ -129,7 +129,9 @@ def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes
     regions = step_regions(step_of(tokens, 1, 1), decode._search_request, lengths)
     assert decode.regions(tokens) == regions and decode.regions(tokens).digest == regions.digest
     plan = replace(decode.search_result.plan, model=regions.digest)
-    _, _, exact_step = place_step(step_of(tokens, 1, 1), decode._search_request.with_plan(plan), lengths)
+    _, _, exact_step = place_step(
+        step_of(tokens, 1, 1), decode._search_request.with_changes(plan=plan), lengths
+    )
     charges = decode.charges(tokens)
     for actual, expected in (
         (charges.evaluation, exact_step.evaluation),

@@ -16,8 +16,8 @@ from onnx_models import onnx_model
 import pimflow
 from pimflow import placement, system
 from pimflow.commands.main import main
-from pimflow.commands.shared.options import field_names
 from pimflow.commands.sweep.sweep import SweepFigures, SweepRow, sweep, with_pareto
+from pimflow.core.options import field_names
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache

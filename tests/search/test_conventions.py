@@ -8,12 +8,11 @@ from pimflow import frontend
 from pimflow.commands.compile import conventions
 from pimflow.commands.compile.conventions import ConventionSearch, convention_names, convention_systems
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.search import place
 from pimflow.core.plan import Choice
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Goal, Profiling, search
+from pimflow.placement import Costs, Goal, Profiling, apply, search
 
 NETWORK = frontend.load("toy")
 
@@ -109,7 +108,7 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
 def test_terms_end_with_the_plan_that_was_found(cache):
     """Bounds may have changed it."""
     best = search_network(system(), Goal(), cache)
-    slower = place(best.graph, system(), gpu_plan(best), best.generator.costs, Goal())
+    slower = apply(best.graph, system(), gpu_plan(best), best.generator.costs, bounded=True)
     terms = [convention_search(item).gain("accounting=paper").terms for item in (best, slower)]
     assert [item[-1].latency_ns for item in terms] == [
         best.evaluation.latency_ns,

@@ -10,6 +10,8 @@ from length import examples
 from problems import covers, problems
 
 from pimflow.core.candidate import Footprint
+from pimflow.core.goal import SOLVERS
+from pimflow.core.quantities import ENERGY_UNITS, LATENCY_UNITS, quantity
 from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
@@ -17,13 +19,7 @@ from pimflow.placement import Goal, search
 from pimflow.placement.gpu_baseline import to_solution
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
-from pimflow.placement.solvers.objectives import (
-    ENERGY_UNITS,
-    LATENCY_UNITS,
-    SOLVERS,
-    EvaluatedPlan,
-    quantity,
-)
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 

@@ -12,6 +12,7 @@ from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.core.candidate import Footprint
+from pimflow.core.goal import SOLVERS
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.errors import InfeasibleError
@@ -19,7 +20,6 @@ from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, search
 from pimflow.placement.solvers.evaluate import evaluate
-from pimflow.placement.solvers.objectives import SOLVERS
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 

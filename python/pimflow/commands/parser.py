@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from pimflow.commands.catalogue import devices_command, models_command
-from pimflow.commands.command_line import options
+from pimflow.commands.command_line import output_options
 from pimflow.commands.command_line.command_parser import CommandParser, OneLineParser
 from pimflow.commands.compile import compile_command, timeline_command
 from pimflow.commands.fuse import fuse_command
@@ -77,7 +77,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     for command in COMMANDS:
         name = command_name(command)
         sub = commands.add_parser(name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY))
-        sub.set_defaults(command=command.run, parser=sub)
+        sub.set_defaults(command=command.run)
         if only in (name, None):
             _add_arguments(command, sub)
     return top_parser
@@ -92,7 +92,7 @@ def build_parser(command: ModuleType) -> CommandParser:
 
 def _add_arguments(command: ModuleType, sub: CommandParser) -> None:
     command.add_arguments(sub)
-    options.output_options(sub)
+    output_options.output_options(sub)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -4,7 +4,7 @@
 into groups, and `place` finds the offsets of a group's tiles.
 """
 
-from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate
+from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.group import REUSES, Group, Placement, place, tile_group
 from pimflow.fusion.growing import GrowingGroup
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
@@ -34,8 +34,6 @@ __all__ = [
     "TilingCandidates",
     "layers_from_regions",
     "fuse_layers",
-    "parse_bytes",
-    "parse_rate",
     "place",
     "tile_group",
     "layers_from_onnx",

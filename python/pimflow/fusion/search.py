@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pimflow.errors import InfeasibleError, UnknownNameError
+from pimflow.core.options import OptionSet, option
+from pimflow.errors import InfeasibleError
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover
 from pimflow.fusion.group import REUSES, Placement, place
@@ -21,7 +22,7 @@ OBJECTIVES = ("traffic", "time", "energy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionRules:
+class FusionRules(OptionSet, group="search"):
     """How layers are grouped; raises `UnknownNameError` for an unknown name.
 
     Attributes
@@ -39,16 +40,31 @@ class FusionRules:
         ``traffic``, ``time`` or ``energy``. No group is slower than its single layers.
     """
 
-    reuse: str = "deep"
-    search: str = "optimal"
-    halo: str = "recompute"
-    objective: str = "traffic"
-
-    def __post_init__(self) -> None:
-        choices = {"reuse": REUSES, "search": SEARCHES, "halo": HALOS, "objective": OBJECTIVES}
-        for kind, names in choices.items():
-            if getattr(self, kind) not in names:
-                raise UnknownNameError(kind, getattr(self, kind), names)
+    objective: str = option(
+        "traffic",
+        "--objective WHAT",
+        "what is minimised: {choices} (default: %(default)s)",
+        choices=OBJECTIVES,
+    )
+    search: str = option(
+        "optimal",
+        "--search HOW",
+        "how groups are found: {choices} (default: %(default)s)",
+        choices=SEARCHES,
+    )
+    halo: str = option(
+        "recompute",
+        "--halo HOW",
+        "what is done with rows that tiles share: {choices} (default: %(default)s)",
+        choices=HALOS,
+    )
+    reuse: str = option(
+        "deep",
+        "--reuse HOW",
+        "reuse of on-chip memory inside a group: {choices} (default: %(default)s)",
+        group="memory",
+        choices=REUSES,
+    )
 
 
 def fuse_layers(

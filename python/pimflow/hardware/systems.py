@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pimflow.core.keywords import check_keywords
+from pimflow.core.options import OptionSet, declarations, option
 from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
@@ -42,7 +43,7 @@ Device = TypeVar("Device", GpuSpec, PimSpec)
 
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class System:
+class System(OptionSet, group="system"):
     """A GPU, a PIM device, their memory channels, and the conventions of the cost model.
 
     Attributes
@@ -85,22 +86,63 @@ class System:
 
     name: str
     description: str
-    gpu: GpuSpec
-    pim: PimSpec
-    pim_channels: int
-    dtype: str = "fp16"
+    gpu: GpuSpec = option(syntax="--gpu NAME|FILE", help="GPU (default: the system's)")
+    pim: PimSpec = option(syntax="--pim NAME|FILE", help="PIM device (default: the system's)")
+    pim_channels: int = option(syntax="--pim-channels N", help="memory channels that have PIM")
+    dtype: str = option("fp16", "--dtype TYPE", f"storage type: {', '.join(NETWORK_DTYPES)}")
     pim_launch_ns: float
     crossbar_bytes_per_ns: float
-    accounting: str = "full"
-    timing: str = "strict"
-    scheduling: str = SCHEDULINGS[-1]
-    copies: str = COPIES[0]
-    padding: str = PADDINGS[0]
-    splits: str = SPLITS[0]
+    accounting: str = option(
+        "full",
+        "--accounting HOW",
+        f"what is charged: {', '.join(ACCOUNTINGS)}, or paper+… with some of {', '.join(CHARGES)}",
+        is_convention=True,
+    )
+    timing: str = option(
+        "strict", "--timing RULES", "PIM's timing: {choices}", choices=TIMINGS, is_convention=True
+    )
+    scheduling: str = option(
+        SCHEDULINGS[-1], "--scheduling LEVEL", "loop orders of PIM: {choices}", choices=SCHEDULINGS
+    )
+    copies: str = option(
+        COPIES[0],
+        "--copies HOW",
+        f"copies of parts of tensors are {' or '.join(COPIES)}",
+        choices=COPIES,
+        is_convention=True,
+    )
+    padding: str = option(
+        PADDINGS[0],
+        "--padding HOW",
+        "padding of GPU convolutions: {choices}",
+        choices=PADDINGS,
+        is_convention=True,
+    )
+    splits: str = option(
+        SPLITS[0],
+        "--splits HOW",
+        "splits of layers, at the best place or at tenths of their rows: {choices}",
+        choices=SPLITS,
+    )
     # Not in `repr`, so that cached results of systems without them stay valid: `identity` has them.
-    channel_sharing: str = field(default=SHARINGS[0], repr=False)
+    channel_sharing: str = option(
+        SHARINGS[0],
+        "--channel-sharing HOW",
+        "who uses the channels that have PIM: GPU kernels too while no PIM program runs, or PIM alone: "
+        "{choices}",
+        repr=False,
+        choices=SHARINGS,
+    )
     channel_mode_switch_ns: float = field(default=0.0, repr=False)
-    launches: str = field(default=LAUNCHES[0], repr=False)
+    launches: str = option(
+        LAUNCHES[0],
+        "--launches HOW",
+        "a launch begins when its task could, or is issued while the task before it runs, on the GPU "
+        "alone too: {choices}",
+        repr=False,
+        choices=LAUNCHES,
+        is_convention=True,
+    )
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,17 +165,10 @@ class System:
             raise ValueError(
                 f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
             )
-        for name, value, choices in (
-            ("timing", self.timing, TIMINGS),
-            ("scheduling", self.scheduling, SCHEDULINGS),
-            ("copies", self.copies, COPIES),
-            ("padding", self.padding, PADDINGS),
-            ("splits", self.splits, SPLITS),
-            ("channel_sharing", self.channel_sharing, SHARINGS),
-            ("launches", self.launches, LAUNCHES),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} '{value}' is none of {', '.join(choices)}")
+        for name, declaration in declarations(System).items():
+            value = getattr(self, name)
+            if declaration.choices and value not in declaration.choices:
+                raise ValueError(f"{name} '{value}' is none of {', '.join(declaration.choices)}")
         first, *extra_charges = self.accounting.split("+")
         if first not in ACCOUNTINGS or (
             extra_charges and (first == "full" or not set(extra_charges) <= set(CHARGES))

@@ -150,6 +150,11 @@ class SearchResult(SearchedNetwork):
         """Latency of `baseline` over that of the plan."""
         return self.baseline.latency_ns / self.evaluation.latency_ns
 
+    @property
+    def costs(self) -> Costs:
+        """The costs of its candidates."""
+        return self.generator.costs
+
     @functools.cached_property
     def candidate_by_region(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""

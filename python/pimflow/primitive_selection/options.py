@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pimflow.core.keywords import check_keywords
+from pimflow.core.options import OptionSet, declarations, field_names, option
+from pimflow.core.quantities import parse_bytes, parse_latency
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.placement import Goal
 from pimflow.primitive_selection.search import check_names
 
 if TYPE_CHECKING:
     from pimflow.hardware import GpuSpec
+    from pimflow.placement import Goal
     from pimflow.primitive_selection.profile import Profile
 
 CUDA = "cuda"  # a value of --device
 MEASURE = 12  # primitives of a layer that are measured by default
 
 
+def _parse_measure(text: str, flag: str) -> int | None:
+    """Read a number of primitives; None stands for all."""
+    if text == "all":
+        return None
+    if not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"{flag} {text}: give a number of primitives from 1 on, or 'all'")
+    return int(text)
+
+
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class SelectionOptions:
+class SelectionOptions(OptionSet, group="primitives"):
     """Options of a selection.
 
     Attributes
@@ -60,48 +70,59 @@ class SelectionOptions:
         For a value of another type.
     """
 
-    minimize: str = "time"
-    memory_budget_bytes: float | None = None
-    time_budget_ns: float | None = None
-    memory_model: str = "liveness"
-    pareto: int | None = None
-    profile: Profile | str | os.PathLike[str] = "measured"
-    device: str | None = None
-    target: str = ""
-    gpu: str | os.PathLike[str] | GpuSpec | None = None
-    measure: int | None = MEASURE
+    minimize: str = option(
+        "time", "--minimize WHAT", "time, memory, or workspace of a layer (default: %(default)s)"
+    )
+    memory_budget_bytes: float | None = option(
+        None, "--memory-budget BYTES", "most memory, such as 50MiB", parse=parse_bytes
+    )
+    time_budget_ns: float | None = option(
+        None, "--time-budget X[ns|us|ms|s]", "most time, such as 12ms", parse=parse_latency
+    )
+    memory_model: str = option(
+        "liveness",
+        "--memory-model MODEL",
+        "what counts as memory: liveness (what is live at once) or sum (of all layers, as in the paper; "
+        "default: %(default)s)",
+    )
+    pareto: int | None = option(None, "--pareto N", "find a front of time and memory with N budgets")
+    profile: Profile | str | os.PathLike[str] = option(
+        "measured",
+        "--profile SOURCE|FILE",
+        "where times come from: measured (on this machine or --device), predicted (from those that the "
+        "cache holds), mixed (predicted, but measured where the choice relies on them), or FILE, a profile "
+        "that -o wrote (default: %(default)s)",
+    )
+    device: str | None = option(
+        None,
+        "--device cuda|rpc:…|NAME",
+        "cuda: a GPU; rpc:HOST:PORT[/KEY]: another machine, measured by TVM's RPC: a server, or what a "
+        "tracker calls KEY; NAME: the machine of a profile's FILE (default: this machine's CPU)",
+    )
+    target: str = option(
+        "",
+        "--target c|LLVM",
+        "c: primitives as C, here or on the remote machine; LLVM: what code for the remote machine is "
+        "made for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72', or the same with c for llvm "
+        "(default: what the machine says of itself)",
+        group="system",
+    )
+    gpu: str | os.PathLike[str] | GpuSpec | None = option(
+        None,
+        "--gpu NAME|FILE",
+        "GPU that is modelled, with --device cuda (default: the system's)",
+        group="system",
+    )
+    measure: int | None = option(
+        MEASURE,
+        "--measure N|all",
+        "most primitives of each layer to measure, the promising ones first (default: %(default)s)",
+        parse=_parse_measure,
+    )
 
     def __post_init__(self) -> None:
-        for name, kind, expected in (
-            ("memory_budget_bytes", Real, "a number of bytes or None"),
-            ("time_budget_ns", Real, "a number of ns or None"),
-            ("pareto", Integral, "a number of points or None"),
-            ("device", str, "the name of a device or None"),
-            ("measure", Integral, "a number of primitives or None for all"),
-        ):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
-        for name in ("minimize", "memory_model", "target"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                raise UsageError(f"{name} is a text, not {value!r} ({type(value).__name__})")
+        super().__post_init__()
         check_names(self.minimize, self.memory_model)
-
-
-class SelectionKeywords(TypedDict, total=False):
-    """The fields of `SelectionOptions` as keywords."""
-
-    minimize: str
-    memory_budget_bytes: float | None
-    time_budget_ns: float | None
-    memory_model: str
-    pareto: int | None
-    profile: Profile | str | os.PathLike[str]
-    device: str | None
-    target: str
-    gpu: str | os.PathLike[str] | GpuSpec | None
-    measure: int | None
 
 
 def selection_options(
@@ -122,21 +143,20 @@ def selection_options(
     if not isinstance(selection, Mapping) or not isinstance(options, SelectionOptions | None):
         wrong = options if isinstance(selection, Mapping) else selection
         raise UsageError(f"a selection is a SelectionOptions or a mapping of its fields, not {wrong!r}")
-    field_names = tuple(option_field.name for option_field in fields(SelectionOptions))
     for name in selection:
-        if name not in field_names:
-            raise UnknownNameError("option of a selection", str(name), field_names)
+        if name not in field_names(SelectionOptions):
+            raise UnknownNameError("option of a selection", str(name), field_names(SelectionOptions))
     new_values: dict[str, Any] = dict(selection)  # whose types `SelectionOptions` checks
     return replace(options or SelectionOptions(), **new_values)
 
 
-# Options of a selection that a plan has options of its own for: name on the command line, default, advice.
+# Options of a selection that a plan has options of its own for, with advice.
 _PLAN_OPTIONS = {
-    "minimize": ("--minimize", "time", "a plan is the least of --objective"),
-    "time_budget_ns": ("--time-budget", None, "bound the plan by --max-latency"),
-    "memory_model": ("--memory-model", "liveness", "a plan counts what is live at once"),
-    "profile": ("--select", "measured", "a plan's times are those of --profiler gpu=…"),
-    "measure": ("--measure", MEASURE, "a plan's times are those of --profiler gpu=…"),
+    "minimize": "a plan is the least of --objective",
+    "time_budget_ns": "bound the plan by --max-latency",
+    "memory_model": "a plan counts what is live at once",
+    "profile": "a plan's times are those of --profiler gpu=…",
+    "measure": "a plan's times are those of --profiler gpu=…",
 }
 
 
@@ -159,10 +179,11 @@ def goal_with_primitives(goal: Goal, options: SelectionOptions | None) -> Goal:
     """
     if options is None or options.device != CUDA:
         return goal
-    for key, (name, default, instead) in _PLAN_OPTIONS.items():
-        value = getattr(options, key)
-        if value != default:
-            raise UsageError(f"{name} {value}: with --device cuda {instead}; leave it out")
+    for name, advice in _PLAN_OPTIONS.items():
+        value = getattr(options, name)
+        if value != getattr(SelectionOptions, name):
+            flag = "--select" if name == "profile" else declarations(SelectionOptions)[name].flag
+            raise UsageError(f"{flag} {value}: with --device cuda {advice}; leave it out")
     if options.memory_budget_bytes is None:
         return replace(goal, primitives=True)
     return replace(goal, primitives=True, max_memory_bytes=options.memory_budget_bytes)

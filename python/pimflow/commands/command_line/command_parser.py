@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from pimflow.core import options
 from pimflow.errors import UsageError
 
 # Groups of options in the help of every command, in this order; `COMMON_OPTIONS` stands before them.
@@ -26,9 +27,12 @@ class CommandParser(OneLineParser):
 
     def __init__(self, **details: Any) -> None:
         super().__init__(**details, add_help=False)
+        self.set_defaults(parser=self)
         self.flags: list[str] = []
         self.help_entries: dict[str, list[tuple[str, str]]] = {"arguments": []}  # see `help_groups`
         self.common_flags: tuple[str, ...] = ()
+        self._declared: list[tuple[type, str]] = []
+        self._flag_by_name: dict[str, str] = {}
         self._required = [self.prog]
         self.usage = f"{self.prog} [OPTION …]"
         self._sections = {title: self.add_argument_group(title) for title in (COMMON_OPTIONS, *GROUPS)}
@@ -52,36 +56,58 @@ class CommandParser(OneLineParser):
             (flags_text, (action.help or "") % {"default": action.default})
         )
         self.flags += flags
+        self._flag_by_name[action.dest] = flags[-1]
         if details.get("required"):
             self._require(f"{flags[0]} {details['metavar']}")
 
-    def choice(
-        self,
-        group: str,
-        flag: str,
-        metavar: str,
-        purpose: str,
-        values: Iterable[str],
-        default: str | None = None,
-    ) -> None:
-        """Add an option whose values are `values`; without a default the help names none."""
-        default_text = " (default: %(default)s)" if default else ""
-        self.option(
-            group,
-            flag,
-            metavar=metavar,
-            default=default,
-            help=f"{purpose}: {', '.join(values)}{default_text}",
-        )
+    def add_fields(self, cls: type, *names: str, **details: Any) -> None:
+        """Add options that a dataclass declares.
+
+        Parameters
+        ----------
+        names : str
+            Fields of `cls`; by default all that the command line has.
+        details
+            What `argparse` is told in place of the declaration.
+        """
+        declarations = options.declarations(cls)
+        for name in names or [name for name, declaration in declarations.items() if declaration.syntax]:
+            declared = _argparse_details(declarations[name], getattr(cls, name, argparse.SUPPRESS))
+            self.option(declarations[name].group, declarations[name].flag, dest=name, **declared | details)
+            self._declared.append((cls, name))
+
+    def keywords(self, args: argparse.Namespace, *classes: type) -> dict[str, Any]:
+        """The values of the options that dataclasses declare and the command has, as keywords of Python."""
+        return {
+            name: dict(getattr(args, name)) if declaration.is_mapping else getattr(args, name)
+            for cls in classes
+            for name, declaration in options.declarations(cls).items()
+            if hasattr(args, name) and any(name == n and issubclass(cls, c) for c, n in self._declared)
+        }
 
     def help_groups(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Groups in the order of the help: their titles, and the syntax and help of their options."""
         titles = ("arguments", COMMON_OPTIONS, *GROUPS)
         return [(title, self.help_entries[title]) for title in titles if self.help_entries.get(title)]
 
+    def flag(self, name: str) -> str:
+        """The flag of an option whose value is attribute `name` of the arguments."""
+        return self._flag_by_name[name]
+
     def _require(self, text: str) -> None:
         self._required.append(text)
         self.usage = " ".join((*self._required, "[OPTION …]"))
+
+
+def _argparse_details(declaration: options.Option, default: Any) -> dict[str, Any]:
+    """A declaration in the words of `argparse`."""
+    details = {"default": default, "help": declaration.help}
+    if not declaration.metavar:
+        return details | {"action": "store_false" if default is True else "store_true"}
+    parse, details["metavar"] = declaration.parse, declaration.metavar
+    if parse is not None:
+        details["type"] = parse if isinstance(parse, type) else lambda text: parse(text, declaration.flag)
+    return details | ({"action": "append", "default": []} if declaration.is_mapping else {})
 
 
 def refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -95,5 +121,5 @@ def refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
         The reason, which the message gives after the option.
     """
     for name in names:
-        if getattr(args, name) != args.parser.get_default(name):
-            raise UsageError(f"--{name.replace('_', '-')}: {reason}")
+        if hasattr(args, name) and getattr(args, name) != args.parser.get_default(name):
+            raise UsageError(f"{args.parser.flag(name)}: {reason}")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.channel_report import ChannelCount
-from pimflow.commands.shared.options import RequestKeywords
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from pimflow.frontend import Model
 
 STEPS = 8  # the counts that are searched are multiples of this fraction of all channels
@@ -37,13 +35,13 @@ def counts(system: System) -> list[int]:
     return [count for count in candidates if count < channels or system.is_time_shared]
 
 
-@public(RequestKeywords)
+@public(*SEARCH, without=("plan",))
 def choose_channels(
     model: Model,
     target_system: System | None = None,
     *,
     progress: Callable[[str], None] = lambda _: None,
-    **keywords: Unpack[RequestKeywords],
+    **keywords: Any,
 ) -> ChannelChoice:
     """Search a network for each number of `counts`, and return the best number of PIM channels.
 

@@ -11,37 +11,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pimflow.commands.compile import channel_counts
 from pimflow.commands.compile import compile_steps as steps
 from pimflow.commands.compile.conventions import (
-    ALL,
     ConventionGain,
     ConventionSearch,
     convention_names,
     with_gains,
 )
+from pimflow.commands.compile.options import ALL, CompileOptions
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import PlanKeywords, as_system
 from pimflow.commands.shared.report import Report
 from pimflow.commands.shared.report_text import summary
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.shared.search_arguments import SEARCH, as_system
 from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
+from pimflow.core.options import field_names
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.decomposition.calibration import Data
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import SearchResult
 from pimflow.report_page.page import render_page
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
@@ -134,24 +130,15 @@ class Compiled:
         return f"<pre>{html.escape(summary(self.report, None))}</pre>"
 
 
-# Most of its lines are the signature and the description of each argument.
-@public(PlanKeywords)
+@public(CompileOptions, *SEARCH)
 def compile(
     model: Model,
     out: str | os.PathLike[str] | None = None,
     *,
     target_system: System | None = None,
-    pim_channels: str | None = None,
-    calibration: Data | None = None,
-    inputs: Mapping[str, np.ndarray] | None = None,
-    tolerance: float | None = None,
-    pareto: int | None = None,
-    conventions: str | Sequence[str] = ALL,
-    emit_traces: bool = False,
-    dump_ir: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = lambda _: None,
-    **keywords: Unpack[PlanKeywords],
+    **keywords: Any,
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
@@ -208,29 +195,31 @@ def compile(
         `VerificationError` if a result is wrong, and then nothing is written; others as their classes say.
     """
     begin = time.perf_counter()
-    convention_names(conventions, as_system(target_system))  # raises for an unknown name before the work
+    settings, search_keywords = _split(keywords)
+    convention_names(settings.conventions, as_system(target_system))  # raises before the work
     choice = None
-    if pim_channels:
-        choice = _channels(model, target_system, progress, keywords)
+    if settings.pim_channels:
+        choice = _channels(model, target_system, progress, search_keywords)
         target_system = choice.system
-    search_request = SearchRequest.from_arguments(target_system, **keywords)
     request = steps.CompileRequest(
-        **vars(search_request),
+        **vars(SearchRequest.from_arguments(target_system, **search_keywords)),
+        **vars(settings),
         channel_counts=None if choice is None else choice.counts,
-        calibration=calibration,
-        inputs=inputs,
-        tolerance=tolerance,
-        pareto=pareto,
-        emit_traces=emit_traces,
-        dump_ir=dump_ir,
         out=out,
         force=force,
         progress=progress,
     )
     request = steps.check_request(request)
-    with ir_dump.dump_ir(dump_ir, force=force):
+    with ir_dump.dump_ir(request.dump_ir, force=force):
         compiled = _compile(request, model, begin)
-    return compiled.with_conventions(conventions, progress)
+    return compiled.with_conventions(settings.conventions, progress)
+
+
+def _split(keywords: Mapping[str, Any]) -> tuple[CompileOptions, dict[str, Any]]:
+    """The options of the compilation, and the keywords of its search."""
+    names = field_names(CompileOptions)
+    settings = CompileOptions(**{name: value for name, value in keywords.items() if name in names})
+    return settings, {name: value for name, value in keywords.items() if name not in names}
 
 
 def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compiled:

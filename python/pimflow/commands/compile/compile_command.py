@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
-from pimflow.commands.command_line import options, output, primitive_options, streams
+from pimflow.commands.command_line import output, output_options, streams
 from pimflow.commands.command_line.command_parser import CommandParser, refuse
+
+if TYPE_CHECKING:
+    from pimflow.hardware import System
 
 SUMMARY = "search, compile, run and verify a network"
 
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options, primitive_options
+    from pimflow.commands.compile.options import CompileOptions
+    from pimflow.commands.shared.search_arguments import SearchArguments
+    from pimflow.core.goal import GoalOptions
+    from pimflow.primitive_selection.options import SelectionOptions
+
     sub.show_first(
         *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
         *("--objective", "--explain", "--json"),
     )
     options.model_argument(sub)
     sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
-    options.force_option(sub)
+    output_options.force_option(sub)
     options.network_options(sub)
-    options.target_option(sub, "what to build for")
-    options.system_options(sub, auto=True)
-    options.goal_options(sub)
-    options.plan_option(sub)
-    options.rewriting_options(sub)
+    sub.add_fields(SearchArguments, "target")
+    options.system_options(
+        sub,
+        metavar="N|auto",
+        type=options.parse_channel_count,
+        help="memory channels that have PIM; auto: as many as are best for the network, of eighths of all",
+    )
+    sub.add_fields(GoalOptions)
+    sub.add_fields(SearchArguments, "plan")
     options.profiling_options(sub)
-    options.calibration_option(sub)
-    sub.option(
-        "search",
-        "--pareto",
-        metavar="N",
-        type=int,
-        help="find a front too: at most N plans, none as good as another in latency, energy and memory; with "
-        "-o, DIR/front has their files",
-    )
-    options.plot_option(sub, "the front")
-    sub.option(
-        "search",
-        "--conventions",
-        metavar="none|all|NAME,…",
-        default="all",
-        help="other conventions than the system's to search under once the network is verified and written, "
-        "such as pim-launch=0,accounting=paper (default: %(default)s)",
-    )
+    sub.add_fields(CompileOptions, "calibration", "pareto", "conventions")
+    output_options.plot_option(sub, "the front")
     sub.option(
         "primitives",
         "--select",
@@ -54,84 +52,77 @@ def add_arguments(sub: CommandParser) -> None:
         "options below and by times as 'pimflow select --profile' takes them (without a value: measured). "
         "With --device cuda, primitives of the GPU are candidates of the plan",
     )
-    primitive_options.add_options(sub)
+    sub.add_fields(SelectionOptions, *primitive_options.FIELDS)
     sub.option(
         "output", "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
     )
     sub.option(
         "output", "--layers", action="store_true", help="print every layer, and how the plan was found"
     )
-    sub.option(
-        "output", "--emit-traces", action="store_true", help="write .pim traces, a file a channel (large)"
-    )
-    sub.option(
-        "output",
-        "--dump-ir",
-        metavar="FOLDER",
-        help="write the module after every pass to a directory, numbered, as TVMScript",
-    )
-    sub.option(
-        "output",
-        "--tolerance",
-        metavar="X",
-        type=float,
-        help="largest error of the outputs, as a fraction of their largest value (default: 2e-3 in fp16, "
-        "1e-5 in fp32, or twice what roundings alone do to the reference)",
-    )
+    sub.add_fields(CompileOptions, "emit_traces", "dump_ir", "tolerance")
 
 
 def run(args: argparse.Namespace) -> None:
     """Compile the network of `args`, or explain a region of it, and print the result."""
+    from pimflow.commands.command_line import options, primitive_options
+    from pimflow.commands.compile.conventions import convention_names
+    from pimflow.commands.shared.search_arguments import SearchArguments
+    from pimflow.core.goal import GoalOptions
+
     _check(args)
-    goal, network = options.goal(args), options.network(args)
+    keywords = args.parser.keywords(args, SearchArguments, GoalOptions) | options.network(args)
     target_system = options.target_system(args)
-    network["select"] = primitive_options.selection(args, args.select) if args.select else None
+    keywords["select"] = primitive_options.selection(args, args.select) if args.select else None
+    convention_names(args.conventions, target_system)  # raises for an unknown name before the work
+    with options.profiling(args) as profiling:
+        keywords["profiling"] = profiling
+        if args.explain is not None:
+            _explain(args, target_system, keywords)
+        else:
+            _compile(args, target_system, keywords)
+
+
+def _explain(args: argparse.Namespace, target_system: System, keywords: dict[str, Any]) -> None:
+    """Print every candidate of a region."""
     from pimflow.commands.compile.channel_counts import choose_channels
-    from pimflow.commands.compile.compile import compile
-    from pimflow.commands.compile.conventions import NONE, convention_names
     from pimflow.commands.compile.explain import explain
-    from pimflow.commands.shared import front
-    from pimflow.commands.shared.report_text import conventions_text, summary, table
     from pimflow.commands.shared.search import search
 
-    convention_names(args.conventions, target_system)  # raises for an unknown name before the work
-    auto = args.pim_channels if args.pim_channels == "auto" else None
-    with options.profiling(args) as profiling:
-        keywords = {"target": args.target, "profiling": profiling, **network, **goal}
-        if args.explain is not None:
-            with output.status(args.quiet) as progress:
-                if auto:
-                    choice = choose_channels(args.model, target_system, progress=progress, **keywords)
-                    target_system = choice.system
-                progress("searching")
-                search_result = search(args.model, target_system, plan=args.plan, **keywords)
-            output.show(explain(search_result, search_result.graph.region(args.explain)), args.json)
-            return
-        with output.status(args.quiet) as progress:
-            compiled = compile(
-                args.model,
-                args.output,
-                target_system=target_system,
-                pim_channels=auto,
-                plan=args.plan,
-                calibration=args.calibration,
-                tolerance=args.tolerance,
-                pareto=args.pareto,
-                conventions=NONE,
-                emit_traces=args.emit_traces,
-                dump_ir=args.dump_ir,
-                force=args.force,
-                progress=progress,
-                **keywords,
-            )
-        report = compiled.report
-        if args.plot:
-            front.draw(args.plot, report.extras.front or (), f"{report.model} on {report.system.name}")
-        if not args.json:
-            print((table if args.layers else summary)(report, args.output))
-            streams.deliver()  # the rest takes a while, and may be interrupted
-        with output.status(args.quiet) as progress:
-            report = compiled.with_conventions(args.conventions, progress).report
+    with output.status(args.quiet) as progress:
+        if args.pim_channels == "auto":
+            del keywords["plan"]
+            target_system = choose_channels(args.model, target_system, progress=progress, **keywords).system
+        progress("searching")
+        search_result = search(args.model, target_system, **keywords)
+    output.show(explain(search_result, search_result.graph.region(args.explain)), args.json)
+
+
+def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str, Any]) -> None:
+    """Compile, and print the report as it comes."""
+    from pimflow.commands.compile.compile import compile
+    from pimflow.commands.compile.options import NONE, CompileOptions
+    from pimflow.commands.shared import front
+    from pimflow.commands.shared.report_text import conventions_text, summary, table
+
+    keywords |= args.parser.keywords(args, CompileOptions) | {"conventions": NONE}
+    with output.status(args.quiet) as progress:
+        compiled = compile(
+            args.model,
+            args.output,
+            target_system=target_system,
+            pim_channels=args.pim_channels if args.pim_channels == "auto" else None,
+            force=args.force,
+            progress=progress,
+            **keywords,
+        )
+    report = compiled.report
+    if args.plot:
+        front.draw(args.plot, report.extras.front or (), f"{report.model} on {report.system.name}")
+    if not args.json:
+        print((table if args.layers else summary)(report, args.output))
+        streams.deliver()  # the rest takes a while, and may be interrupted
+    with output.status(args.quiet) as progress:
+        report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
         output.print_json(report.to_json())
     elif report.conventions.searched:
@@ -139,6 +130,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
+    from pimflow.commands.command_line import primitive_options
     from pimflow.host import pictures
 
     if args.explain is not None:
@@ -155,4 +147,4 @@ def _check(args: argparse.Namespace) -> None:
     if args.plot:
         pictures.check_format(args.plot, force=args.force)
     if not args.select:
-        refuse(args, primitive_options.CHOICES, "says which primitives --select chooses; give that too")
+        refuse(args, primitive_options.FIELDS, "says which primitives --select chooses; give that too")

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +13,17 @@ import numpy as np
 
 from pimflow.commands.compile.conventions import ConventionSearch
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
-from pimflow.commands.compile.pareto import require_points, search_front
+from pimflow.commands.compile.options import CompileOptions
+from pimflow.commands.compile.pareto import search_front
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.front import files as front_files
-from pimflow.commands.shared.options import plan_modes, require_effect, require_type
 from pimflow.commands.shared.prepare import PreparedNetwork
 from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
+from pimflow.commands.shared.search_arguments import plan_modes, require_effect
 from pimflow.commands.simulate import trace as tracing
 from pimflow.compiler import artifact, build, ir_dump
 from pimflow.compiler.artifact import ArtifactFiles, Interface
@@ -35,7 +35,7 @@ from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.rewrite import Mode
-from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
@@ -57,16 +57,10 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileRequest(SearchRequest):
+class CompileRequest(SearchRequest, CompileOptions):
     """The request of a compilation: that of a search, and what is built and written."""
 
     channel_counts: tuple[ChannelCount, ...] | None
-    calibration: Data | None
-    inputs: Mapping[str, np.ndarray] | None
-    tolerance: float | None
-    pareto: int | None
-    emit_traces: bool
-    dump_ir: str | os.PathLike[str] | None
     out: str | os.PathLike[str] | None
     force: bool
     progress: Progress
@@ -75,11 +69,6 @@ class CompileRequest(SearchRequest):
 def check_request(request: CompileRequest) -> CompileRequest:
     """Check a request before any work, and return it with its final goal."""
     _check_directories(request)
-    require_type("tolerance", request.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
-    if request.tolerance is not None and not 0 < request.tolerance < 1:
-        raise UsageError(f"tolerance {request.tolerance:g} is not between 0 and 1")
-    if request.pareto is not None:
-        require_points(request.pareto)
     request = _with_budget(request)
     require_effect(
         request.goal, plan=request.plan, in_c=request.in_c, options=request.options, pareto=request.pareto
@@ -199,7 +188,7 @@ def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwo
     placed = PlacedNetwork(
         search_result=search_result,
         search_seconds=time.perf_counter() - begin,
-        gpu_known=search_result.costs.kernel_counts(),
+        gpu_known=request.costs.kernel_counts(),
         pool=pool,
     )
     if request.pareto is None:
@@ -314,11 +303,11 @@ def extra_reports(
     search_result, order = placed.search_result, prepared.order
     primitives: SelectionReport | PlanPrimitives | None = None
     if search_result.goal.primitives:
-        primitives = plan_primitives(search_result, replace_primitives(search_result, request.plan))
+        primitives = plan_primitives(search_result, replace_primitives(search_result, request))
     elif selection is not None:
         primitives = primitive_selection.summary(selection)
     return ExtraReports(
-        order=None if order is None else order_report(order, search_result, request.plan, request.costs),
+        order=None if order is None else order_report(order, search_result, request),
         decomposition=reference.decomposition,
         skips=None if prepared.skips is None else prepared.skips.summary(),
         primitives=primitives,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
+from pimflow.commands.compile.options import ALL, NONE
 from pimflow.commands.shared.prepare import with_other_copies
 from pimflow.commands.shared.report import AccountingTerm, Convention, ConventionsReport, Report
 from pimflow.core.plan import Plan
@@ -26,7 +27,6 @@ from pimflow.simulators.pim.timing import timings
 SPEEDUP_MODULES = (*CODE_PACKAGES, "fusion", "primitives", "commands.compile.conventions")
 LAUNCHES_NS = (500.0, 1000.0)  # PIM launch times to search, between 0 and the GPU's
 MAX_SEARCH_SECONDS = 5.0  # of a search: there are up to eight conventions, and their plans are not built
-ALL, NONE = "all", "none"
 
 
 class ConventionSystem(NamedTuple):
@@ -148,11 +148,7 @@ class ConventionSearch:
         Speed-ups are over the original network.
         """
         search_result, system = self.search_result, self._system(name)
-        goal, costs, (graph, original) = (
-            search_result.goal,
-            search_result.costs,
-            self._graphs(system),
-        )
+        goal, costs, (graph, original) = search_result.goal, search_result.costs, self._graphs(system)
         if system.accounting != search_result.system.accounting:
             costs = costs.with_system(system, replace(costs.profiling, pim=None))
         elif system.gpu != search_result.system.gpu:
@@ -225,7 +221,7 @@ def accounting_terms(partial: SearchResult, full: SearchResult) -> tuple[Account
     The plan of `partial` stays the same while charges are added. The last term is the plan of `full`: its
     difference is what a search gains that knows all charges.
     """
-    system, costs = partial.system, partial.generator.costs
+    system, costs = partial.system, partial.costs
     terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=partial.evaluation.latency_ns)]
 
     def add(term: str) -> None:
@@ -234,7 +230,7 @@ def accounting_terms(partial: SearchResult, full: SearchResult) -> tuple[Account
         terms.append(AccountingTerm(term=term, latency_ns=evaluation.latency_ns))
 
     if system.timing != full.system.timing:
-        system, costs = replace(system, timing=full.system.timing), full.generator.costs
+        system, costs = replace(system, timing=full.system.timing), full.costs
         add(f"timing {system.timing}")
     for charge in system.available_charges:
         if not system.charges(charge):

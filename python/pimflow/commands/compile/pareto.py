@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pimflow.commands.compile.options import check_points
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.front import ParetoPoint, pareto_front
-from pimflow.commands.shared.options import RequestKeywords
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.compiler.plan_pools import PlanPools
 from pimflow.core.frames import Rows
-from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
@@ -24,21 +24,14 @@ from pimflow.placement.solvers.capacity import loaded_weight_bytes
 from pimflow.placement.solvers.front import select_spread
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from pimflow.frontend import Model
 
-MIN_POINTS = 2  # points of a front
-MAX_POINTS = 1000
 OBJECTIVES = ("latency", "energy", "memory")  # criteria of a front
 
 
-@public(RequestKeywords)
+@public(*SEARCH, without=("plan",))
 def pareto(
-    model: Model,
-    target_system: System | None = None,
-    points: int = 8,
-    **keywords: Unpack[RequestKeywords],
+    model: Model, target_system: System | None = None, points: int = 8, **keywords: Any
 ) -> Rows[ParetoPoint]:
     """Search plans of which none is as good as another in latency, energy and memory.
 
@@ -59,20 +52,10 @@ def pareto(
     UsageError, PimflowError
         See `pimflow.search`.
     """
-    require_points(points)
+    check_points("points", points)
     request = SearchRequest.from_arguments(target_system, **keywords).validate()
     network = prepare.load(model, request.options)
     return Rows(search_front(request, lambda: network, *request.find_plan(network), points))
-
-
-def require_points(points: object) -> None:
-    """Raise `UsageError` for a number of points out of range."""
-    if not isinstance(points, int) or isinstance(points, bool):
-        raise UsageError(f"pareto is a number of points, not {points!r}")
-    if points < MIN_POINTS:
-        raise UsageError(f"--pareto {points}: a front has at least {MIN_POINTS} points")
-    if points > MAX_POINTS:
-        raise UsageError(f"--pareto {points}: each point is a search; give at most {MAX_POINTS}")
 
 
 def search_front(

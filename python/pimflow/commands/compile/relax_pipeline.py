@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from dataclasses import replace
+from typing import Any
 
 import tvm
 
 from pimflow import frontend
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import (
-    AnyPlan,
-    NetworkOptions,
-    SearchKeywords,
-    as_plan,
-    as_profiling,
-    as_system,
-    merge_keywords,
-)
-from pimflow.commands.shared.search import search_network
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.compiler import build, phases
+from pimflow.core.options import declarations
+from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Goal, Profiling
+from pimflow.placement import SearchResult
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+# Options of networks that a module determines.
+_MODULE_OPTIONS = tuple(
+    name for name, declaration in declarations(NetworkOptions).items() if declaration.group == "network"
+)
 
 
-@public(SearchKeywords)
+@public(*SEARCH, without=("target", "select"))
 def relax_pipeline(
     target_system: System | None = None,
-    plan: AnyPlan | None = None,
-    *,
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    profiling: Profiling | None = None,
-    **keywords: Unpack[SearchKeywords],
+    plan: Plan | SearchResult | str | os.PathLike[str] | None = None,
+    **keywords: Any,
 ) -> tvm.transform.Pass:
     """Return a pass pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
@@ -55,10 +50,9 @@ def relax_pipeline(
     UsageError
         As `search`; and when the pipeline runs, if the target has no PIM.
     """
-    system, applied_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    options, goal = merge_keywords(keywords, options, goal)
-    for name in ("shapes", "batch", "context", "states"):
-        if getattr(options, name) is not None:
+    search_request = SearchRequest.from_arguments(target_system, plan=plan, **keywords)
+    for name in _MODULE_OPTIONS:
+        if getattr(search_request.options, name) is not None:
             raise UsageError(f"{name} has no effect: a module has its shapes and caches; leave it out")
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")  # type: ignore[untyped-decorator]
@@ -67,15 +61,8 @@ def relax_pipeline(
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")
-        network, search_result = search_network(
-            frontend.load(mod),
-            system,
-            applied_plan,
-            target=targets.target_name(target),
-            options=options,
-            goal=goal,
-            profiling=profiling,
-        )
-        return phases.lower(build.apply_search_result(network.module, search_result), target, system)
+        request = replace(search_request, target=targets.target_name(target)).validate()
+        network, search_result = request.find_plan(frontend.load(mod))
+        return phases.lower(build.apply_search_result(network.module, search_result), target, request.system)
 
     return run_pipeline

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import PlanKeywords
 from pimflow.commands.shared.report import BASELINE, MIXTURE
+from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, convert_read_errors
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.frames import data_frame
@@ -27,7 +27,6 @@ from pimflow.report_page.charts import Bar, ChartTask, sort_bars, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from typing_extensions import Unpack
 
     from pimflow.frontend import Model
 
@@ -250,10 +249,8 @@ def _trace_tasks(evaluation: Evaluation) -> tuple[TracedTask, ...]:
     )
 
 
-@public(PlanKeywords)
-def trace_plan(
-    source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
-) -> PlanTrace:
+@public(*SEARCH)
+def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> PlanTrace:
     """The timeline of a compiled directory, or of the plan that a search finds.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser, refuse
 
 SUMMARY = "show when everything runs, on both devices and the crossbar"
@@ -15,28 +15,34 @@ _DIRECTORY_OPTIONS = {"source", "perfetto", "plot", "json", "quiet", "force", "c
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options
+    from pimflow.commands.shared.search_arguments import SearchArguments
+    from pimflow.core.goal import GoalOptions
+
     sub.show_first("--plot", "--perfetto", "--plan", "--shape", "--batch", "--system", "--json")
     sub.positional("source", "DIR|MODEL", "what 'pimflow compile -o' wrote, or a network to search for")
-    options.plot_option(sub, "the timeline")
+    output_options.plot_option(sub, "the timeline")
     sub.option("output", "--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev")
-    options.force_option(sub)
-    options.plan_option(sub)
+    output_options.force_option(sub)
+    sub.add_fields(SearchArguments, "plan")
     options.network_options(sub)
     options.system_options(sub)
-    options.goal_options(sub)
-    options.rewriting_options(sub)
+    sub.add_fields(GoalOptions)
     options.profiling_options(sub)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the timeline of a plan, and write or draw it if requested."""
+    from pimflow.commands.command_line import options
     from pimflow.commands.compile import timeline
+    from pimflow.commands.shared.search_arguments import SearchArguments
+    from pimflow.core.goal import GoalOptions
     from pimflow.host import files, pictures
 
     if Path(args.source).is_dir():
         reason = f"{args.source} is compiled, with a plan and a system of its own; leave that out"
         refuse(args, sorted(vars(args).keys() - _DIRECTORY_OPTIONS), reason)
-    goal, network = options.goal(args), options.network(args)
+    keywords = args.parser.keywords(args, SearchArguments, GoalOptions) | options.network(args)
     if args.perfetto:
         files.check_file(args.perfetto, files.PERFETTO, force=args.force)
     if args.plot:
@@ -44,9 +50,7 @@ def run(args: argparse.Namespace) -> None:
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         progress("searching")
         target_system = options.target_system(args)
-        trace = timeline.trace_plan(
-            args.source, target_system, plan=args.plan, profiling=profiling, **network, **goal
-        )
+        trace = timeline.trace_plan(args.source, target_system, profiling=profiling, **keywords)
     if args.perfetto:
         trace.write(args.perfetto)
     if args.plot:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow import fusion, zoo
 from pimflow.commands.fuse.fusion_report import FusionReport
+from pimflow.commands.fuse.options import BASELINES, FuseOptions
 from pimflow.commands.shared.arguments import public
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UnknownNameError, UsageError
@@ -16,8 +17,6 @@ from pimflow.fusion import Accelerator, FusionPlan, LayerGraph
 if TYPE_CHECKING:
     from pimflow.decomposition.network import DecompositionLike
     from pimflow.frontend import Model
-
-BASELINES = ("unfolded", "folded")
 
 
 def layer_graph(
@@ -56,19 +55,13 @@ def layer_graph(
     return fusion.layers_from_onnx(zoo.load_model(model, dict(shapes or {}), batch=batch, seed=None))
 
 
-@public()
+@public(FuseOptions)
 def fuse(
     model: Model,
     accelerator: Accelerator | None = None,
     *,
-    baseline: str = "unfolded",
-    reuse: str = "deep",
-    search: str = "optimal",
-    halo: str = "recompute",
-    objective: str = "traffic",
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
     progress: Callable[[float], None] | None = None,
+    **keywords: Any,
 ) -> FusionPlan:
     """Fuse the layers of a network into groups that pass once over on-chip memory.
 
@@ -81,9 +74,9 @@ def fuse(
     reuse, search, halo, objective : str
         See `fusion.FusionRules`.
     """
-    graph = layer_graph(model, baseline, shapes, batch)
-    rules = fusion.FusionRules(reuse=reuse, search=search, halo=halo, objective=objective)
-    return fusion.fuse_layers(graph, accelerator, rules, progress)
+    options = FuseOptions(**keywords)
+    graph = layer_graph(model, options.baseline, options.shapes, options.batch)
+    return fusion.fuse_layers(graph, accelerator, options, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +112,15 @@ class DecomposedFusion:
         )
 
 
-@public()
+@public(FuseOptions)
 def fuse_decomposed(
     model: Model,
     decompose: DecompositionLike,
     accelerator: Accelerator | None = None,
     *,
-    baseline: str = "unfolded",
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    reuse: str = "deep",
-    search: str = "optimal",
-    halo: str = "recompute",
-    objective: str = "traffic",
     note: Callable[[str], None] = lambda _: None,
     progress: Callable[[float], None] | None = None,
+    **keywords: Any,
 ) -> DecomposedFusion:
     """Decompose layers of a network, and fuse the regions that pimflow compiles.
 
@@ -165,12 +152,14 @@ def fuse_decomposed(
     if request is None:
         raise UsageError("no decomposition is requested: give one such as 'tucker:0.1'")
     decomposed_network.require_all(request, "an analysis of fused layers")
-    original, accelerator = layer_graph(model, baseline, shapes, batch), accelerator or Accelerator()
-    change = decomposed_network.decompose(frontend.load(model, shapes, batch), request, note)
+    options, accelerator = FuseOptions(**keywords), accelerator or Accelerator()
+    original = layer_graph(model, options.baseline, options.shapes, options.batch)
+    loaded = frontend.load(model, options.shapes, options.batch)
+    change = decomposed_network.decompose(loaded, request, note)
+    del loaded
     network = change.network
     graph = fusion.layers_from_regions(extract_regions(network.module, network.name))
-    rules = fusion.FusionRules(reuse=reuse, search=search, halo=halo, objective=objective)
-    plan = fusion.fuse_layers(graph, accelerator, rules, progress)
+    plan = fusion.fuse_layers(graph, accelerator, options, progress)
     note("comparing outputs")
     inputs = network.example_inputs()
     return DecomposedFusion(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,33 +63,20 @@ class Crossing:
         return None if self.pim_ns is None else self.gpu_ns / self.pim_ns
 
 
-def crossings(
-    system: System,
-    costs: Costs,
-    *,
-    heads: int,
-    head_size: int,
-    contexts: Iterable[int],
-    batches: Sequence[int],
-    groups: Sequence[int],
-) -> Iterator[Crossing]:
-    """Time every combination of group, batch and context, the context innermost."""
-    for group in groups:
-        for batch in batches:
-            for context in contexts:
-                attention = Attention(
-                    batch=batch,
-                    heads=heads,
-                    kv_heads=heads // group,
-                    head_size=head_size,
-                    value_size=head_size,
-                    queries=1,
-                    keys=context,
-                    scale=head_size**-0.5,
-                    causal=True,
-                    positioned=True,
-                )
-                yield crossing(attention, system, costs)
+def decode_attention(heads: int, kv_heads: int, head_size: int, *, places: int, batch: int = 1) -> Attention:
+    """Attention of one layer and one new token of each sequence over a cache of so many places."""
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        value_size=head_size,
+        queries=1,
+        keys=places,
+        scale=head_size**-0.5,
+        causal=True,
+        positioned=True,
+    )
 
 
 def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:

@@ -152,6 +152,11 @@ class CompiledStep:
         )
 
     @property
+    def regions(self) -> int:
+        """Number of regions."""
+        return len(self.search_result.graph.regions)
+
+    @property
     def regions_on_pim(self) -> int:
         """Number of regions that PIM computes, wholly or in part, appends to caches included."""
         return sum(len(candidate.pim_regions) for candidate in self.search_result.candidates)
@@ -202,7 +207,7 @@ class StepRunner:
         caches: Caches | None = None,
         cache_tensors: Mapping[str, tvm.runtime.Tensor] | None = None,
     ) -> None:
-        self.step = step
+        self.step, self._states = step, step.build.states
         self._executor = step.build.module["default"](step.build.device)
         for state in step.states:
             if cache_tensors:
@@ -220,7 +225,7 @@ class StepRunner:
 
     def caches(self) -> dict[str, np.ndarray]:
         """The contents of the caches, as `step_inputs` takes them."""
-        packed_inputs = self.step.build.states.inputs
+        packed_inputs = self._states.inputs
         arrays = {name: tensor.numpy() for name, tensor in self.cache_tensors().items()}
         return {
             name: packed_inputs[name].unpack(array) if name in packed_inputs else array
@@ -228,7 +233,7 @@ class StepRunner:
         }
 
     def _set(self, name: str, value: np.ndarray) -> None:
-        packed = self.step.build.states.pack_input(name, value)
+        packed = self._states.pack_input(name, value)
         self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def __call__(self, tokens: np.ndarray, past_lengths: np.ndarray) -> np.ndarray:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pimflow.commands.generate.crossovers import decode_attention
 from pimflow.commands.generate.language import open_language_model
-from pimflow.commands.shared.options import as_profiling, as_system
+from pimflow.commands.shared.search_arguments import as_system
 from pimflow.core.attention import Attention
 from pimflow.core.json_form import Json
 from pimflow.errors import UsageError
@@ -134,29 +135,9 @@ def llmservingsim(
     if not system.pim_channels:
         raise UsageError("the system has no PIM channels; give --pim-channels 1 or more")
     system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
-    attention = Attention(
-        batch=1,
-        heads=decoder.heads,
-        kv_heads=decoder.kv_heads,
-        head_size=decoder.head_size,
-        value_size=decoder.head_size,
-        queries=1,
-        keys=max(lengths),
-        scale=decoder.head_size**-0.5,
-        causal=True,
-        positioned=True,
-    )
-    costs = Costs(system, as_profiling(profiling))
-    full = costs.attention_costs([(attention, 0)])[0]
-    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
-    points = {}
-    for tokens in sorted(set(lengths)):
-        work = [
-            CacheWork.from_attention(costs.pim_target, attention, product, tokens)
-            for product in (KEYS, VALUES)
-        ]
-        timed = [entry.cost(fastest[entry.product]) for entry in work]
-        points[tokens] = sum(total_ns(entry) for entry in timed)
+    costs = Costs(system, profiling or Profiling())
+    heads = decoder.heads, decoder.kv_heads, decoder.head_size
+    schedules, line = _fit_line(costs, decode_attention(*heads, places=max(lengths)), lengths)
     return ServingAttention(
         model=decoder.name,
         pim=system.pim.name,
@@ -166,6 +147,23 @@ def llmservingsim(
         kv_heads=decoder.kv_heads,
         head_size=decoder.head_size,
         channels=system.pim_channels,
-        schedules={name: str(entry) for name, entry in fastest.items()},
-        line=AttentionLine.fit(points),
+        schedules=schedules,
+        line=line,
     )
+
+
+def _fit_line(
+    costs: Costs, attention: Attention, lengths: Sequence[int]
+) -> tuple[dict[str, str], AttentionLine]:
+    """The schedule of each product that is the fastest over all places, and the line through its times."""
+    full = costs.attention_costs([(attention, 0)])[0]
+    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
+    points = {}
+    for tokens in sorted(set(lengths)):
+        work = [
+            CacheWork.from_attention(costs.pim_target, attention, product, tokens)
+            for product in (KEYS, VALUES)
+        ]
+        points[tokens] = sum(total_ns(entry.cost(fastest[entry.product])) for entry in work)
+    schedules = {name: str(schedule) for name, schedule in fastest.items()}
+    return schedules, AttentionLine.fit(points)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 from pimflow.errors import UnknownNameError
 from pimflow.host.files import SERVING, check_file, replace_file
@@ -16,17 +16,15 @@ TOOLS = ("llmservingsim",)
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
-    from pimflow.core.region import NETWORK_DTYPES  # loads NumPy, so only here
+    from pimflow.commands.command_line import options
 
     sub.positional("tool", "TOOL", "llmservingsim: attention in PIM as a line over the tokens of a cache")
     sub.positional("model", "MODEL", "language model of the zoo, or .gguf file")
     options.system_option(sub)
-    sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
-    sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
-    sub.choice("system", "--dtype", "TYPE", "storage type", NETWORK_DTYPES)
+    options.system_fields(sub, "pim", "pim_channels", "dtype")
     options.cache_option(sub, "system")
     sub.option("output", "-o", "--output", metavar="FILE.json", help="file to write")
-    options.force_option(sub)
+    output_options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,12 +33,11 @@ def run(args: argparse.Namespace) -> None:
         raise UnknownNameError("tool", args.tool, TOOLS)
     if args.output:
         check_file(args.output, SERVING, force=args.force)
+    from pimflow.commands.command_line import options
     from pimflow.commands.generate.export import llmservingsim
-    from pimflow.hardware import system
     from pimflow.placement import Profiling
 
-    changes = {name: getattr(args, name) for name in ("pim", "pim_channels", "dtype")}
-    target_system, cache = system(args.system, **changes), options.result_cache(args)
+    target_system, cache = options.target_system(args), options.result_cache(args)
     with output.status(args.quiet) as progress:
         progress("timing attention")
         attention = llmservingsim(args.model, target_system, profiling=Profiling(cache=cache))

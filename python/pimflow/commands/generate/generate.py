@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from pimflow.commands.generate.decode_step import DecodeStep
 from pimflow.commands.generate.decoding import (
+    Caches,
+    CompiledStep,
     Lengths,
     StepRunner,
     bound_ns,
@@ -23,9 +26,14 @@ from pimflow.commands.generate.decoding import (
 )
 from pimflow.commands.generate.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.commands.generate.language import LanguageModel, open_language_model
+from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.compiler.verification import Verification
+from pimflow.core.goal import GoalOptions
+from pimflow.core.options import field_names
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
@@ -42,16 +50,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from pimflow.commands.shared.options import GoalKeywords
-    from pimflow.placement import Goal, Profiling
-
-    class _Keywords(GoalKeywords, total=False):
-        goal: Goal | None
-        profiling: Profiling | None
-
     class _Figures(TypedDict):
-        prompt_tokens: int
-        context: int
         requests: tuple[Completion, ...]
         held_bytes: int
         regions: int
@@ -67,19 +66,50 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 
-# Most of its lines are the signature and the description of each argument.
+@dataclass(frozen=True, kw_only=True)
+class GenerationJob:
+    """What is generated, with checked sizes.
+
+    Attributes
+    ----------
+    prompts : list of list of int
+        Tokens of each prompt.
+    n : int
+        Number of new tokens.
+    context : int
+        Tokens that the caches have room for.
+    batch : int
+        Number of sequences.
+    """
+
+    language: LanguageModel
+    search_request: SearchRequest
+    prompts: list[list[int]]
+    n: int
+    context: int
+    batch: int
+    on_text: Callable[[str], None]
+    progress: Progress
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.prompts))
+
+    @property
+    def step_lengths(self) -> list[int]:
+        """The tokens that each step of a new token attends to."""
+        return [self.longest_prompt + number for number in range(1, max(self.n, 2))]
+
+
+@public(GenerateOptions, SearchArguments, GoalOptions, without=("target", "plan", "options", "select"))
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    n: int,
-    prompt: str | Sequence[str] | None = None,
-    tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
-    context: int | None = None,
-    batch: int = 1,
     target_system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
-    **keywords: Unpack[_Keywords],
+    **keywords: Any,
 ) -> Generation:
     """Compile the steps of a language model, run them, and report their times and energies.
 
@@ -118,17 +148,27 @@ def generate(
     VerificationError
         If logits differ from the reference by more than their bound, or a token differs.
     """
+    names = field_names(GenerateOptions)
+    options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     language = open_language_model(model)
-    prompts = language.tokenize_prompts(prompt, tokens)
-    context = _context(language, max(map(len, prompts)), n, context)
-    batch = _sequences(len(prompts), batch)
+    prompts = language.tokenize_prompts(options.prompt, options.tokens)
+    context = _context(language, max(map(len, prompts)), options.n, options.context)
+    batch = _sequences(len(prompts), options.batch)
     search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
     search_request.system.require_network_dtype()
+    job = GenerationJob(
+        language=language,
+        search_request=search_request,
+        prompts=prompts,
+        n=options.n,
+        context=context,
+        batch=batch,
+        on_text=on_text,
+        progress=progress,
+    )
     if language.decoder is not None and not language.decoder.has_weights:
-        return _estimate_tokens(
-            language, language.decoder, search_request, prompts, n, context, batch, progress
-        )
-    return _generate_tokens(language, search_request, prompts, n, context, batch, on_text, progress)
+        return _estimate_tokens(job, language.decoder)
+    return _TokenGenerator(job).generate()
 
 
 def _sequences(prompts: int, batch: int) -> int:
@@ -160,187 +200,175 @@ def _context(language: LanguageModel, prompt: int, n: int, context: int | None) 
     return context
 
 
-def _generate_tokens(
-    language: LanguageModel,
-    search_request: SearchRequest,
-    prompts: list[list[int]],
-    n: int,
-    context: int,
-    batch: int,
-    on_text: Callable[[str], None],
-    progress: Progress,
-) -> Generation:
-    """Generate with a model that has weights: every token runs, and its logits are verified."""
-    requests = [
-        GenerationRequest(
-            language, ids, search_request.system.dtype, n, (lambda _: None) if number else on_text
+class _TokenGenerator:
+    """Generates with a model that has weights: every token runs, and its logits are verified."""
+
+    def __init__(self, job: GenerationJob) -> None:
+        language, batch, system = job.language, job.batch, job.search_request.system
+        self.job = job
+        self.requests = [
+            GenerationRequest(language, ids, system.dtype, job.n, (lambda _: None) if number else job.on_text)
+            for number, ids in enumerate(job.prompts)
+        ]
+        self.copies = batch // len(self.requests)  # sequences of each request
+        self.decode = DecodeStep(
+            lambda attended: language.step(attended, 1, batch),
+            job.search_request,
+            job.context,
+            batch,
+            grows=language.fixed_context is None,
         )
-        for number, ids in enumerate(prompts)
-    ]
-    copies, longest = batch // len(requests), max(map(len, prompts))
-    is_single_step = not language.by_token and longest > 1
-    step_lengths = [longest + number for number in range(1, max(n, 2))]
-    prompt_lengths = [] if is_single_step else list(range(1, longest + 1))
+        self.checks: list[Verification] = []
 
-    def bind_inputs(
-        caches: Mapping[str, np.ndarray], tokens: np.ndarray
-    ) -> Callable[[Network], Mapping[str, np.ndarray]]:
-        return functools.partial(
-            verification_inputs, tokens=tokens, past_lengths=past_lengths(), caches=caches
+    def generate(self) -> Generation:
+        """Run the prompt's step and those of all tokens, and verify them."""
+        job, language = self.job, self.job.language
+        is_single_step = not language.by_token and job.longest_prompt > 1
+        caches, ttft = self._run_prompt() if is_single_step else ({}, None)
+        step = self._compile_step(caches)
+        self._run_steps(step, caches)
+        regions, pim_regions = step.regions, step.regions_on_pim
+        verifiers = [request.verifier for request in self.requests]
+        for verifier in verifiers:
+            # in a loop of its own, since all judges share the weights of one reference
+            verifier.release_reference()
+        del step
+        release_memory()
+        job.progress("judging logits")
+        for verifier in verifiers:
+            verifier.verify()
+        cost_model = self._cost_model()
+        blocks = 0 if language.decoder is None else language.decoder.layers
+        return _report(
+            job,
+            ttft=ttft or cost_model.total(range(1, job.longest_prompt + 1)),
+            cost_model=cost_model,
+            requests=tuple(request.completion() for request in self.requests),
+            held_bytes=_resident_bytes(self.decode.search_result),
+            regions=regions,
+            regions_on_pim=pim_regions,
+            blocks=blocks,
+            compiled_blocks=blocks,
+            max_relative_error=max(verifier.max_error for verifier in verifiers),
+            bound=max(verifier.bound for verifier in verifiers),
+            sure_tokens=sum(verifier.certain_tokens for verifier in verifiers),
+            timing_violations=_violations(self.checks),
         )
 
-    def past_lengths() -> np.ndarray:
-        return np.array([request.past_length for request in requests for _ in range(copies)])
-
-    def next_tokens(count: int) -> np.ndarray:
-        return _rows([request.next_tokens(count) for request in requests], copies)
-
-    ttft, checks, caches = None, [], {}
-    if is_single_step:
-        progress("compiling the prompt's step")
-        attended = longest + language.min_cache
-        lengths = Lengths(attended=attended, tokens=longest, batch=batch)
-        graph = language.step(attended, longest, batch)
-        first = compile_step(graph, search_request, lengths, bind_inputs({}, next_tokens(longest)), progress)
-        for number, request in enumerate(requests):
-            rows = first.logits[number * copies : (number + 1) * copies]
-            request.record_step(
-                request.pending_tokens, rows[:, len(request.pending_tokens) - 1].copy(), first
-            )
-        caches, ttft = first.caches(), StepCosts.from_search(first.search_result)
-        checks.append(first.verification)
+    def _run_prompt(self) -> tuple[Caches, StepCosts]:
+        """Run the prompts as one step; returns the caches after it, and its costs."""
+        job, longest = self.job, self.job.longest_prompt
+        job.progress("compiling the prompt's step")
+        attended = longest + job.language.min_cache
+        first = compile_step(
+            job.language.step(attended, longest, job.batch),
+            job.search_request,
+            Lengths(attended=attended, tokens=longest, batch=job.batch),
+            self._bind_inputs({}, self._next_tokens(longest)),
+            job.progress,
+        )
+        for number, request in enumerate(self.requests):
+            logits = self._rows(first.logits, number)[:, len(request.pending_tokens) - 1]
+            request.record_step(request.pending_tokens, logits.copy(), first)
+        caches, costs = first.caches(), StepCosts.from_search(first.search_result)
+        self.checks.append(first.verification)
         del first
         release_memory()  # its weights
-    decode = DecodeStep(
-        lambda attended: language.step(attended, 1, batch),
-        search_request,
-        context,
-        batch,
-        grows=language.fixed_context is None,
-    )
-    progress("placing the step of a token")
-    search_result = decode.search_result
-    progress("compiling the step of a token")
-    for request in requests:
-        # compilation needs the memory that the weights of references take
-        request.verifier.release_reference()
-    step = decode.compile(bind_inputs(caches, next_tokens(1)), progress)
-    checks.append(step.verification)
-    runner = StepRunner(step, caches)
-    progress("generating")
-    for request in requests:
-        request.verify()
-    while not all(request.is_done for request in requests):
-        logits = runner(next_tokens(1), past_lengths())
-        for number, request in enumerate(requests):
-            if not request.is_done:
-                rows = logits[number * copies : (number + 1) * copies]
-                request.record_step(request.pending_tokens[:1], rows[:, -1], step)
-                request.verify()
-    regions, pim_regions = len(step.search_result.graph.regions), step.regions_on_pim
-    verifiers = [request.verifier for request in requests]
-    for verifier in verifiers:
-        # in a loop of its own, since all judges share the weights of one reference
-        verifier.release_reference()
-    del step, runner
-    release_memory()
-    progress("judging logits")
-    for verifier in verifiers:
-        verifier.verify()
-    cost_model = DecodeCostModel(
-        step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
-        bound_ns=lambda tokens: bound_ns(
-            search_result, decode.lengths(tokens), language.kv_elements, language.uses
-        ),
-        context=context,
-        batch=batch,
-        step_lengths=step_lengths,
-    )
-    return _report(
-        language,
-        search_request,
-        prompt_tokens=longest,
-        context=context,
-        batch=batch,
-        requests=tuple(request.completion() for request in requests),
-        ttft=ttft or cost_model.total(prompt_lengths),
-        cost_model=cost_model,
-        held_bytes=_resident_bytes(search_result),
-        regions=regions,
-        regions_on_pim=pim_regions,
-        blocks=0 if language.decoder is None else language.decoder.layers,
-        compiled_blocks=0 if language.decoder is None else language.decoder.layers,
-        max_relative_error=max(verifier.max_error for verifier in verifiers),
-        bound=max(verifier.bound for verifier in verifiers),
-        sure_tokens=sum(verifier.certain_tokens for verifier in verifiers),
-        timing_violations=_violations(checks),
-    )
+        return caches, costs
+
+    def _compile_step(self, caches: Caches) -> CompiledStep:
+        """Place and compile the step of a token."""
+        self.job.progress("placing the step of a token")
+        _ = self.decode.search_result
+        self.job.progress("compiling the step of a token")
+        for request in self.requests:
+            # compilation needs the memory that the weights of references take
+            request.verifier.release_reference()
+        step = self.decode.compile(self._bind_inputs(caches, self._next_tokens(1)), self.job.progress)
+        self.checks.append(step.verification)
+        return step
+
+    def _run_steps(self, step: CompiledStep, caches: Caches) -> None:
+        """Run a step for each token, until every request has its tokens."""
+        runner = StepRunner(step, caches)
+        self.job.progress("generating")
+        for request in self.requests:
+            request.verify()
+        while not all(request.is_done for request in self.requests):
+            logits = runner(self._next_tokens(1), self._past_lengths())
+            for number, request in enumerate(self.requests):
+                if not request.is_done:
+                    rows = self._rows(logits, number)[:, -1]
+                    request.record_step(request.pending_tokens[:1], rows, step)
+                    request.verify()
+
+    def _cost_model(self) -> DecodeCostModel:
+        decode, language = self.decode, self.job.language
+        return DecodeCostModel(
+            step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
+            bound_ns=lambda tokens: bound_ns(
+                decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses
+            ),
+            context=self.job.context,
+            batch=self.job.batch,
+            step_lengths=self.job.step_lengths,
+        )
+
+    def _bind_inputs(
+        self, caches: Caches, tokens: np.ndarray
+    ) -> Callable[[Network], Mapping[str, np.ndarray]]:
+        return functools.partial(
+            verification_inputs, tokens=tokens, past_lengths=self._past_lengths(), caches=caches
+        )
+
+    def _past_lengths(self) -> np.ndarray:
+        """Tokens in the cache of each sequence."""
+        return np.repeat([request.past_length for request in self.requests], self.copies)
+
+    def _next_tokens(self, count: int) -> np.ndarray:
+        """Tokens of a step, [batch, count], with each request's repeated for its sequences."""
+        return np.repeat([request.next_tokens(count) for request in self.requests], self.copies, axis=0)
+
+    def _rows(self, values: np.ndarray, number: int) -> np.ndarray:
+        """The part of an array, [batch, ...], of one request's sequences."""
+        return values[number * self.copies : (number + 1) * self.copies]
 
 
-def _rows(tokens: Sequence[Sequence[int]], copies: int) -> np.ndarray:
-    """Tokens of a step, [batch, n], with each sequence repeated `copies` times."""
-    return np.repeat(np.array(tokens), copies, axis=0)
-
-
-def _estimate_tokens(
-    language: LanguageModel,
-    decoder: Decoder,
-    search_request: SearchRequest,
-    prompts: list[list[int]],
-    n: int,
-    context: int,
-    batch: int,
-    progress: Progress,
-) -> Generation:
+def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
-    prompt = max(map(len, prompts))
-    step_lengths = [prompt + number for number in range(1, max(n, 2))]
-    progress("compiling a block for the prompt")
+    prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
+    job.progress("compiling a block for the prompt")
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compile_step(graph, search_request, lengths, _random_inputs, progress)
+    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
     decode = DecodeStep(
         lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
         search_request,
-        context,
+        job.context,
         batch,
     )
-    progress("compiling a block for a token")
-    step = decode.compile(_random_inputs, progress)
+    job.progress("compiling a block for a token")
+    step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]
-    progress("searching the output")
+    job.progress("searching the output")
     _, _, head = place_step(
         decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
     )
-    output = StepCosts.from_search(head)
-
-    def model_costs(search_result: SearchResult | Charges) -> StepCosts:
-        return (
-            StepCosts.from_search(search_result, decoder.layers, shared_regions(search_result.graph)) + output
-        )
-
-    search_result, kv_elements = decode.search_result, language.kv_elements / decoder.layers
-    cost_model = DecodeCostModel(
-        step_costs=lambda tokens: model_costs(decode.charges(tokens)),
-        bound_ns=lambda tokens: (
-            decoder.layers * bound_ns(search_result, decode.lengths(tokens), kv_elements, language.uses)
-            + weights_bound_ns(head, batch)
-        ),
-        context=context,
-        batch=batch,
-        step_lengths=step_lengths,
-    )
+    model_costs = functools.partial(_model_costs, decoder, StepCosts.from_search(head))
+    search_result = decode.search_result
     return _report(
-        language,
-        search_request,
-        prompt_tokens=prompt,
-        context=context,
-        batch=batch,
-        requests=tuple(Completion(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
+        job,
         ttft=model_costs(first.search_result),
-        cost_model=cost_model,
+        cost_model=DecodeCostModel(
+            step_costs=lambda tokens: model_costs(decode.charges(tokens)),
+            bound_ns=functools.partial(_model_bound_ns, job, decoder, decode, head),
+            context=job.context,
+            batch=batch,
+            step_lengths=job.step_lengths,
+        ),
+        requests=tuple(Completion(prompt_tokens=len(ids), tokens=None, text=None) for ids in job.prompts),
         held_bytes=decoder.layers * _resident_bytes(search_result) + _resident_bytes(head),
-        regions=len(step.search_result.graph.regions),
+        regions=step.regions,
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
         compiled_blocks=1,
@@ -349,6 +377,20 @@ def _estimate_tokens(
         sure_tokens=0,
         timing_violations=_violations(checks),
     )
+
+
+def _model_costs(decoder: Decoder, output: StepCosts, block: SearchResult | Charges) -> StepCosts:
+    """The costs of a whole model: those of a block for every layer, and those of the output."""
+    return StepCosts.from_search(block, decoder.layers, shared_regions(block.graph)) + output
+
+
+def _model_bound_ns(
+    job: GenerationJob, decoder: Decoder, decode: DecodeStep, head: SearchResult, tokens: int
+) -> float:
+    """The lower bound of PIM's time for a step of a whole model."""
+    kv_elements = job.language.kv_elements / decoder.layers
+    block_ns = bound_ns(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
+    return decoder.layers * block_ns + weights_bound_ns(head, job.batch)
 
 
 def _resident_bytes(search_result: SearchResult) -> int:
@@ -368,16 +410,10 @@ def _violations(checks: Sequence[Verification]) -> int | None:
 
 
 def _report(
-    language: LanguageModel,
-    search_request: SearchRequest,
-    *,
-    batch: int,
-    ttft: StepCosts,
-    cost_model: DecodeCostModel,
-    **figures: Unpack[_Figures],
+    job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Unpack[_Figures]
 ) -> Generation:
     """The report, with the figures that follow from the times."""
-    system = search_request.system
+    language, system = job.language, job.search_request.system
     first: Completion = figures["requests"][0]
     mean = cost_model.mean
     return Generation(
@@ -391,12 +427,14 @@ def _report(
         gpu=system.gpu.name,
         pim=system.pim.name,
         dtype=system.dtype,
-        batch=batch,
+        prompt_tokens=job.longest_prompt,
+        context=job.context,
+        batch=job.batch,
         ttft_ns=ttft.ns,
         ttft_ns_gpu_only=ttft.ns_gpu_only,
         **vars(mean),
-        tokens_per_s=batch / mean.tpot_ns * 1e9,
-        tokens_per_s_gpu_only=batch / mean.tpot_ns_gpu_only * 1e9,
+        tokens_per_s=job.batch / mean.tpot_ns * 1e9,
+        tokens_per_s_gpu_only=job.batch / mean.tpot_ns_gpu_only * 1e9,
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],

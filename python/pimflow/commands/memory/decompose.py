@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -15,44 +15,44 @@ from google.protobuf.message import EncodeError
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import GoalKeywords, as_profiling, as_system, merge_keywords
+from pimflow.commands.shared.options import CalibrationOptions, ShapeOptions
+from pimflow.commands.shared.search_arguments import SearchArguments, as_system
+from pimflow.core.goal import GoalOptions
 from pimflow.core.output_error import relative_error
-from pimflow.decomposition.calibration import Calibration, Data, agreement
+from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
 from pimflow.decomposition.onnx_chains import with_chains
-from pimflow.decomposition.report import ExportReport
+from pimflow.decomposition.report import DecompositionReport, ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.hardware import System
 from pimflow.host.files import MODEL, check_file, replace_file
-from pimflow.placement import Costs, Goal, Profiling
+from pimflow.placement import Costs
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from pimflow.commands.shared.options import Shapes
     from pimflow.frontend import Model
 
 # Largest `relative_error` between ONNX Runtime and TVM that the order of sums may cause in fp32; assumed.
 EXPORT_BOUND = 1e-4
 
 
-@public(GoalKeywords)
+@public(
+    CalibrationOptions,
+    ShapeOptions,
+    SearchArguments,
+    GoalOptions,
+    without=("target", "plan", "options", "select"),
+)
 def export_decomposed(
     model: Model,
     request: DecompositionLike,
     out: str | os.PathLike[str],
     *,
     target_system: System | None = None,
-    shapes: Shapes | None = None,
-    batch: int | None = None,
-    goal: Goal | None = None,
-    calibration: Data | None = None,
     force: bool = False,
-    profiling: Profiling | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    **keywords: Unpack[GoalKeywords],
+    **keywords: Any,
 ) -> ExportReport:
     """Decompose layers of an ONNX model, and write it as an ONNX model.
 
@@ -85,33 +85,25 @@ def export_decomposed(
     VerificationError
         If the outputs differ; nothing is written.
     """
-    options, goal = merge_keywords(
-        {"shapes": shapes, "batch": batch, "decompose": request, **keywords}, None, goal
-    )
-    target_system = as_system(target_system)
+    calibration = keywords.pop("calibration", None)
+    arguments = SearchArguments.from_keywords({**keywords, "decompose": request})
+    options, target_system = arguments.options, as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
     check_file(out, MODEL, force=force)
     progress("loading")
-    proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    proto = zoo.load_model(model, dict(options.shapes or {}), batch=options.batch)
     network = frontend.load(proto)
-    samples = None if calibration is None else Calibration.read(calibration, network)
-    costs = Costs(target_system, as_profiling(profiling))
-    change = prepare.decompose_layers(
-        network, options, target_system, costs=costs, goal=goal, samples=samples, progress=progress
+    preparation = prepare.PreparationRequest(
+        costs=Costs(target_system, arguments.profiling),
+        goal=arguments.goal,
+        samples=None if calibration is None else Calibration.read(calibration, network),
+        progress=progress,
     )
+    change = prepare.decompose_layers(network, options, target_system, preparation)
     change = _with_layers(change, network.name)
-    constants: dict[str, np.ndarray] = {}
-    layers = decomposable_layers(onnx_graph.from_onnx(proto, constants))
-    exported = with_chains(proto, change.layers, {layer.name: layer for layer in layers}, constants)
-    progress("comparing outputs")
-    inputs = network.example_inputs()
-    expected = change.network.reference(inputs)
-    error = _error(exported, change, expected)
-    summary = change.summary(inputs, expected)
-    if samples is not None:
-        progress(f"comparing {samples.samples} samples")
-        summary = replace(summary, calibration=agreement(samples, change))
+    exported = _with_chains(proto, change)
+    summary, error = _compare(exported, change, preparation.samples, progress)
     _open_dims(model, exported)
     exported.producer_name = "pimflow"  # `check_file` recognises the file by it
     data = _bytes(exported, out)
@@ -123,6 +115,31 @@ def export_decomposed(
         bytes=len(data),
         export_error=error,
     )
+
+
+def _with_chains(proto: onnx.ModelProto, change: DecomposedNetwork) -> onnx.ModelProto:
+    """A model with chains in place of the layers that `change` decomposes."""
+    constants: dict[str, np.ndarray] = {}
+    layers = decomposable_layers(onnx_graph.from_onnx(proto, constants))
+    return with_chains(proto, change.layers, {layer.name: layer for layer in layers}, constants)
+
+
+def _compare(
+    exported: onnx.ModelProto,
+    change: DecomposedNetwork,
+    samples: Calibration | None,
+    progress: Callable[[str], None],
+) -> tuple[DecompositionReport, float]:
+    """The report of the decomposed layers, and the error of the exported model against their network."""
+    progress("comparing outputs")
+    inputs = change.original.example_inputs()
+    expected = change.network.reference(inputs)
+    error = _error(exported, change, expected)
+    summary = change.summary(inputs, expected)
+    if samples is not None:
+        progress(f"comparing {samples.samples} samples")
+        summary = replace(summary, calibration=agreement(samples, change))
+    return summary, error
 
 
 def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:

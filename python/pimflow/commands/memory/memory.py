@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
-from pimflow import memory
 from pimflow.commands.memory.internal_memory import InternalMemory, uncompiled_memory
+from pimflow.commands.memory.options import MemoryOptions
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import NetworkKeywords, NetworkOptions, as_system, network_options
-from pimflow.commands.shared.prepare import PreparedNetwork
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.prepare import PreparationRequest, PreparedNetwork
+from pimflow.commands.shared.search_arguments import as_system
 from pimflow.compiler import phases
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.layer_order import LayerOrder
@@ -23,10 +24,10 @@ from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.liveness import Liveness
+from pimflow.core.options import split_keywords
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation
-from pimflow.errors import UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
@@ -39,11 +40,8 @@ from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from typing_extensions import Unpack
 
     from pimflow.frontend import Model
-
-WEIGHTS = ("resident", "streamed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,20 +124,14 @@ class NetworkMemory:
         )
 
 
-@public(NetworkKeywords)
+@public(MemoryOptions, NetworkOptions)
 def plan_memory(
     model: Model,
     target_system: System | None = None,
     *,
     target: str = "llvm+pim",
     options: NetworkOptions | None = None,
-    policy: str = "exact",
-    weights: str = "",
-    in_place: bool = True,
-    capacity_bytes: int | None = None,
-    alignment_bytes: int | None = None,
-    seconds: float = memory.TIME_LIMIT_SECONDS,
-    **keywords: Unpack[NetworkKeywords],
+    **keywords: Any,
 ) -> NetworkMemory:
     """Plan the memory of a network whose layers all run on the GPU, or on the CPU that stands in for it.
 
@@ -168,21 +160,18 @@ def plan_memory(
     InfeasibleError
         If the network does not fit the capacity.
     """
-    if weights not in ("", *WEIGHTS):
-        raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
-    options = network_options(keywords, options)
+    memory_values, network_values = split_keywords(keywords, MemoryOptions, NetworkOptions)
+    planned = {**vars(MemoryOptions(**memory_values))}
+    capacity_bytes = planned.pop("capacity_bytes")
+    options = NetworkOptions.from_keywords(network_values, options)
     require_all(options.decomposition_request, "the plan of its memory")
-    target_system = as_system(target_system)
-    pools = PoolPlanning(
-        in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, policy=policy, seconds=seconds
-    )
-    planning = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
+    target_system, pools = as_system(target_system), PoolPlanning(**planned)
+    planner = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
     network = prepare.load(model, options)
-    prepared = prepare.prepare(
-        network, options, target_system, target=target, pools=pools, inspect=planning.inspect
-    )
+    request = PreparationRequest(target=target, pools=pools, inspect=planner.inspect)
+    prepared = prepare.prepare(network, options, target_system, request)
     del network  # frees its weights
-    return planning.memory(prepared, capacity_bytes)
+    return planner.memory(prepared, capacity_bytes)
 
 
 class _MemoryPlanner:

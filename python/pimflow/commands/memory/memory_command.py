@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser, refuse
 from pimflow.errors import UsageError
 
@@ -16,52 +16,28 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _NETWORK_OPTIONS = (
-    *("shape", "batch", "context", "state", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
+    *("shapes", "batch", "context", "states", "system", "dtype", "target", "weights", "in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options
+    from pimflow.commands.memory.options import MemoryOptions
+    from pimflow.commands.shared.search_arguments import SearchArguments
+
     sub.show_first("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
     sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
-    sub.option(
-        "memory",
-        "--policy",
-        metavar="NAME",
-        default="exact",
-        help="how buffers are placed: best, exact, ortools, first-fit, best-fit, longer-first, bigger-first "
-        "(default: %(default)s)",
-    )
-    sub.option("memory", "--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
+    sub.add_fields(MemoryOptions)
     options.network_options(sub)
     sub.option("output", "-o", "--output", metavar="FILE.csv", help="write the buffers with their offsets")
-    options.force_option(sub)
-    options.plot_option(sub, "memory over time")
-    options.target_option(sub, "what a network is lowered for")
+    output_options.force_option(sub)
+    output_options.plot_option(sub, "memory over time")
+    lowered_for = "what a network is lowered for: llvm+pim, cuda+pim or c (default: %(default)s)"
+    sub.add_fields(SearchArguments, "target", help=lowered_for)
     options.system_option(sub)
-    sub.option("system", "--dtype", metavar="TYPE", help="storage type of a network on a GPU: fp16, fp32")
-    options.fuse_option(sub)
-    sub.option(
-        "memory",
-        "--alignment",
-        metavar="BYTES",
-        type=int,
-        help="alignment of buffers (default: 64 for networks, 1 for tables)",
-    )
-    sub.option("memory", "--weights", metavar="HOW", help="place weights and inputs too: resident, streamed")
-    sub.option("memory", "--no-in-place", action="store_true", help="let no result take over a dead operand")
-    options.reorder_option(sub)
-    sub.option(
-        "memory",
-        "--time-limit",
-        metavar="SECONDS",
-        type=float,
-        default=60.0,
-        help="longest search (default: %(default)g)",
-    )
-    options.decompose_option(sub)
-    options.chain_options(sub)
+    options.system_fields(sub, "dtype", help="storage type of a network on a GPU: fp16, fp32")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -77,9 +53,9 @@ def run(args: argparse.Namespace) -> None:
         pictures.check_format(args.plot, force=args.force)
     network = None if _is_table(args.source) else _network(args)
     if network is None:
-        lifetimes = tuple(csv_form.read(args.source, args.alignment or 1))
+        lifetimes = tuple(csv_form.read(args.source, args.alignment_bytes or 1))
         output.say(f"planning {len(lifetimes)} buffers …", args.quiet)
-        plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity, seconds=args.time_limit)
+        plan = memory.plan(lifetimes, args.policy, capacity_bytes=args.capacity_bytes, seconds=args.seconds)
     else:
         lifetimes, plan = network.liveness.lifetimes, network.plan
     policies = memory.policy_bytes(lifetimes)
@@ -106,33 +82,24 @@ def _is_table(source: str) -> bool:
 
 
 def _network(args: argparse.Namespace) -> NetworkMemory:
+    from pimflow.commands.command_line import options
     from pimflow.commands.memory.memory import plan_memory
-    from pimflow.hardware import system
+    from pimflow.commands.memory.options import MemoryOptions
 
     output.say(f"lowering {args.source} …", args.quiet)
-    return plan_memory(
-        args.source,
-        system(args.system, dtype=args.dtype),
-        target=args.target,
-        policy=args.policy,
-        weights=args.weights or "",
-        in_place=not args.no_in_place,
-        capacity_bytes=args.capacity,
-        alignment_bytes=args.alignment,
-        seconds=args.time_limit,
-        **options.network(args),
-    )
+    keywords = args.parser.keywords(args, MemoryOptions) | options.network(args)
+    return plan_memory(args.source, options.target_system(args), target=args.target, **keywords)
 
 
 def _check(args: argparse.Namespace) -> None:
     if _is_table(args.source):
         refuse(args, _NETWORK_OPTIONS, f"{args.source} is a table of buffers, not a network")
-    if args.alignment is not None and args.alignment < 1:
-        raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
-    if args.capacity is not None and args.capacity < 0:
-        raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
-    if not 0 < args.time_limit < float("inf"):
-        raise UsageError(f"--time-limit {args.time_limit:g}: give a positive number of seconds")
+    if args.alignment_bytes is not None and args.alignment_bytes < 1:
+        raise UsageError(f"--alignment {args.alignment_bytes}: give a positive number of bytes")
+    if args.capacity_bytes is not None and args.capacity_bytes < 0:
+        raise UsageError(f"--capacity {args.capacity_bytes}: give a number of bytes")
+    if not 0 < args.seconds < float("inf"):
+        raise UsageError(f"--time-limit {args.seconds:g}: give a positive number of seconds")
 
 
 def _network_text(network: NetworkMemory) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 
 SUMMARY = "write a page with the plans of compiled directories side by side"
@@ -22,7 +22,7 @@ def add_arguments(sub: CommandParser) -> None:
         default="comparison.html",
         help="the page to write (default: %(default)s)",
     )
-    options.force_option(sub)
+    output_options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 
 SUMMARY = "write the page of a compiled directory: timeline, layers, energy, memory, to explore in a browser"
@@ -17,7 +17,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "-o", "--output", metavar="FILE", help="the page to write (default: report.html in DIR)"
     )
-    options.force_option(sub)
+    output_options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:

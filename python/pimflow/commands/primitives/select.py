@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import (
-    NetworkKeywords,
-    NetworkOptions,
-    field_names,
-    network_options,
-    require_known,
-)
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.core.options import split_keywords
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.hardware import system
-from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions, selection_options
+from pimflow.primitive_selection.options import SelectionOptions, selection_options
 from pimflow.primitive_selection.selection import Selection, select_for, with_network
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from pimflow.frontend import Model, Network
     from pimflow.host.result_cache import ResultCache
 
-    class NetworkSelectionKeywords(NetworkKeywords, SelectionKeywords, total=False):
-        """The fields of `NetworkOptions` and `SelectionOptions` as keywords."""
 
-
-@public(NetworkKeywords, SelectionKeywords)
+@public(NetworkOptions, SelectionOptions)
 def select(
     model: Model,
     *,
@@ -38,7 +28,7 @@ def select(
     cache: ResultCache | None = None,
     time_network: bool = True,
     progress: Callable[[float], None] = lambda _: None,
-    **keywords: Unpack[NetworkSelectionKeywords],
+    **keywords: Any,
 ) -> Selection:
     """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
 
@@ -93,12 +83,9 @@ def _merge_keywords(
     keywords: Mapping[str, object], network: NetworkOptions | None, options: SelectionOptions | None
 ) -> tuple[NetworkOptions, SelectionOptions]:
     """Return both with fields replaced by `keywords`; raises `UsageError` for an option without effect."""
-    field_sets = field_names(NetworkOptions), field_names(SelectionOptions)
-    require_known(keywords, (*field_sets[0], *field_sets[1]))
-    network_values, selection_values = (
-        {k: v for k, v in keywords.items() if k in allowed_names} for allowed_names in field_sets
-    )
-    network, options = network_options(network_values, network), selection_options(selection_values, options)
+    network_values, selection_values = split_keywords(keywords, NetworkOptions, SelectionOptions)
+    network = NetworkOptions.from_keywords(network_values, network)
+    options = selection_options(selection_values, options)
     for name in ("fuse", "fuse_activations"):
         if getattr(network, name):
             raise UsageError(f"{name} has no effect: primitives are selected layer by layer; leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pimflow.commands.command_line import options, output, primitive_options
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 from pimflow.errors import UsageError
 from pimflow.host.files import PROFILE, check_file
@@ -20,44 +20,21 @@ FRONT_BUDGETS = 12  # default number of budgets of a front that is drawn
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options, primitive_options
+    from pimflow.commands.shared.options import NetworkOptions
+    from pimflow.primitive_selection.options import SelectionOptions
+
     options.model_argument(sub)
-    options.network_options(sub)
-    options.reorder_option(sub)
-    options.decompose_option(sub, has_search=False)
-    options.skip_options(sub)
-    sub.option(
-        "system",
-        "--target",
-        metavar="c|LLVM",
-        default="",
-        help="c: primitives as C, here or on the remote machine; LLVM: what code for the remote machine is "
-        "made for, such as 'llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72', or the same with c for llvm "
-        "(default: what the machine says of itself)",
-    )
-    sub.option(
-        "system",
-        "--gpu",
-        metavar="NAME|FILE",
-        help="GPU that is modelled, with --device cuda (default: the system's)",
-    )
-    sub.option(
-        "primitives",
-        "--profile",
-        metavar="SOURCE|FILE",
-        default="measured",
-        help="where times come from: measured (on this machine or --device), predicted (from those that the "
-        "cache holds), mixed (predicted, but measured where the choice relies on them), or FILE, a profile "
-        "that -o wrote (default: %(default)s)",
-    )
-    primitive_options.add_options(sub)
-    options.budget_option(sub, "primitives", "most memory, such as 50MiB")
-    sub.option(
-        "primitives", "--pareto", metavar="N", type=int, help="find a front of time and memory with N budgets"
-    )
+    sub.add_fields(NetworkOptions, "shapes", "batch", "context", "states", "reorder")
+    options.decompose_option(sub)
+    sub.add_fields(NetworkOptions, "optimize_skips")
+    options.criterion_option(sub)
+    sub.add_fields(SelectionOptions, "target", "gpu", "profile", *primitive_options.FIELDS)
+    sub.add_fields(SelectionOptions, "memory_budget_bytes", "pareto")
     options.cache_option(sub, "primitives")
     sub.option("output", "-o", "--output", metavar="FILE", help="write a profile of the times that were used")
-    options.force_option(sub)
-    options.plot_option(
+    output_options.force_option(sub)
+    output_options.plot_option(
         sub, f"the choice, with a front of {FRONT_BUDGETS} budgets unless --pareto says how many"
     )
 
@@ -74,17 +51,18 @@ def run(args: argparse.Namespace) -> None:
         from pimflow.host import pictures
 
         pictures.check_format(args.plot, force=args.force)
-    choices = primitive_options.selection(args, args.profile)
-    points = FRONT_BUDGETS if args.plot and args.pareto is None else args.pareto
-    choices |= {"memory_budget_bytes": options.budget_bytes(args)}
-    choices |= {"target": args.target, "gpu": args.gpu, "pareto": points, **options.network(args)}
+    from pimflow.commands.command_line import options, primitive_options
+
+    keywords = primitive_options.selection(args, args.profile) | options.network(args)
+    if args.plot and args.pareto is None:
+        keywords["pareto"] = FRONT_BUDGETS
     from pimflow.commands.primitives.select import select
     from pimflow.core.json_form import json_form
     from pimflow.primitive_selection import selection
 
     cache = options.result_cache(args)
     with output.bar("measuring", args.quiet) as advance:
-        result = select(args.model, cache=cache, progress=advance, **choices)
+        result = select(args.model, cache=cache, progress=advance, **keywords)
     if not args.quiet:
         _warn(result, cache)
     if args.output:

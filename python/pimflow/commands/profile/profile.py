@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
-from pimflow.commands.shared.options import NetworkOptions, network_options
+from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import JsonTree, json_form
 from pimflow.core.region import RegionGraph
@@ -24,9 +25,6 @@ from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import CandidateGenerator, Costs, Evaluation, Goal, Profiling
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from pimflow.commands.shared.options import NetworkKeywords
     from pimflow.frontend import Model
 
 # Modules whose code turns a model into regions: the cache key of regions depends on it.
@@ -108,13 +106,14 @@ class ProfileReport(JsonTree):
         return "\n".join(lines)
 
 
+@public(NetworkOptions)
 def profile(
     models: Sequence[str | os.PathLike[str]],
     target_system: System,
     profiling: Profiling,
     *,
     options: NetworkOptions | None = None,
-    **keywords: Unpack[NetworkKeywords],
+    **keywords: Any,
 ) -> ProfileReport:
     """Time every candidate of `models`, except those that `profiling.cache` has already.
 
@@ -129,7 +128,7 @@ def profile(
         Fields that replace those of `options`.
     """
     begin = time.perf_counter()
-    options = network_options(keywords, options)
+    options = NetworkOptions.from_keywords(keywords, options)
     profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
     graphs = [search_inputs(model, target_system, options, costs)[0] for model in models]
@@ -146,7 +145,7 @@ def profile(
         gpu=target_system.gpu.name,
         pim=target_system.pim.name,
         gpu_profiler=profiling.gpu.name,
-        pim_profiler=costs.pim_target.profiler.name,
+        pim_profiler=profiling.pim_profiler(target_system).name,
         layers=ResultCounts(kept=tally.cached["pim"], computed=tally.computed["pim"]),
         kernels=ResultCounts(kept=tally.cached["gpu"], computed=tally.computed["gpu"]),
         known=costs.kernel_counts(),
@@ -165,7 +164,8 @@ def search_inputs(
     from pimflow.commands.shared import prepare
 
     network = prepare.load(model, options)
-    prepared = prepare.prepare(network, options, target_system, costs=costs, goal=goal)
+    request = prepare.PreparationRequest(costs=costs, goal=goal)
+    prepared = prepare.prepare(network, options, target_system, request)
     return prepared.regions, prepared.original_regions_for(target_system), prepared.mixture
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output
 from pimflow.commands.command_line.command_parser import CommandParser
 
 SUMMARY = "time everything that a search needs, and keep it"
@@ -12,15 +12,17 @@ SUMMARY = "time everything that a search needs, and keep it"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options
+
     options.models_argument(sub)
     options.network_options(sub)
     options.system_options(sub)
-    options.rewriting_options(sub)
     options.profiling_options(sub)
 
 
 def run(args: argparse.Namespace) -> None:
     """Time the candidates of the networks of `args`, and print their numbers."""
+    from pimflow.commands.command_line import options
     from pimflow.commands.profile import profile
 
     network = options.network(args)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
 
 from pimflow import zoo
+from pimflow.commands.run.options import RunOptions
 from pimflow.commands.shared.arguments import public
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
 from pimflow.compiler.c_code import builds
@@ -101,16 +102,13 @@ def run(
     return infer(directory, inputs, target=target).outputs
 
 
-@public()
+@public(RunOptions)
 def infer(
     directory: str | os.PathLike[str],
     inputs: Inputs | None = None,
     *,
-    target: str | None = None,
-    repeat: int = 0,
-    compare: bool = False,
-    threads: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    **keywords: Any,
 ) -> Inference:
     """Run a compiled directory.
 
@@ -144,10 +142,10 @@ def infer(
         If outputs differ by more than the bound of the storage type (`core.output_error.OUTPUT_BOUND`), and
         by more than the bound that compilation used.
     """
-    path = Path(directory)
-    interface = Interface.load(path)
+    options, path = RunOptions(**keywords), Path(directory)
+    interface, threads = Interface.load(path), options.threads
     arrays = interface.order_inputs(_inputs_by_name(interface, inputs))
-    target = target or interface.targets[0]
+    target = options.target or interface.targets[0]
     if target not in interface.targets:
         raise UnknownNameError("target", target, interface.targets)
     if threads is not None and target != C_TARGET:
@@ -160,15 +158,15 @@ def infer(
         _CRunner(path, interface, threads or 1) if target == C_TARGET else _Runner(path, interface, target)
     )
     outputs = runner.outputs(arrays)
-    target_errors = _target_errors(path, interface, target, arrays, outputs) if compare else {}
+    target_errors = _target_errors(path, interface, target, arrays, outputs) if options.compare else {}
     return Inference(
         target=target,
         outputs=outputs,
         names=_names(interface, len(outputs)),
         compiler=runner.compiler,
         threads=runner.threads,
-        calls=repeat,
-        median_ns=runner.median_ns(arrays, repeat) if repeat else None,
+        calls=options.repeat,
+        median_ns=runner.median_ns(arrays, options.repeat) if options.repeat else None,
         max_relative_error=target_errors,
     )
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
+from pimflow.commands.run.options import RunOptions
 from pimflow.errors import OutputError, UsageError, one_line
 from pimflow.host.files import ARRAY, FORCE, check_file
 
@@ -36,36 +37,10 @@ def add_arguments(sub: CommandParser) -> None:
         default=[],
         help="input tensor; repeat it for each input, with its name",
     )
-    sub.option(
-        "system",
-        "--target",
-        metavar="TARGET",
-        help="llvm+pim, or what it was compiled for (default); c is built by this machine's compiler",
-    )
-    sub.option(
-        "system",
-        "--threads",
-        metavar="N",
-        type=int,
-        help="threads of the C library (default: 1); other targets read TVM_NUM_THREADS",
-    )
+    sub.add_fields(RunOptions, "target", "threads")
     sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output; bf16 as fp32")
-    options.force_option(sub)
-    sub.option(
-        "output",
-        "--repeat",
-        metavar="N",
-        type=int,
-        default=0,
-        help="time N further runs, and print their median",
-    )
-    sub.option(
-        "output",
-        "--compare",
-        action="store_true",
-        help="run the other targets that it was built for too; exit code 5 if outputs are further apart than "
-        "allowed",
-    )
+    output_options.force_option(sub)
+    sub.add_fields(RunOptions, "repeat", "compare")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -73,21 +48,13 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.commands.command_line import arrays
     from pimflow.commands.run.run import infer
 
-    if args.repeat < 0:
-        raise UsageError(f"--repeat {args.repeat}: give a number of runs")
+    keywords = args.parser.keywords(args, RunOptions)
+    RunOptions(**keywords)  # raises for a wrong value before the work
     if args.output:
         _check_output(args)
     inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
-        inference = infer(
-            args.directory,
-            inputs,
-            target=args.target,
-            repeat=args.repeat,
-            compare=args.compare,
-            threads=args.threads,
-            progress=progress,
-        )
+        inference = infer(args.directory, inputs, progress=progress, **keywords)
     if args.output:
         first = Path(args.output)
         extra_indices = range(1, len(inference.outputs))

@@ -8,78 +8,78 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, ParamSpec, TypeVar
 
 from pimflow.core import keywords
+from pimflow.core.options import Check, type_check
 from pimflow.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class ArgumentType(NamedTuple):
-    """A test of an argument's value, and the text that says which values pass."""
-
-    allows: Callable[[Any], bool]
-    description: str
-
-
-def _argument_type(description: str, *types: type) -> ArgumentType:
-    def allows(value: object) -> bool:
-        return isinstance(value, types) and (bool in types or not isinstance(value, bool))
-
-    return ArgumentType(allows, description)
-
-
 # A network is an object of one of several libraries: only types that cannot be a network are rejected here.
 _NON_MODEL_TYPES = (bool, int, float, bytes, Mapping, Sequence, set, type(None))
 _PATH, _NONE = (str, os.PathLike), type(None)
-_TEXT = _argument_type("a name or None", str, _NONE)
-_FLAG = _argument_type("True or False", bool)
-_CALLBACK = ArgumentType(callable, "a function that is called with the progress")
+
+
+def _value_check(expected: str, allows: Callable[[Any], bool]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        """Return the value, or raise `UsageError`."""
+        if not allows(value):
+            raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
+        return value
+
+    return check
+
+
+_FLAG = type_check("True or False", bool)
+_CALLBACK = _value_check("a function that is called with the progress", callable)
 # By name of the argument: a name has the same meaning in every public function.
-ARGUMENT_TYPES = {
-    "model": ArgumentType(
-        lambda value: isinstance(value, _PATH) or not isinstance(value, _NON_MODEL_TYPES),
+ARGUMENT_CHECKS = {
+    "model": _value_check(
         "a name of the zoo, a file, an ONNX model, a Relax module or a program of torch.export",
+        lambda value: isinstance(value, _PATH) or not isinstance(value, _NON_MODEL_TYPES),
     ),
-    "models": ArgumentType(
-        lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes),
+    "models": _value_check(
         "a list of networks, such as ['mobilenet-v2']",
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes),
     ),
-    "directory": _argument_type("a compiled directory", *_PATH),
-    "path": _argument_type("a file", *_PATH),
-    "layer": _argument_type("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
-    "out": _argument_type("a directory or file to write, or None", *_PATH, _NONE),
-    "dump_ir": _argument_type("a directory to write, or None", *_PATH, _NONE),
-    "inputs": ArgumentType(
-        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
+    "directory": type_check("a compiled directory", *_PATH),
+    "path": type_check("a file", *_PATH),
+    "layer": type_check("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
+    "out": type_check("a directory or file to write, or None", *_PATH, _NONE),
+    "inputs": _value_check(
         "a mapping of names to arrays, or None",
+        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
     ),
-    "format": _argument_type("the name of a format", str),
-    "pim_channels": ArgumentType(
-        lambda value: value in (None, "auto"), "'auto', or None: the system says how many"
+    "format": type_check("the name of a format", str),
+    "pim_channels": _value_check(
+        "'auto', or None: the system says how many", lambda value: value in (None, "auto")
     ),
-    "target": _argument_type("the name of a target, such as 'llvm+pim'", str, _NONE),
-    "conventions": ArgumentType(
-        lambda value: isinstance(value, Sequence) and all(isinstance(name, str) for name in value),
+    "target": type_check("the name of a target, such as 'llvm+pim'", str, _NONE),
+    "conventions": _value_check(
         "'all', 'none' or names such as 'pim-launch=0'",
+        lambda value: isinstance(value, Sequence) and all(isinstance(name, str) for name in value),
     ),
-    "timing": _TEXT,
-    "emit_traces": _FLAG,
-    "compare": _FLAG,
-    "in_place": _FLAG,
+    "timing": type_check("a name or None", str, _NONE),
     "gwrite_hiding": _FLAG,
     "progress": _CALLBACK,
     "advance": _CALLBACK,
 }
 
 
-def public(*extra_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that checks the arguments of a public function.
+def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that checks the arguments of a public function, and gives it its signature.
 
-    `extra_keywords` are `TypedDict` classes that declare the keywords of its ``**`` parameter.
+    Parameters
+    ----------
+    declared : type
+        Dataclasses whose fields are the keywords of its ``**`` parameter.
+    without : collection of str
+        Fields that are none.
 
     Raises
     ------
@@ -87,36 +87,49 @@ def public(*extra_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         By the decorated function, for a keyword that it does not take.
     UsageError
         By the decorated function, for a missing argument, one too many, or one of a wrong type; see
-        `ARGUMENT_TYPES`.
+        `ARGUMENT_CHECKS`.
     """
-    extra_names: set[str] = set()
-    for typed_dict in extra_keywords:
-        extra_names |= getattr(typed_dict, "__required_keys__") | getattr(typed_dict, "__optional_keys__")  # noqa: B009
+    declared_fields = [field for cls in declared for field in fields(cls) if field.name not in without]
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         """Wrap `function` with the check."""
-        signature = inspect.signature(function)
-        own_names = [
-            name
-            for name, parameter in signature.parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        own_signature = inspect.signature(function)
+        signature = _signature(own_signature, declared_fields)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             """Check the arguments, then call the function."""
             arguments = keywords.bind_arguments(
-                function.__name__, signature, {*own_names, *extra_names}, args, kwargs
+                function.__name__, own_signature, signature.parameters, args, kwargs
             )
             for name, value in {**arguments.arguments, **kwargs}.items():
-                if name in ARGUMENT_TYPES and not ARGUMENT_TYPES[name].allows(value):
-                    fault = (
-                        f"{name} is {ARGUMENT_TYPES[name].description}, not {value!r} "
-                        f"({type(value).__name__})"
-                    )
-                    raise UsageError(f"{function.__name__}: {fault}")
+                if name in ARGUMENT_CHECKS:
+                    ARGUMENT_CHECKS[name](f"{function.__name__}: {name}", value)
             return function(*args, **kwargs)
 
+        setattr(call, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
         return call
 
     return decorate
+
+
+def _signature(signature: inspect.Signature, declared: Sequence[Field[Any]]) -> inspect.Signature:
+    """A signature with declared fields as keywords in place of its ``**`` parameter."""
+    parameters = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=_annotation(field),
+        )
+        for field in declared
+        if field.name not in signature.parameters
+    ]
+    return signature.replace(parameters=parameters)
+
+
+def _annotation(field: Field[Any]) -> Any:
+    """The type of a keyword; None stands for a default that the check of the field makes."""
+    may_be_none = field.default is not None or "None" in str(field.type)
+    return field.type if may_be_none else f"{field.type} | None"

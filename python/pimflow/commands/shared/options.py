@@ -1,4 +1,4 @@
-"""Types of options: rewrites of a network before its search, and the goal of the search.
+"""How a network is loaded and rewritten before its search.
 
 Public functions take `NetworkOptions` and `Goal`, or their fields as keywords. An unknown keyword, a value of
 another type and an option without effect raise an error before any work.
@@ -6,30 +6,108 @@ another type and an option without effect raise an error before any work.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from pimflow.core.keywords import check_keywords
-from pimflow.core.plan import Plan
+from pimflow.core.options import OptionSet, option, require_type, split_keywords
 from pimflow.decomposition.request import DecompositionRequest
-from pimflow.errors import UnknownNameError, UsageError
-from pimflow.hardware import System, system
-from pimflow.placement import Goal, Profiling, SearchResult
+from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
-    from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
+    from pimflow.decomposition.calibration import Data
 
 Shapes = Mapping[str, tuple[int, ...]]
 States = Mapping[str, str]
-AnyPlan = Plan | SearchResult | str | os.PathLike[str]
+# What a search adds to the help of --decompose.
+WHERE_HELP = (
+    ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several ranks, "
+    "such as tucker:0.1:0.25"
+)
+
+
+def _check_shapes(name: str, shapes: Any) -> Any:
+    expected = "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}"
+    require_type(name, shapes, (Mapping, type(None)), expected)
+    for input_name, shape in (shapes or {}).items():
+        require_type(name, input_name, (str,), expected)
+        require_type(f"the shape of '{input_name}'", shape, (tuple, list), "a tuple of sizes")
+        for size in shape:
+            require_type(f"a size of '{input_name}'", size, (Integral,), "a whole number")
+    return shapes
+
+
+def _check_states(name: str, states: Any) -> Any:
+    expected = "a mapping of inputs that are caches to the outputs that they become"
+    require_type(name, states, (Mapping, type(None)), expected)
+    for pair in (states or {}).items():
+        for tensor in pair:
+            require_type(name, tensor, (str,), expected)
+    return states
+
+
+def _check_decompose(name: str, request: Any) -> DecompositionRequest | None:
+    expected = "a Request or its text, such as 'tucker:0.1'"
+    require_type(name, request, (DecompositionRequest, str, type(None)), expected)
+    return DecompositionRequest.parse(str(request)) if isinstance(request, str) else request
+
+
+def _check_skips(name: str, criterion: Any) -> Any:
+    require_type(name, criterion, (str, type(None)), "the name of a criterion or None")
+    if criterion is not None:
+        from pimflow.decomposition.skips import check_criterion  # loads TVM, so only if it is needed
+
+        check_criterion(criterion)
+    return criterion
+
+
+def _parse_shape(text: str, _: str) -> tuple[str, tuple[int, ...]]:
+    from pimflow import zoo  # loads onnx, so only if it is needed
+
+    return zoo.parse_shape(text)
+
+
+def _parse_state(text: str, flag: str) -> tuple[str, str]:
+    past, equals, present = text.partition("=")
+    if not (past and equals and present):
+        raise UsageError(f"{flag} {text}: give an input and an output, such as past_key=present_key")
+    return past, present
 
 
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
+class ShapeOptions(OptionSet, group="network"):
+    """Sizes of a network that its file leaves open; see `NetworkOptions`."""
+
+    shapes: Shapes | None = option(
+        None,
+        "--shape NAME=1,3,224,224",
+        "shape of an input whose file leaves it open; repeat it for each input",
+        parse=_parse_shape,
+        is_mapping=True,
+        check=_check_shapes,
+    )
+    batch: int | None = option(None, "--batch N", "inferences at once, for a network that is made for one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOptions(OptionSet):
+    """Samples on which a decomposed network is compared with the original; see `pimflow.compile`."""
+
+    calibration: Data | None = option(
+        None,
+        "--calibration FILE.npz",
+        "samples by input name, and perhaps 'labels', on which the report compares the decomposed network "
+        "with the original",
+        group="decomposition",
+    )
+
+
+@check_keywords
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(ShapeOptions):
     """How a network is loaded and rewritten before its search; see `commands.shared.prepare.prepare`.
 
     Attributes
@@ -65,38 +143,69 @@ class NetworkOptions:
         For a value of another type or out of its range.
     """
 
-    shapes: Shapes | None = None
-    batch: int | None = None
-    context: int | None = None
-    states: States | None = None
-    decompose: DecompositionRequest | str | None = None
-    optimize_skips: str | None = None
-    fuse_activations: bool = False
-    fuse: bool = False
-    reorder: bool = False
+    context: int | None = option(
+        None,
+        "--context N",
+        "of a decoder (.onnx, .pt2, or of the zoo): caches of N tokens, which stay where they are from "
+        "step to step",
+    )
+    states: States | None = option(
+        None,
+        "--state PAST=PRESENT",
+        "with --context: an input that is a cache, and the output that it becomes, where names and "
+        "shapes do not tell; repeat it for each",
+        parse=_parse_state,
+        is_mapping=True,
+        check=_check_states,
+    )
+    decompose: DecompositionRequest | str | None = option(
+        None,
+        "--decompose METHOD:RANK",
+        "replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
+        "energy=SHARE, vbmf or a .toml file. Append ',first=keep' to keep the first convolution, "
+        f"',fc=decompose' to replace fully connected layers too{WHERE_HELP}",
+        group="decomposition",
+        check=_check_decompose,
+    )
+    optimize_skips: str | None = option(
+        None,
+        "--optimize-skips",
+        "keep skip connections in their reduced form until they are used",
+        group="decomposition",
+        check=_check_skips,
+    )
+    fuse_activations: bool = option(
+        False,
+        "--fuse-activations",
+        "run the end of a chain, activation, pooling and the start of the next chain as one kernel",
+        group="decomposition",
+    )
+    fuse: bool = option(
+        False,
+        "--fuse",
+        "allow neighbouring layers as one GPU kernel over shared memory, in tiles, where that is faster",
+        group="search",
+    )
+    reorder: bool = option(
+        False,
+        "--reorder",
+        "run the layers of a network in another order where that takes less memory",
+        group="memory",
+    )
 
     def __post_init__(self) -> None:
-        _require_shapes(self.shapes)
-        require_type("batch", self.batch, (Integral, type(None)), "a number of inferences or None")
-        require_type("context", self.context, (Integral, type(None)), "a number of tokens or None")
-        _require_states(self.states, self.context)
-        require_type(
-            "decompose",
-            self.decompose,
-            (DecompositionRequest, str, type(None)),
-            "a Request, its text such as 'tucker:0.1'",
-        )
-        require_type(
-            "optimize_skips", self.optimize_skips, (str, type(None)), "the name of a criterion or None"
-        )
-        for name in ("fuse_activations", "fuse", "reorder"):
-            require_type(name, getattr(self, name), (bool,), "True or False")
-        if self.optimize_skips is not None:
-            from pimflow.decomposition.skips import check_criterion  # loads TVM, so only if it is needed
+        super().__post_init__()
+        if self.states and self.context is None:
+            raise UsageError("states need a context: how many tokens their caches hold")
 
-            check_criterion(self.optimize_skips)
-        if isinstance(self.decompose, str):
-            object.__setattr__(self, "decompose", DecompositionRequest.parse(self.decompose))
+    @classmethod
+    def from_keywords(
+        cls, keywords: Mapping[str, Any], options: NetworkOptions | None = None
+    ) -> NetworkOptions:
+        """Return `options`, or the defaults, with fields replaced by `keywords`."""
+        require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
+        (values,) = split_keywords(keywords, cls)
+        return replace(options or cls(), **values)
 
     @property
     def rewrites(self) -> bool:
@@ -108,217 +217,3 @@ class NetworkOptions:
         """`decompose` as a parsed request."""
         assert not isinstance(self.decompose, str)
         return self.decompose
-
-
-class NetworkKeywords(TypedDict, total=False):
-    """The fields of `NetworkOptions` as keywords."""
-
-    shapes: Shapes | None
-    batch: int | None
-    context: int | None
-    states: States | None
-    decompose: DecompositionRequest | str | None
-    optimize_skips: str | None
-    fuse_activations: bool
-    fuse: bool
-    reorder: bool
-
-
-class GoalKeywords(TypedDict, total=False):
-    """The fields of `placement.Goal` as keywords."""
-
-    objective: str
-    solver: str
-    search_seconds: float
-    max_latency_ns: float | None
-    max_energy_pj: float | None
-    max_memory_bytes: float | None
-    max_error: float | None
-    modes: Sequence[str]
-    primitives: bool
-
-
-class SearchKeywords(NetworkKeywords, GoalKeywords, total=False):
-    """The fields of `NetworkOptions` and `placement.Goal` as keywords."""
-
-
-class RequestKeywords(SearchKeywords, total=False):
-    """Keywords of a search beside network, system and plan."""
-
-    target: str
-    options: NetworkOptions | None
-    goal: Goal | None
-    select: SelectionOptions | SelectionKeywords | None
-    profiling: Profiling | None
-
-
-class PlanKeywords(RequestKeywords, total=False):
-    """Keywords of `pimflow.search` beside model and system."""
-
-    plan: AnyPlan | None
-
-
-def merge_keywords(
-    keywords: Mapping[str, object], options: NetworkOptions | None = None, goal: Goal | None = None
-) -> tuple[NetworkOptions, Goal]:
-    """Return `options` and `goal`, or their defaults, with fields replaced by `keywords`.
-
-    Raises
-    ------
-    UnknownNameError
-        For a keyword that is a field of neither.
-    UsageError
-        For a value of another type or out of its range.
-    """
-    require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
-    require_type("goal", goal, (Goal, type(None)), "a Goal or None")
-    options, goal = options or NetworkOptions(), goal or Goal()
-    network_names, goal_names = field_names(NetworkOptions), field_names(Goal)
-    require_known(keywords, (*network_names, *goal_names))
-    return replace(options, **_select_keys(network_names, keywords)), replace(
-        goal, **_select_keys(goal_names, keywords)
-    )
-
-
-def network_options(keywords: Mapping[str, object], options: NetworkOptions | None = None) -> NetworkOptions:
-    """Return `options`, or the defaults, with fields replaced by `keywords`; see `merge_keywords`."""
-    require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
-    require_known(keywords, field_names(NetworkOptions))
-    return replace(options or NetworkOptions(), **_select_keys(field_names(NetworkOptions), keywords))
-
-
-def _select_keys(names: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
-    """The items of `keywords` whose names are in `names`; their dataclass checks the types."""
-    return {name: value for name, value in keywords.items() if name in names}
-
-
-def field_names(options: type) -> tuple[str, ...]:
-    """The names of a dataclass's fields."""
-    return tuple(field.name for field in fields(options))
-
-
-def require_known(keywords: Mapping[str, object], allowed: Sequence[str]) -> None:
-    """Raise `UnknownNameError` for a keyword that is none of `allowed`."""
-    for name in keywords:
-        if name not in allowed:
-            raise UnknownNameError("keyword", name, allowed)
-
-
-def require_type(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
-    """Raise `UsageError` unless `value` is of one of `kinds`; a bool does not count as a number."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
-
-
-def _require_shapes(shapes: Shapes | None) -> None:
-    expected = "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}"
-    require_type("shapes", shapes, (Mapping, type(None)), expected)
-    for name, shape in (shapes or {}).items():
-        require_type("shapes", name, (str,), expected)
-        require_type(f"the shape of '{name}'", shape, (tuple, list), "a tuple of sizes")
-        for size in shape:
-            require_type(f"a size of '{name}'", size, (Integral,), "a whole number")
-
-
-def _require_states(states: States | None, context: int | None) -> None:
-    expected = "a mapping of inputs that are caches to the outputs that they become"
-    require_type("states", states, (Mapping, type(None)), expected)
-    for pair in (states or {}).items():
-        for name in pair:
-            require_type("states", name, (str,), expected)
-    if states and context is None:
-        raise UsageError("states need a context: how many tokens their caches hold")
-
-
-def as_system(target_system: System | None) -> System:
-    """Return `target_system`, or the default system; raises `UsageError` for another type."""
-    if target_system is None:
-        return system()
-    require_type("target_system", target_system, (System,), "a System, which pimflow.system(…) makes")
-    return target_system
-
-
-def as_profiling(profiling: Profiling | None) -> Profiling:
-    """Return `profiling`, or analytic models without a cache; raises `UsageError` for another type."""
-    if profiling is None:
-        return Profiling()
-    require_type("profiling", profiling, (Profiling,), "a Profiling")
-    return profiling
-
-
-def as_plan(plan: AnyPlan | None) -> Plan | None:
-    """Return the plan of a search result or of a file; raises `UsageError` for another type."""
-    if isinstance(plan, SearchResult):
-        return plan.plan
-    if plan is None or isinstance(plan, Plan):
-        return plan
-    require_type("plan", plan, (str, os.PathLike), "a Plan, what search returned or a file")
-    return Plan.load(os.fspath(plan))
-
-
-def plan_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
-    """The modes of regions: those that the goal allows, or those in a plan."""
-    return goal.modes if plan is None else tuple({choice.mode for choice in plan.choices})
-
-
-# By field of a goal, its command-line option.
-_GOAL_OPTIONS = {
-    "objective": "--objective",
-    "solver": "--solver",
-    "search_seconds": "--search-seconds",
-    "modes": "--modes",
-    "max_latency_ns": "--max-latency",
-    "max_energy_pj": "--max-energy",
-    "max_memory_bytes": "--memory-budget",
-    "max_error": "--max-error",
-}
-# Fields of a goal without effect on a given plan. Bounds are none of them: a given plan must meet them.
-_PLAN_FIELDS = ("objective", "solver", "search_seconds", "modes")
-_GPU_ONLY_MODES = Goal(modes="gpu").modes
-
-
-def require_effect(
-    goal: Goal,
-    *,
-    plan: Plan | None = None,
-    in_c: bool = False,
-    options: NetworkOptions | None = None,
-    pareto: int | None = None,
-) -> None:
-    """Raise `UsageError` for an option that would have no effect.
-
-    Parameters
-    ----------
-    plan : Plan, optional
-        A plan to apply in place of a search.
-    in_c : bool
-        Whether the target is ``c``.
-    options : NetworkOptions, optional
-        Options that fuse layers have no effect with the target ``c``; a bound on the error has none unless
-        layers are decomposed.
-    pareto : int, optional
-        Number of points of a front to search.
-    """
-    options, defaults = options or NetworkOptions(), Goal()
-    front = ["--pareto"] if pareto is not None else []
-    if goal.max_error is not None and options.decomposition_request is None:
-        raise UsageError(
-            "--max-error has no effect without --decompose: nothing else changes results; leave it out"
-        )
-    changed_fields = [name for name in _GOAL_OPTIONS if getattr(goal, name) != getattr(defaults, name)]
-    if in_c:
-        fuse_options = {"--fuse": options.fuse, "--fuse-activations": options.fuse_activations}
-        ineffective = front + [option for option, is_set in fuse_options.items() if is_set]
-        ineffective += [
-            _GOAL_OPTIONS[name] for name in changed_fields if name != "modes" or goal.modes != _GPU_ONLY_MODES
-        ]
-        reason = "--target c: the CPU computes layer by layer, and nothing is placed or fused"
-    else:
-        ineffective = (
-            []
-            if plan is None
-            else front + [_GOAL_OPTIONS[name] for name in changed_fields if name in _PLAN_FIELDS]
-        )
-        reason = "--plan: the plan says what does each layer, and nothing is searched for"
-    if ineffective:
-        raise UsageError(f"{ineffective[0]} has no effect with {reason}; leave out one of both")

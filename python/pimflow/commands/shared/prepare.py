@@ -50,6 +50,10 @@ def silent(_: str) -> None:
     """Show no progress."""
 
 
+def ignore(_: Network, __: DecomposedNetwork | None) -> None:
+    """Inspect nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedNetwork:
     """A network that is ready to be searched, and the results of its rewrites.
@@ -112,29 +116,12 @@ def require_decomposed(network: Network, options: NetworkOptions) -> None:
     activations.require_decomposed(options.fuse_activations, options.decomposition_request, network)
 
 
-def prepare(
-    network: Network,
-    options: NetworkOptions,
-    target_system: System,
-    *,
-    target: str = "llvm+pim",
-    plan: Plan | None = None,
-    costs: Costs | None = None,
-    goal: Goal | None = None,
-    pools: PoolPlanning | None = None,
-    samples: Calibration | None = None,
-    inspect: Inspect | None = None,
-    progress: Progress = silent,
-) -> PreparedNetwork:
-    """Prepare a network for its search.
+@dataclass(frozen=True, kw_only=True)
+class PreparationRequest:
+    """What a network is prepared for, beside its options and the system.
 
-    The rewrites that save memory, of skip connections and of the layers' order, are kept if they make the
-    smallest pool of `target` smaller (`MinimumPools`).
-
-    Parameters
+    Attributes
     ----------
-    network : Network
-        A result of `load`.
     target : str
         Target whose pool is to be small, as `targets.target_by_name` takes it.
     plan : Plan, optional
@@ -142,8 +129,8 @@ def prepare(
     costs, goal
         Used by ``where=pays`` to choose layers; analytic costs and the objective latency by default. A goal
         with a bound on memory, or memory as its objective, switches on rewrites that save memory
-        (`Prepared.switched_on`).
-    pools : PoolPlanning, optional
+        (`PreparedNetwork.switched_on`).
+    pools : PoolPlanning
         How pools are planned; by default as for a compiled network.
     samples : Calibration, optional
         Samples to measure errors of decomposed layers on; see `decomposition.choice.LayerSelector`.
@@ -152,6 +139,32 @@ def prepare(
         outputs.
     progress : callable
         Called with a text that says what is being done.
+    """
+
+    target: str = "llvm+pim"
+    plan: Plan | None = None
+    costs: Costs | None = None
+    goal: Goal | None = None
+    pools: PoolPlanning = field(default_factory=PoolPlanning)
+    samples: Calibration | None = None
+    inspect: Inspect = ignore
+    progress: Progress = silent
+
+    def minimum_pools(self, system: System) -> MinimumPools:
+        """The smallest pools of networks on a system, for the target."""
+        return MinimumPools(system=system, target=self.target, planning=self.pools)
+
+
+def prepare(
+    network: Network,
+    options: NetworkOptions,
+    target_system: System,
+    request: PreparationRequest | None = None,
+) -> PreparedNetwork:
+    """Prepare a network, a result of `load`, for its search.
+
+    The rewrites that save memory, of skip connections and of the layers' order, are kept if they make the
+    smallest pool of the target smaller (`MinimumPools`).
 
     Raises
     ------
@@ -161,18 +174,10 @@ def prepare(
     DecompositionError
         See `decomposition.network.decompose`.
     """
+    request = request or PreparationRequest()
     require_decomposed(network, options)
     original_regions = _original_regions(network, options, target_system)
-    change = decompose_layers(
-        network,
-        options,
-        target_system,
-        plan=plan,
-        costs=costs,
-        goal=goal,
-        samples=samples,
-        progress=progress,
-    )
+    change = decompose_layers(network, options, target_system, request)
     ranks = change.ranks if change else {}
     mixture = None if change is None else change.on_gpu
     if change is not None:
@@ -180,42 +185,42 @@ def prepare(
     optimize_skips, fuse_activations = choice.remaining_options(
         change, options.optimize_skips, options.fuse_activations
     )
-    options = replace(options, optimize_skips=optimize_skips, fuse_activations=fuse_activations)
-    if inspect is not None:
-        inspect(network, change)
-    requested = options
-    min_pools = MinimumPools(system=target_system, target=target, planning=pools or PoolPlanning())
-    if plan is not None:
-        options = _switch_on(options, plan.options)
-    elif goal is not None:
-        options = _with_memory_options(network, options, goal, min_pools)
-    switched_on = tuple(
-        name for name in NETWORK_OPTIONS if getattr(requested, name) != getattr(options, name)
-    )
+    requested = replace(options, optimize_skips=optimize_skips, fuse_activations=fuse_activations)
+    request.inspect(network, change)
+    options = _switched_options(network, requested, target_system, request)
     if options.optimize_skips is not None:
-        progress("optimising skip connections")
-    skip_optimisation = reduce_skips(network, change, options, min_pools)
+        request.progress("optimising skip connections")
+    skip_optimisation = reduce_skips(network, change, options, request.minimum_pools(target_system))
     change = None  # frees the weights of the original
     network = (skip_optimisation.network if skip_optimisation else network).drop_reference()
     if options.fuse_activations:
         network = activations.with_contiguous_runs(network, target_system)
         activations.require_chains(network)
-    order = None
-    if options.reorder:
-        progress("ordering layers")
-        order = _reorder(network, options, min_pools, plan)
-        network = order.network
+    order = _reorder(network, options, target_system, request) if options.reorder else None
     return PreparedNetwork(
-        network=network,
+        network=order.network if order else network,
         options=options,
         system=target_system,
         skips=skip_optimisation,
         order=order,
-        switched_on=switched_on,
+        switched_on=tuple(
+            name for name in NETWORK_OPTIONS if getattr(requested, name) != getattr(options, name)
+        ),
         original_regions=original_regions,
         ranks=ranks,
         mixture=mixture,
     )
+
+
+def _switched_options(
+    network: Network, options: NetworkOptions, system: System, request: PreparationRequest
+) -> NetworkOptions:
+    """Return `options` with those switched on that the plan has, or that the goal needs."""
+    if request.plan is not None:
+        return _switch_on(options, request.plan.options)
+    if request.goal is not None:
+        return _with_memory_options(network, options, request.goal, request.minimum_pools(system))
+    return options
 
 
 def _switch_on(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
@@ -245,28 +250,21 @@ def _with_memory_options(
 
 
 def decompose_layers(
-    network: Network,
-    options: NetworkOptions,
-    target_system: System,
-    *,
-    plan: Plan | None = None,
-    costs: Costs | None = None,
-    goal: Goal | None = None,
-    samples: Calibration | None = None,
-    progress: Progress = silent,
+    network: Network, options: NetworkOptions, target_system: System, request: PreparationRequest
 ) -> DecomposedNetwork | None:
     """Decompose the requested layers of `network`; None without a request. See `prepare`."""
     if options.decomposition_request is None:
         return None
     selector = choice.LayerSelector(
         system=target_system,
-        costs=costs or Costs(target_system, Profiling()),
-        goal=goal or Goal(),
+        costs=request.costs or Costs(target_system, Profiling()),
+        goal=request.goal or Goal(),
         fuse_activations=options.fuse_activations,
         fuse=options.fuse,
-        progress=progress,
+        progress=request.progress,
     )
-    return selector.choose(decompose(network, options.decomposition_request, progress), plan, samples)
+    change = decompose(network, options.decomposition_request, request.progress)
+    return selector.choose(change, request.plan, request.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,10 +309,14 @@ def reduce_skips(
     return replace(optimisation, original=original, network=changed or original)
 
 
-def _reorder(network: Network, options: NetworkOptions, pools: MinimumPools, plan: Plan | None) -> LayerOrder:
-    """Find the order of `network`'s layers with the smallest pool, or take that of `plan`."""
+def _reorder(
+    network: Network, options: NetworkOptions, system: System, request: PreparationRequest
+) -> LayerOrder:
+    """Find the order of `network`'s layers with the smallest pool, or take that of the plan."""
+    request.progress("ordering layers")
+    plan, pools = request.plan, request.minimum_pools(system)
     names = None if plan is None else [name for candidate in plan.choices for name in candidate.regions]
-    system, seconds = pools.system, min(pools.planning.seconds, SEARCH_SECONDS)
+    seconds = min(request.pools.seconds, SEARCH_SECONDS)
     runs = region_runs(network.module, views=system.uses_views) if options.fuse_activations else ()
     order = layer_order.find_order(network, system, names=names, runs=runs, seconds=seconds)
     return order.keep_if_smaller(lambda candidate: pools.pool_bytes(candidate, options))

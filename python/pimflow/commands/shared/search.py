@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import (
-    AnyPlan,
-    NetworkOptions,
-    PlanKeywords,
-    RequestKeywords,
-    as_plan,
-    as_profiling,
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.prepare import PreparedNetwork
+from pimflow.commands.shared.report import OrderReport
+from pimflow.commands.shared.search_arguments import (
+    SEARCH,
+    SearchArguments,
     as_system,
-    merge_keywords,
     plan_modes,
     require_effect,
 )
-from pimflow.commands.shared.prepare import PreparedNetwork
-from pimflow.commands.shared.report import OrderReport
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
 from pimflow.core.plan import Plan
@@ -34,15 +31,14 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, SearchResult, apply
 from pimflow.placement import search as search_graph
 from pimflow.placement.best_plan import with_lower_bound
-from pimflow.primitive_selection.options import goal_with_primitives, selection_options
+from pimflow.primitive_selection.options import goal_with_primitives
 from pimflow.primitives.launches import can_compute
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self
 
-    from pimflow.commands.shared.options import SearchKeywords
     from pimflow.frontend import Model
-    from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
+    from pimflow.primitive_selection.options import SelectionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,29 +55,18 @@ class SearchRequest:
     profiling: Profiling
 
     @classmethod
-    def from_arguments(
-        cls,
-        target_system: System | None,
-        *,
-        target: str = "llvm+pim",
-        plan: AnyPlan | None = None,
-        options: NetworkOptions | None = None,
-        goal: Goal | None = None,
-        select: SelectionOptions | SelectionKeywords | None = None,
-        profiling: Profiling | None = None,
-        **keywords: Unpack[SearchKeywords],
-    ) -> SearchRequest:
-        """From the arguments of `search`."""
-        options, goal = merge_keywords(keywords, options, goal)
+    def from_arguments(cls, target_system: System | None, **keywords: Any) -> SearchRequest:
+        """From the system and the other arguments of `search`."""
+        arguments = SearchArguments.from_keywords(keywords)
         return cls(
             system=as_system(target_system),
-            target=targets.execution_target(target),
-            in_c=target == targets.C_TARGET,
-            plan=as_plan(plan),
-            options=options,
-            goal=goal,
-            select=None if select is None else selection_options(select),
-            profiling=as_profiling(profiling),
+            target=targets.execution_target(arguments.target),
+            in_c=arguments.target == targets.C_TARGET,
+            plan=arguments.plan,
+            options=arguments.options,
+            goal=arguments.goal,
+            select=arguments.select,
+            profiling=arguments.profiling,
         )
 
     def validate(self) -> SearchRequest:
@@ -96,24 +81,21 @@ class SearchRequest:
         """The costs of tasks on the system."""
         return Costs(self.system, self.profiling)
 
-    def with_plan(self, plan: Plan) -> SearchRequest:
-        """Return a copy that applies a plan; it shares the costs, so that no task is timed twice."""
-        request = replace(self, plan=plan)
+    def with_changes(self, **changes: Any) -> Self:
+        """Return a copy with other fields, not system or profiling; it shares the costs, which take long."""
+        request = replace(self, **changes)
         request.__dict__["costs"] = self.costs  # where `functools.cached_property` keeps it
         return request
 
     def prepare_network(
         self,
         network: Network,
-        inspect: prepare.Inspect | None = None,
+        inspect: prepare.Inspect = prepare.ignore,
         progress: prepare.Progress = prepare.silent,
         samples: Calibration | None = None,
     ) -> PreparedNetwork:
         """Prepare a network for the search; see `commands.shared.prepare.prepare`."""
-        return prepare.prepare(
-            network,
-            self.options,
-            self.system,
+        request = prepare.PreparationRequest(
             target=self.target,
             plan=self.plan,
             costs=self.costs,
@@ -122,13 +104,14 @@ class SearchRequest:
             inspect=inspect,
             progress=progress,
         )
+        return prepare.prepare(network, self.options, self.system, request)
 
     def place_network(
         self, prepared: PreparedNetwork, bounded: bool = True
     ) -> tuple[SearchResult, PoolChoice | None]:
         """Search a prepared network, or apply the plan; returns the result, and how its pool was chosen.
 
-        Only if `bounded`, a given plan gets a lower bound of all plans, which takes a search.
+        For `bounded` see `place_regions`.
 
         Raises
         ------
@@ -143,11 +126,42 @@ class SearchRequest:
                 graph, self.system, self.costs, self.goal, pools, original
             )
         else:
-            search_result = place(
-                graph, self.system, self.plan, self.costs, self.goal, original, pools, bounded
-            )
+            search_result = self.place_regions(graph, original, pools, bounded)
         plan = replace(search_result.plan, options=prepared.switched_on, ranks=prepared.ranks)
         return replace(search_result, plan=plan, mixture=prepared.mixture or search_result.mixture), choice
+
+    def place_regions(
+        self,
+        graph: RegionGraph,
+        original: RegionGraph | None = None,
+        pools: PlanPools | None = None,
+        bounded: bool = True,
+    ) -> SearchResult:
+        """Search regions, or apply the plan.
+
+        Parameters
+        ----------
+        original : RegionGraph, optional
+            The original network that plans are compared with, if rewrites changed it.
+        pools : PlanPools, optional
+            They tell the size of a plan that is given; without them the bound on memory does not apply to it.
+        bounded : bool
+            Whether a given plan gets a lower bound of the latency of all plans, which takes a search.
+
+        Raises
+        ------
+        InfeasibleError
+            If the plan is not within the goal's bounds.
+        """
+        if self.plan is None:
+            return search_graph(graph, self.system, self.costs, self.goal, original)
+        search_result = apply(graph, self.system, self.plan, self.costs, self.goal, original)
+        if bounded:
+            search_result = with_lower_bound(search_result)
+        memory_bytes = pools.pool_bytes(search_result) if pools and self.goal.max_memory_bytes else 0
+        self.goal.require(graph.name, search_result.evaluation, memory_bytes)
+        bounds: dict[str, Any] = {**self.goal.bounds}
+        return replace(search_result, goal=replace(search_result.goal, **bounds))
 
     def find_plan(self, network: Network) -> tuple[Network, SearchResult]:
         """Prepare and search a network; returns the prepared network and the result."""
@@ -155,10 +169,8 @@ class SearchRequest:
         return prepared.network, self.place_network(prepared)[0]
 
 
-@public(PlanKeywords)
-def search(
-    model: Model, target_system: System | None = None, **keywords: Unpack[PlanKeywords]
-) -> SearchResult:
+@public(*SEARCH)
+def search(model: Model, target_system: System | None = None, **keywords: Any) -> SearchResult:
     """Search the best plan for a network on a system; the result has the candidates too.
 
     Parameters
@@ -182,10 +194,7 @@ def search(
         Sources of times: by default the analytic GPU model, and the PIM engines with the system's timing,
         without a cache on disk.
     **keywords
-        Fields that replace those of `options` and `goal`: ``shapes``, ``batch``, ``context``, ``states``,
-        ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
-        ``solver``, ``search_seconds``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``,
-        ``max_error``, ``modes``, ``primitives``.
+        Fields that replace those of `options` (`NetworkOptions`) and `goal` (`Goal`).
 
     Raises
     ------
@@ -198,68 +207,37 @@ def search(
     return request.find_plan(prepare.load(model, request.options))[1]
 
 
-@public(RequestKeywords)
+@public(*SEARCH)
 def search_network(
     network: Network,
     target_system: System | None = None,
-    plan: AnyPlan | None = None,
-    **keywords: Unpack[RequestKeywords],
+    plan: Plan | SearchResult | str | os.PathLike[str] | None = None,
+    **keywords: Any,
 ) -> tuple[Network, SearchResult]:
     """Search a loaded network; returns the network that was searched, after rewrites, and the result.
 
     The arguments are those of `search`; shapes are those of the loaded network.
     """
-    return SearchRequest.from_arguments(target_system, plan=plan, **keywords).validate().find_plan(network)
+    request = SearchRequest.from_arguments(target_system, plan=plan, **keywords)
+    return request.validate().find_plan(network)
 
 
-def place(
-    graph: RegionGraph,
-    target_system: System,
-    plan: Plan | None,
-    costs: Costs,
-    goal: Goal,
-    original: RegionGraph | None = None,
-    pools: PlanPools | None = None,
-    bounded: bool = True,
-) -> SearchResult:
-    """Search regions, or apply `plan`; raises `InfeasibleError` if the plan is not within the goal's bounds.
-
-    `original` is the original network that plans are compared with, if rewrites changed it. The bound on
-    memory applies to a given plan only with `pools`, which tell its size. Only if `bounded`, it
-    gets a lower bound of the latency of all plans, which takes a search.
-    """
-    if plan is None:
-        return search_graph(graph, target_system, costs, goal, original)
-    search_result = apply(graph, target_system, plan, costs, goal, original)
-    if bounded:
-        search_result = with_lower_bound(search_result)
-    memory_bytes = pools.pool_bytes(search_result) if pools and goal.max_memory_bytes else 0
-    goal.require(graph.name, search_result.evaluation, memory_bytes)
-    bounds: dict[str, Any] = {**goal.bounds}
-    return replace(search_result, goal=replace(search_result.goal, **bounds))
-
-
-def replace_primitives(search_result: SearchResult, plan: Plan | None) -> SearchResult:
-    """Search again, or apply `plan`, with operators in place of the GPU's primitives."""
+def replace_primitives(search_result: SearchResult, request: SearchRequest) -> SearchResult:
+    """Repeat a search, or apply its plan, with operators in place of the GPU's primitives."""
+    plan = request.plan
     if plan is not None:
         plan = replace(
             plan,
-            choices=tuple(replace(c, rewrite=OPERATOR_KERNELS) if c.primitive else c for c in plan.choices),
+            choices=tuple(
+                replace(choice, rewrite=OPERATOR_KERNELS) if choice.primitive else choice
+                for choice in plan.choices
+            ),
         )
-    goal = replace(search_result.goal, primitives=False)
-    return place(
-        search_result.graph,
-        search_result.system,
-        plan,
-        search_result.costs,
-        goal,
-        search_result.original,
-    )
+    request = request.with_changes(plan=plan, goal=replace(search_result.goal, primitives=False))
+    return request.place_regions(search_result.graph, search_result.original)
 
 
-def order_report(
-    order: LayerOrder, search_result: SearchResult, plan: Plan | None, costs: Costs
-) -> OrderReport:
+def order_report(order: LayerOrder, search_result: SearchResult, request: SearchRequest) -> OrderReport:
     """The report of the layers' order, with the latency in the original order."""
     original_result = search_result
     if order.changed:
@@ -267,10 +245,12 @@ def order_report(
         graph = prepare.regions(
             order.original, search_result.system, fuse_activations=fuse_activations, fuse=fuse
         )
-        carried_plan = plan and plan.to_graph(graph, can_compute)
+        carried_plan = request.plan and request.plan.to_graph(graph, can_compute)
         # The original order may need more memory.
         goal = replace(search_result.goal, max_memory_bytes=None)
-        original_result = place(graph, search_result.system, carried_plan, costs, goal, bounded=False)
+        original_result = request.with_changes(plan=carried_plan, goal=goal).place_regions(
+            graph, bounded=False
+        )
     return OrderReport(
         **vars(order.summary()),
         latency_given_ns=original_result.evaluation.latency_ns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output
 from pimflow.commands.command_line.command_parser import CommandParser
 
 SUMMARY = "count the cycles of a PIM program or a command trace"
@@ -12,14 +12,16 @@ SUMMARY = "count the cycles of a PIM program or a command trace"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options
+    from pimflow.hardware.systems import TIMINGS
+
     sub.positional("file", "FILE", "PIM program (.pimprog) or command trace (.pim)")
-    sub.option(
-        "system",
-        "--pim",
-        metavar="NAME|FILE",
+    options.system_fields(
+        sub,
+        "pim",
         help="PIM device (default: the one that the file was compiled for, else newton-gddr6)",
     )
-    options.timing_option(sub, default="strict")
+    options.system_fields(sub, "timing", help=f"PIM's timing: {', '.join(TIMINGS)} (default: strict)")
     sub.option(
         "system",
         "--profiler",
@@ -38,6 +40,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Simulate the file of `args` and print its cycles and energy."""
+    from pimflow.commands.command_line import options
     from pimflow.commands.simulate import simulate as simulation
 
     hiding = not args.no_gwrite_hiding

@@ -12,24 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pimflow import placement
 from pimflow.commands.profile.profile import search_inputs
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import (
-    NetworkOptions,
-    SearchKeywords,
-    as_profiling,
+from pimflow.commands.shared.search_arguments import (
+    SEARCH,
+    SearchArguments,
     as_system,
-    merge_keywords,
     require_effect,
-    require_type,
 )
+from pimflow.commands.sweep.options import MAX_POINTS
 from pimflow.commands.sweep.sweep_chart import design_space
 from pimflow.commands.sweep.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
+from pimflow.core.options import require_type
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
 from pimflow.errors import InfeasibleError, UsageError
@@ -42,11 +41,9 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 ROWS, TABLE = "sweep.json", "sweep.csv"
-MAX_POINTS = 10_000  # default of `points`
+# The values of settings, and the system that has them.
+SystemSettings = tuple[tuple[tuple[str, Value], ...], System]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class SweepPoint:
     """A network on a system of the design space."""
 
     graph: RegionGraph
-    given: RegionGraph | None
+    original: RegionGraph | None
     mixture: Evaluation | None
     system: System
     settings: tuple[tuple[str, Value], ...]
@@ -68,7 +65,7 @@ class SweepPoint:
             gpu=replace(self.system.gpu, sources={}),
             pim=replace(self.system.pim, sources={}),
         )
-        graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.given and self.given.digest
+        graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.original and self.original.digest
         return ("sweep row", *graph, system.identity, repr(self.goal), profilers)
 
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
@@ -87,7 +84,7 @@ class SweepPoint:
 
     def _search(self, costs: Costs) -> tuple[dict[str, Json] | None, str]:
         try:
-            search_result = placement.search(self.graph, self.system, costs, self.goal, self.given)
+            search_result = placement.search(self.graph, self.system, costs, self.goal, self.original)
         except InfeasibleError as error:
             return None, str(error)
         search_result = replace(search_result, mixture=self.mixture or search_result.mixture)
@@ -124,18 +121,15 @@ class SweepGroup:
         return rows
 
 
-@public(SearchKeywords)
+@public(*SEARCH, without=("plan", "target", "select"))
 def sweep(
     models: Sequence[str | os.PathLike[str]],
     settings: Sequence[Setting | str],
     target_system: System | None = None,
     *,
-    profiling: Profiling | None = None,
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
     points: int = MAX_POINTS,
-    **keywords: Unpack[SearchKeywords],
+    **keywords: Any,
 ) -> Rows[SweepRow]:
     """Search every network on every combination of `settings`; other fields are those of `target_system`.
 
@@ -169,47 +163,48 @@ def sweep(
         If a combination is no valid system, an option would have no effect, or there are more combinations
         than `points`; then nothing is searched.
     """
-    options, goal = merge_keywords(keywords, options, goal)
-    require_effect(goal, options=options)
-    base, profiling = as_system(target_system), as_profiling(profiling)
+    arguments = SearchArguments.from_keywords(keywords)
+    require_effect(arguments.goal, options=arguments.options)
+    base, profiling = as_system(target_system), arguments.profiling
     parsed = _settings(settings)
     _check_point_count(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
-        profiling.require(system, goal.modes)
-    searches = []
-    for model in models:
-        search_inputs_by_key: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
-        for values, system in systems:
-            # Decomposition and order of layers depend on the system.
-            key = system.identity if options.rewrites else system.uses_views
-            if key not in search_inputs_by_key:
-                search_inputs_by_key[key] = search_inputs(
-                    model, system, options, Costs(system, profiling), goal
-                )
-            graph, original, mixture = search_inputs_by_key[key]
-            point = SweepPoint(
-                graph=graph, given=original, mixture=mixture, system=system, settings=values, goal=goal
-            )
-            searches.append(point)
+        profiling.require(system, arguments.goal.modes)
+    searches = [point for model in models for point in _model_points(model, systems, arguments)]
     positions_by_system: dict[str, list[int]] = {}
     for position, point in enumerate(searches):
-        positions_by_system.setdefault(
-            point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []
-        ).append(position)
+        shared_costs = point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)
+        positions_by_system.setdefault(shared_costs.identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
+    members = list(positions_by_system.values())
     groups = [
         SweepGroup(
-            points=tuple(searches[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path
+            points=tuple(searches[i] for i in positions), gpu=profiling.gpu, pim=profiling.pim, cache=path
         )
-        for members in positions_by_system.values()
+        for positions in members
     ]
     rows: dict[int, SweepRow] = {}
-    members = list(positions_by_system.values())
     for completed, (position, group_rows) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], group_rows)
         progress(completed / len(groups))
     return Rows[SweepRow](with_pareto([rows[index] for index in range(len(searches))]))
+
+
+def _model_points(
+    model: str | os.PathLike[str], systems: Sequence[SystemSettings], arguments: SearchArguments
+) -> Iterator[SweepPoint]:
+    """The points of a network; it is loaded once, unless decomposition or order depend on the system."""
+    options, goal, profiling = arguments.options, arguments.goal, arguments.profiling
+    inputs_by_key: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
+    for values, system in systems:
+        key = system.identity if options.rewrites else system.uses_views
+        if key not in inputs_by_key:
+            inputs_by_key[key] = search_inputs(model, system, options, Costs(system, profiling), goal)
+        graph, original, mixture = inputs_by_key[key]
+        yield SweepPoint(
+            graph=graph, original=original, mixture=mixture, system=system, settings=values, goal=goal
+        )
 
 
 def _settings(settings: object) -> list[Setting]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import options, output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 
 SUMMARY = "search networks on every combination of settings of the system"
@@ -12,6 +12,10 @@ SUMMARY = "search networks on every combination of settings of the system"
 
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
+    from pimflow.commands.command_line import options
+    from pimflow.commands.sweep.options import MAX_POINTS
+    from pimflow.core.goal import GoalOptions
+
     sub.show_first("--set", "--output", "--modes", "--fuse", "--shape", "--batch", "--system", "--json")
     options.models_argument(sub)
     sub.option(
@@ -31,17 +35,16 @@ def add_arguments(sub: CommandParser) -> None:
         metavar="DIR",
         help="where to write sweep.csv, sweep.json, sweep.html and sweep.svg",
     )
-    options.force_option(sub)
+    output_options.force_option(sub)
     sub.option(
         "search",
         "--points",
         metavar="N",
         type=int,
-        default=10_000,
+        default=MAX_POINTS,
         help="searches that the values may make together, at most (default: %(default)s)",
     )
-    options.goal_options(sub)
-    options.rewriting_options(sub)
+    sub.add_fields(GoalOptions)
     options.network_options(sub)
     options.system_options(sub)
     options.profiling_options(sub)
@@ -49,14 +52,16 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search the networks of `args` under all settings, print the results and write them."""
+    from pimflow.commands.command_line import options
     from pimflow.commands.sweep import sweep
+    from pimflow.core.goal import GoalOptions
     from pimflow.hardware.settings import Setting
     from pimflow.host import pictures
 
     if args.output:
         sweep.check_output(args.output, force=args.force)
     settings = [Setting.parse(text) for text in args.settings]
-    keywords = options.network(args) | options.goal(args)
+    keywords = options.network(args) | args.parser.keywords(args, GoalOptions)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
         keywords |= {"profiling": profiling, "progress": advance}

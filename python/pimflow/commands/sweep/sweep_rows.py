@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.commands.shared.options import field_names
 from pimflow.core.json_form import Json, fields_form, json_form
+from pimflow.core.options import declarations, field_names
+from pimflow.hardware import System
 from pimflow.hardware.settings import Value
 from pimflow.placement import SearchResult
 
-CONVENTIONS = ("accounting", "timing", "copies", "padding", "launches")  # settings that are not of a design
+# Settings that are not of a design.
+CONVENTIONS = [name for name, declaration in declarations(System).items() if declaration.is_convention]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.core.goal import GoalOptions
 from pimflow.core.keywords import check_keywords
-from pimflow.core.rewrite import MODES, Mode
-from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.errors import InfeasibleError
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.solution import Solution
 
-OBJECTIVES = ("latency", "energy", "edp", "memory")
-LABEL, EXHAUSTIVE = SOLVERS = ("label", "exhaustive")
 BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
-LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
 # Bounds are met up to rounding: times of the same plan are summed in different orders.
 ROUNDING = 1e-9
-SEARCH_SECONDS = 30.0
-
-
-def quantity(text: str, units: dict[str, float], quantity_name: str) -> float:
-    """Read a number above zero, with or without one of `units`, and convert it to the first of them.
-
-    Raises
-    ------
-    UsageError
-        Naming `quantity_name` and the units.
-    """
-    value, (first, *_) = math.nan, units
-    match = re.fullmatch(rf"\s*([-+.eE\d]+)\s*({'|'.join(units)})?\s*", text)
-    if match:
-        try:
-            value = float(match[1]) * units[match[2] or first]
-        except ValueError:
-            value = math.nan
-    if not 0 < value < math.inf:
-        raise UsageError(
-            f"{quantity_name} '{text}' is no number above zero in {', '.join(units)} ({first} if it has none)"
-        )
-    return value
 
 
 def round_up(amount: float, unit: str, factor: float) -> str:
@@ -53,7 +24,7 @@ def round_up(amount: float, unit: str, factor: float) -> str:
 
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class Goal:
+class Goal(GoalOptions):
     """The goal of a search: the objective, the solver and the bounds.
 
     Attributes
@@ -84,38 +55,6 @@ class Goal:
         For an unknown objective, solver or mode, a bound that is no number above zero, and modes without
         ``gpu``.
     """
-
-    objective: str = "latency"
-    solver: str = LABEL
-    search_seconds: float = SEARCH_SECONDS
-    max_latency_ns: float | None = None
-    max_energy_pj: float | None = None
-    max_memory_bytes: float | None = None
-    max_error: float | None = None
-    modes: Sequence[str] = MODES
-    primitives: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("objective", "solver"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
-                raise UsageError(f"{name} is a name, not {value!r}")
-        if not isinstance(self.primitives, bool):
-            raise UsageError(f"primitives is True or False, not {self.primitives!r}")
-        if self.objective not in OBJECTIVES:
-            raise UnknownNameError("objective", self.objective, OBJECTIVES)
-        if self.solver not in SOLVERS:
-            raise UnknownNameError("solver", self.solver, SOLVERS)
-        for name in ("search_seconds", "max_latency_ns", "max_energy_pj", "max_memory_bytes"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < math.inf):
-                raise UsageError(f"{name} {value!r} is no number above zero")
-        error = self.max_error
-        number = isinstance(error, int | float) and not isinstance(error, bool)
-        if error is not None and not (number and 0 <= error < math.inf):
-            raise UsageError(f"max_error {error!r} is no number of at least zero")
-        object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
         """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""
@@ -168,22 +107,6 @@ class Goal:
                 "where=pays, which keeps layers as they came",
             )
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
-
-
-def _modes(named: Sequence[str]) -> tuple[Mode, ...]:
-    """The modes in the spelling of plans, in the order of `MODES`."""
-    named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
-    if not isinstance(named, Sequence) or not all(isinstance(name, str) for name in named):
-        raise UsageError(f"modes are names, such as 'gpu,pim', not {named!r}")
-    for name in named:
-        if name.upper() not in MODES:
-            raise UnknownNameError("mode", name, [mode.lower() for mode in MODES])
-    modes = tuple(mode for mode in MODES if mode in {name.upper() for name in named})
-    if Mode.GPU not in modes:
-        raise UsageError(
-            f"modes {','.join(named)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(named)}"
-        )
-    return modes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.goal import EXHAUSTIVE
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
 from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns
 from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
 from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
-from pimflow.placement.solvers.objectives import EXHAUSTIVE, ROUNDING, EvaluatedPlan, Goal
+from pimflow.placement.solvers.objectives import ROUNDING, EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
 from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion, Solution

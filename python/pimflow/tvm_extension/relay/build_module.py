@@ -71,6 +71,7 @@ class GraphExecutorFactoryModule:
         store(self.module, Path(file_name), weight_bytes(self.ir_mod), **options)
 
 
+# Its parameters are those of ``relay.build`` in TVM.
 def build(
     mod: tvm.IRModule,
     target: str | tvm.target.Target | dict | None = None,
@@ -104,12 +105,9 @@ def build(
 
     Notes
     -----
-    Options that are arguments of `pimflow.compile` come from the ``PassContext``: ``pimflow.system``,
-    ``pimflow.plan``; ``pimflow.decompose`` (``"tucker:0.1"``), ``pimflow.optimize_skips`` (``"pool"``),
-    ``pimflow.fuse_activations``, ``pimflow.fuse``, ``pimflow.reorder``; ``pimflow.objective``,
-    ``pimflow.solver``, ``pimflow.search_seconds``, ``pimflow.modes``, ``pimflow.primitives``,
-    ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``, ``pimflow.max_memory_bytes``,
-    ``pimflow.max_error``; ``pimflow.dump_ir``. An invalid value is an error when the context is created,
+    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
+    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` is
+    that of `pimflow.compile` (docs/usage.md). An invalid value is an error when the context is created,
     contradictory options are an error when the network is built.
     """
     if not isinstance(mod, tvm.IRModule):

@@ -1,0 +1,41 @@
+"""Options of `generate` beside those of its search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pimflow.core.keywords import check_keywords
+from pimflow.core.options import OptionSet, option
+from pimflow.errors import UsageError
+
+_REPEAT = "; repeat it for several at once, of any lengths"
+
+
+def _parse_tokens(text: str, flag: str) -> list[int]:
+    """Read numbers of tokens."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{flag} {text}: give numbers, such as 84,104,101")
+    return [int(part) for part in parts]
+
+
+@check_keywords
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(OptionSet, group="network"):
+    """What is generated; see `pimflow.generate`."""
+
+    prompt: str | Sequence[str] | None = option(None, "--prompt TEXT", f"what comes first, as text{_REPEAT}")
+    tokens: Sequence[int] | Sequence[Sequence[int]] | None = option(
+        None, "--tokens ID,…", f"the same as numbers of tokens{_REPEAT}", parse=_parse_tokens
+    )
+    n: int = option(
+        syntax="-n N",
+        help="how many new tokens; text is printed before its last check: exit code 5 says that it is wrong",
+    )
+    context: int | None = option(
+        None,
+        "--context N",
+        "tokens that the caches have room for (default: the longest prompt's and the new ones)",
+    )
+    batch: int = option(1, "--batch B", "sequences at once, from the same prompt")
