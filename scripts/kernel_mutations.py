@@ -54,7 +54,7 @@ def _is_barrier(stmt: tirx.Stmt) -> bool:
 
 
 def _needed_barriers(body: tirx.Stmt) -> list[tirx.Evaluate]:
-    """Barriers between a store of registers to shared memory and a read of it; the others may be redundant."""
+    """Barriers between a store of registers to shared memory and a read of it; others may be redundant."""
     needed: list[tirx.Evaluate] = []
     barrier: tirx.Evaluate | None = None
     stored_before: set[str] = set()  # shared buffers that are stored to before the last barrier

@@ -1,4 +1,4 @@
-"""Check the GPU kernels of networks on this CPU: ``prove_kernels.py [NETWORK…] [--context N] [--mutations N]``.
+"""Check GPU kernels on this CPU: ``prove_kernels.py [NETWORK…] [--context N] [--mutations N]``.
 
 Every kernel runs thread by thread (`pimflow.compiler.kernel_checks`): no two blocks and no two threads race,
 all accesses lie within their buffers, all threads of a block reach each barrier, every element of a result is

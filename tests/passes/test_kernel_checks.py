@@ -1,0 +1,126 @@
+"""Does the check of GPU kernels find races, bad bounds, divergent barriers and wrong values, without a card?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_mutations import mutants
+from tvm.script import tirx as T
+
+import pimflow
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.compiler.kernel_checks.check import check_kernel
+from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, scheduled_kernels
+from pimflow.compiler.kernel_checks.lanes import KernelExecution
+
+
+def network_kernels(name: str) -> list[ScheduledKernel]:
+    system, options = pimflow.system(), NetworkOptions()
+    prepared = prepare.prepare(prepare.load(name, options), options, system)
+    return scheduled_kernels(prepared.network.module, system)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return network_kernels("toy")
+
+
+def faults(func, **arrays):
+    """What running all blocks of a function finds."""
+    found: set[Fault] = set()
+    by_name = {parameter.name: parameter for parameter in func.params}
+    execution = KernelExecution(
+        func,
+        {by_name[name]: array.reshape(-1) for name, array in arrays.items()},
+        lambda launch, _: np.arange(launch.blocks),
+        lambda fault, *_: found.add(fault),
+    )
+    execution.run()
+    return found
+
+
+def test_all_kernels_of_a_network_hold(toy):
+    checks = [check_kernel(kernel) for kernel in toy]
+    assert [(check.name, check.findings) for check in checks if check.findings] == []
+    assert all(check.blocks == check.all_blocks and check.compared for check in checks)
+
+
+def test_some_blocks_stand_for_a_large_kernel(toy):
+    kernel = max(toy, key=lambda k: check_kernel(k).all_blocks)
+    check = check_kernel(kernel, work=1)
+    assert 0 < check.blocks < check.all_blocks and check.compared and not check.findings
+
+
+def test_kernels_of_grouped_heads_hold():
+    """With three heads a group, padded rows of one group were stored over those of the next."""
+    kernels = [kernel for kernel in network_kernels("tiny-lm") if "_mixed_" in kernel.name]
+    assert len(kernels) == 3
+    assert [check_kernel(kernel).findings for kernel in kernels] == [(), (), ()]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(3, set()), (6, {Fault.BLOCKS_RACE, Fault.THREADS_RACE})])
+def test_blocks_that_store_rows_of_another_race(rows, expected):
+    @T.prim_func(private=True)
+    def copy(x: T.Buffer((768,), "float32"), y: T.Buffer((768,), "float32")):
+        z = T.launch_thread("blockIdx.z", 2)
+        t = T.launch_thread("threadIdx.x", 128)
+        for r in range(16):
+            if r < rows and z * 3 + r < 6:
+                y[(z * 3 + r) * 128 + t] = x[(z * 3 + r) * 128 + t]
+
+    x, y = np.arange(768, dtype=np.float32), np.zeros(768, np.float32)
+    assert faults(copy, x=x, y=y) == expected
+    assert (x == y).all()  # in this order of blocks, values are right either way
+
+
+@pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
+def test_threads_that_read_what_another_wrote_need_a_barrier(barrier, expected):
+    @T.prim_func(private=True)
+    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        if barrier:
+            T.tvm_storage_sync("shared")
+        y[t + block] = shared[63 - t]
+
+    assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
+
+
+def test_a_barrier_in_a_branch_of_some_threads_is_found():
+    @T.prim_func(private=True)
+    def diverge(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        if t < 32:
+            T.tvm_storage_sync("shared")
+        y[t + block] = x[t]
+
+    found = faults(diverge, x=np.ones(64, np.float32), y=np.zeros(64, np.float32))
+    assert found == {Fault.DIVERGENT_BARRIER}
+
+
+@pytest.mark.parametrize("extent", [63, 64])
+def test_an_access_outside_of_a_buffer_is_found(extent):
+    @T.prim_func(private=True)
+    def shift(x: T.Buffer((extent,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        y[t + block] = x[t]
+
+    found = faults(shift, x=np.ones(extent, np.float32), y=np.zeros(64, np.float32))
+    assert found == (set() if extent == 64 else {Fault.OUT_OF_BOUNDS})
+
+
+def test_mutants_are_found(toy):
+    rng = np.random.default_rng(0)
+    tried = [mutant for kernel in toy for mutant in mutants(kernel, rng)]
+    assert {mutant.fault for mutant in tried} >= {
+        "a dropped barrier",
+        "a store that is one element further on",
+    }
+    missed = [(m.kernel.name, m.fault) for m in tried if not check_kernel(m.kernel).findings]
+    assert missed == []
