@@ -1,4 +1,4 @@
-"""Does the check of GPU kernels find races, bad bounds, divergent barriers and wrong values, without a card?"""
+"""Does the check of GPU kernels find races, bad bounds, divergent barriers and wrong values?"""
 
 from __future__ import annotations
 
