@@ -75,6 +75,7 @@ def _cell(point: Crossing) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="default: %(default)s")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="default: %(default)s")

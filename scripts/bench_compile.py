@@ -181,6 +181,7 @@ def picture(figures: dict) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: mobilenet-v2; with --zoo, all")
     parser.add_argument("--picture", action="store_true", help="bars of CPU time, for docs/architecture.md")

@@ -108,6 +108,7 @@ def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--rounds", type=int, default=100, help="inferences of each (default: %(default)s)")

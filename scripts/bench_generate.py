@@ -247,6 +247,7 @@ def with_row(text: str, new_row: str, name: str = "decode", head: Sequence[str] 
     """The page with a row added or replaced, in the order of `MODELS`, `PIMS` and the leading numbers."""
 
     def key(cells: str) -> tuple[int, ...]:
+        """The sort key of a row: model, PIM, then its numbers."""
         model, pim, *others = (cell.strip() for cell in cells.split("|")[1:-1])
         numbers = itertools.takewhile(str.isdigit, others)
         return MODELS.index(model), PIMS.index(pim), *map(int, numbers)
@@ -266,6 +267,7 @@ def replace_block(text: str, name: str, body: str) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODELS")
     parser.add_argument("--context", type=int, default=1024, help="default: %(default)s")

@@ -258,6 +258,7 @@ def reorder_rows(seconds: float) -> list[dict]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("directory", metavar="DIR", nargs="?", help="folder of NAME.CAPACITY.csv")

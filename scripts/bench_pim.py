@@ -161,6 +161,7 @@ class ByValue:
     slowest: tuple[float, str] = (float("inf"), "")
 
     def add(self, name: str, macs: int, seconds: float) -> None:
+        """Count a layer of `macs` multiplications that took `seconds`."""
         self.macs, self.seconds = self.macs + macs, self.seconds + seconds
         self.slowest = min(self.slowest, (macs / seconds, name))
 
@@ -220,6 +221,7 @@ def figures_by_value(model: str) -> dict[str, float | str]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -185,6 +185,7 @@ PARTS: dict[str, dict[str, Callable[[int | None], str]]] = {  # the marks of the
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--calls", type=int, help="of whatever is measured, in place of the usual ones")

@@ -69,6 +69,7 @@ def uses(pim: str) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="default: %(default)s")

@@ -134,6 +134,7 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -121,6 +121,7 @@ def table_text(networks: Sequence[str], columns: Sequence[dict[str, str]]) -> st
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--networks", nargs="+", default=NETWORKS, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="write the table to docs/speed.md")

@@ -51,6 +51,7 @@ def torchvision_network(builder: str, image: int = 224, **options) -> Callable[[
     """
 
     def export() -> onnx.ModelProto:
+        """The network as torchvision defines it, exported by PyTorch."""
         import torch
 
         # torchvision without its compiled operators imports once their schemas exist
@@ -235,6 +236,7 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAMES", help=f"default: {' '.join(NETWORKS)}")
     parser.add_argument("--out", type=Path, default=GRAPHS, metavar="DIR", help="default: the zoo")

@@ -84,6 +84,7 @@ def record(path: Path, programs: list[NamedProgram], comparisons: list[AimCompar
     with tarfile.open(path, "w:xz") as archive:
 
         def add(name: str, text: str) -> None:
+            """Append a text file to the archive."""
             data = text.encode()
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
@@ -101,6 +102,7 @@ def record(path: Path, programs: list[NamedProgram], comparisons: list[AimCompar
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("executable")
     parser.add_argument("--model", action="append", metavar="NAME", help=f"default: {', '.join(NETWORKS)}")
@@ -119,6 +121,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def progress(entry: AimComparison) -> None:
+        """Print a comparison."""
         cycles = f"{entry.cycles} here, {entry.simulated_cycles} there"
         print(f"{entry.kind} {entry.name}: {cycles}, {entry.error:+.2%}", file=sys.stderr)
 

@@ -67,6 +67,7 @@ def attacc_table(path: Path, max_runs: int) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--attacc", type=Path, default=RUNS, metavar="FILE")

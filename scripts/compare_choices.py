@@ -82,6 +82,7 @@ def pays(model: str, profiling: Profiling) -> tuple[str, ...]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--pays", action="store_true", help=f"what {REQUEST} gains over all layers and none")

@@ -235,6 +235,7 @@ def energies(networks: Sequence[str], pims: Sequence[str]) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="of the zoo, or files")

@@ -123,6 +123,7 @@ def launch_row(launch_ns: float, kind: str, launches: str, models: Iterable[str]
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--copies", action="store_true", help="copies elided and made, under full accounting")
     parser.add_argument("--fuse", action="store_true", help="groups of layers, under full accounting")

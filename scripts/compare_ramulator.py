@@ -99,6 +99,7 @@ def record(path: Path, programs: Mapping[str, PimProgram], printed: Path) -> Non
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("executable", type=Path)
     parser.add_argument("--model", action="append", metavar="NAME", help=f"default: {', '.join(NETWORKS)}")
@@ -117,6 +118,7 @@ def main() -> int:
         return show("ramulator2", traffic_table(traffic), arguments.update, [t.agrees for t in traffic])
 
     def progress(comparison: RamulatorComparison) -> None:
+        """Print a comparison."""
         same = comparison.cycles_agree and comparison.counts_agree
         print(f"{comparison.source} {comparison.name}: {'the same' if same else comparison}", file=sys.stderr)
 

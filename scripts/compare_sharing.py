@@ -56,6 +56,7 @@ def text(pim: str | None, channel_counts: list[int] | None) -> str:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pim", help="PIM device (default: the system's)")
     parser.add_argument("--counts", help="numbers of channels with PIM, such as 16,24,32 (default: eighths)")

@@ -86,6 +86,7 @@ def table(models: Sequence[str], samples: Sequence[Sample]) -> str:
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("models", nargs="*", metavar="MODEL")

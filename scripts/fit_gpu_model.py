@@ -33,6 +33,7 @@ from pimflow.hardware.reader import SPECS
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")

@@ -171,6 +171,7 @@ def attack(shares: dict[str, float], counts: MutantCounts, end: float, fault_fol
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0, metavar="N")
     parser.add_argument("--mutants", type=int, metavar="N", help="stop at so many, in shares of targets")

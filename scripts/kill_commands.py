@@ -269,6 +269,7 @@ def attack(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--times", type=int, default=10, metavar="N", help="signals that strike in time")
     parser.add_argument("--seed", type=int, default=0, metavar="N")

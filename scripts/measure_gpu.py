@@ -20,6 +20,7 @@ from pimflow.simulators.profiler import Analytic
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", default=zoo.names(), metavar="MODEL")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")

@@ -78,6 +78,7 @@ def prove_mutants(networks: list[str], count: int, seed: int) -> bool:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "networks", nargs="*", metavar="NETWORK", default=NETWORKS, help="default: %(default)s"

@@ -92,6 +92,7 @@ def row(simulator: AccelSim, request: KernelRequest, gpu: GpuSpec) -> dict[str, 
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("accel_sim")
     parser.add_argument("csv", type=Path)

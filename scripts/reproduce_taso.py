@@ -112,6 +112,7 @@ def _kinds(network: str, library: str, model: str) -> dict[str, Sums]:
     """Sums of one primitive everywhere, by primitive, from the page's tables."""
 
     def cells(name: str) -> list[str]:
+        """The figures of the row of this network and library in a table of the page."""
         (cells_of_row,) = (row for row in table_of(PAGE, name) if row[:2] == [network, library])
         return cells_of_row[2:]
 

@@ -7,6 +7,7 @@ from pimflow.commands.shared import report_text
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="name of the zoo, or ONNX file")
     parser.add_argument("-o", "--output", help="directory to write")

@@ -179,6 +179,7 @@ def _energy(search_result: SearchResult, dram_pj: Callable[[float, float], float
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     system = pimflow.system()
     values_by_name: Mapping[str, Value] = values(system)
     all_names = [*values_by_name, OPERANDS]

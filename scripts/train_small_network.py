@@ -25,6 +25,7 @@ HELD_OUT = 4000  # pictures on which the accuracy is counted
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="of 64 pictures (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=weights.TRAINED / f"{NAME}.npz", help="default: the zoo")

@@ -67,6 +67,7 @@ def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -
         return x.view(batch, length, count, decoder.head_size).transpose(1, 2)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
+        """Rotary position embedding."""
         first, second = x.chunk(2, -1)
         return x * cosine + torch.cat([-second, first], -1) * sine
 
@@ -94,6 +95,7 @@ def loss(decoder: Decoder, w: dict[str, torch.Tensor], text: torch.Tensor) -> to
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--steps", type=int, default=STEPS, help="of 16 windows of 256 bytes (default: %(default)s)"

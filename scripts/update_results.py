@@ -56,6 +56,7 @@ def page_of(name: str) -> Path:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
     parser.add_argument(

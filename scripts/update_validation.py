@@ -77,6 +77,7 @@ def deepbench(path: str) -> list[str]:
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tensorrt_csv")
     parser.add_argument("deepbench_csv")

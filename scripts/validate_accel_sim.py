@@ -28,6 +28,7 @@ from pimflow.hardware import GpuSpec
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", default="rtx-2060-pim32", metavar="NAME|FILE")

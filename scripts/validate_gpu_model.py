@@ -46,6 +46,7 @@ def markdown(accuracy: dict, samples: list[Sample], gpu: GpuSpec) -> str:
 
 
 def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")

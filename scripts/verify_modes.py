@@ -36,6 +36,7 @@ def row(model: str, modes: str) -> tuple[str, ...]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(NETWORKS)}")
     models = parser.parse_args().models or NETWORKS

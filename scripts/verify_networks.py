@@ -83,6 +83,7 @@ def networks(words: list[str]) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
 
 
 def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK|INPUT=SHAPE", help="default: all of the zoo")
     parser.add_argument("--dtype", action="append", choices=("fp16", "fp32"), help="default: both")

@@ -126,6 +126,7 @@ def toy() -> onnx.ModelProto:
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
     def conv(name, source, channels, kernel, stride=1, group=1, norm=True, relu6=True):
+        """A convolution, with batch normalisation and ReLU6 unless switched off."""
         window = dict(stride=stride, group=group)
         if norm:
             source = graph.conv_norm(name, source, channels, kernel, **window)
@@ -156,6 +157,7 @@ def mobilenet_v1() -> onnx.ModelProto:
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
     def conv(name, source, channels, kernel, **window):
+        """A convolution with batch normalisation and ReLU6."""
         normed = graph.conv_norm(name, source, channels, kernel, **window)
         return graph.add("Clip", f"{name}.relu6", [normed, *clamp])
 
@@ -219,6 +221,7 @@ def _encoder_layer(graph, name, source, mask, width, heads, dense, norm) -> str:
     joined = graph.constant("joined", [0, 0, width], np.int64)
 
     def per_head(part, perm):
+        """A dense layer whose result is split into heads."""
         value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
         return graph.add("Transpose", f"{part}.heads", [value], perm=perm)
 

@@ -17,6 +17,7 @@ def unet() -> onnx.ModelProto:
     graph = GraphBuilder({"input": (1, 3, 256, 256)})
 
     def double(name: str, source: str, width: int, channels: int) -> str:
+        """Two convolutions with batch normalisation and ReLU."""
         for part, inputs in (("first", channels), ("second", width)):
             normed = graph.conv_norm(f"{name}.{part}", source, (width, inputs), 3)
             source = graph.add("Relu", f"{name}.{part}.relu", [normed])

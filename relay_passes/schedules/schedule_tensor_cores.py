@@ -168,8 +168,8 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
     sch.tensorize(sch.get_loops(zero)[-2], names["init"])
     sch.tensorize(sch.get_loops(main)[-3], names["compute"])
 
-    # The block that crops the padding takes over the epilogue and is inlined last: then a predicate bounds each
-    # axis by itself. In the other order TVM keeps only that of an axis into which the epilogue fuses several.
+    # The block that crops the padding takes over the epilogue and is inlined last: then a predicate bounds
+    # each axis by itself. In the other order TVM keeps only that of an axis that the epilogue fuses.
     for crop in sch.get_consumers(result):
         auto_inline_consumer_chain(sch, crop)
         sch.reverse_compute_inline(crop)

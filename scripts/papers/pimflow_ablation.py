@@ -44,6 +44,7 @@ class ScaledAnalytic:
         return f"analytic, executions x {self.factor!r}"
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """The analytic costs with execution times multiplied by the factor."""
         analytic_costs = Analytic().costs(requests, gpu, dtype)
         return [replace(cost, execution_ns=cost.execution_ns * self.factor) for cost in analytic_costs]
 

@@ -151,6 +151,7 @@ def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
     full = 0
 
     def progress(share: float) -> None:
+        """Report each twentieth of the work."""
         nonlocal full
         if int(20 * share) > full:
             full = int(20 * share)
@@ -327,6 +328,7 @@ def json_form(study: NetworkStudy) -> dict[str, Any]:
     """The study as values for JSON."""
 
     def sums_json(sums: Sums | None) -> dict[str, float] | None:
+        """Sums as JSON."""
         names = ("time_ns", "memory_bytes", "workspace_bytes")
         return None if sums is None else {name: getattr(sums, name) for name in names}
 

@@ -74,7 +74,8 @@ class AccessLog:
 
 
 def _is_another(numbers: Ints, own_numbers: Ints) -> npt.NDArray[np.bool_]:
-    return (numbers != NOBODY) & (numbers != own_numbers)
+    result: npt.NDArray[np.bool_] = (numbers != NOBODY) & (numbers != own_numbers)
+    return result
 
 
 def _merge(owners: Ints, elements: Ints, numbers: Ints, earlier: Ints) -> None:

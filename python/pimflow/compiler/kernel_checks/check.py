@@ -12,7 +12,8 @@ from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.findings import Fault, Finding
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
-from pimflow.compiler.kernel_checks.lanes import KernelExecution, Launch
+from pimflow.compiler.kernel_checks.lanes import KernelExecution
+from pimflow.compiler.kernel_checks.launch import KernelLaunch
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 WORK = 20_000_000  # statements of all threads of a launch that run; of more, some blocks run
@@ -57,7 +58,7 @@ class _Check:
         """Keep the first finding of each kind in each memory."""
         self.findings.setdefault((fault, memory), Finding(fault=fault, memory=memory, element=element))
 
-    def choose_blocks(self, launch: Launch, trips: int) -> npt.NDArray[np.int64]:
+    def choose_blocks(self, launch: KernelLaunch, trips: int) -> npt.NDArray[np.int64]:
         """All blocks, or those at the corners of the grid and some of the others."""
         self.all_blocks += launch.blocks
         count = max(self.work // max(launch.threads * trips, 1), MIN_BLOCKS)
@@ -151,7 +152,8 @@ def _plain_results(
     """What the plain kernel writes, compiled for this CPU."""
     target = tvm.target.Target("llvm")
     with target:
-        module = ScheduleCpu()(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+        plain = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+        module = tvm.transform.Sequential([ScheduleCpu()])(plain)
         library = tvm.compile(module, target)
     tensors = [tvm.runtime.tensor(array.reshape([int(e) for e in v.shape])) for v, array in arrays.items()]
     library["main"](*tensors)

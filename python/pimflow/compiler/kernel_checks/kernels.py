@@ -53,7 +53,7 @@ def scheduled_kernels(
     )
     with resolved:
         plain = tvm.transform.Sequential(phases)(module)
-        scheduled = ScheduleGpu(system.gpu.sms)(plain)
+        scheduled = tvm.transform.Sequential([ScheduleGpu(system.gpu.sms)])(plain)
     lowered = lower_kernels(scheduled, resolved)
     functions = {gv.name_hint: f for gv, f in plain.functions_items()}
     return [

@@ -21,79 +21,15 @@ from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
 from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.launch import KernelLaunch, deciding_variables, nodes, trips
+from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, Array
 from pimflow.errors import UnsupportedOpError
 
 WARP = 32
+WARPS = 1 << 62  # numbers of warps begin here, where they access memory as a whole
 FRAGMENT = 16  # rows, columns and depth of a fragment
-Array = npt.NDArray[Any]
 Expression = Callable[[], Array]
 Statement = Callable[[], None]
-
-_BINARY: dict[type, Callable[[Array, Array], Array]] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Mod: np.fmod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.BitwiseAnd: np.bitwise_and,
-    tirx.BitwiseOr: np.bitwise_or,
-    tirx.BitwiseXor: np.bitwise_xor,
-    tirx.LShift: np.left_shift,
-    tirx.RShift: np.right_shift,
-}
-UNKNOWN_TRIPS = 16  # of a loop whose extent is no constant
-WARPS = 1 << 62  # numbers of warps begin here, where they access memory as a whole
-
-_FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log2": np.log2,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "atan": np.arctan,
-    "pow": np.power,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "round": np.round,
-    "nearbyint": np.rint,
-    "fabs": np.abs,
-    "abs": np.abs,
-    "fmin": np.fmin,
-    "fmax": np.fmax,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "isfinite": np.isfinite,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "bitwise_not": np.invert,
-    "shift_left": np.left_shift,
-    "shift_right": np.right_shift,
-}
-
-
-def _erf(x: Array) -> Array:
-    from scipy.special import erf
-
-    return np.asarray(erf(x), x.dtype)
-
-
-_FUNCTIONS["erf"] = _erf
 
 
 def _element_type(text: str) -> tuple[np.dtype[Any], int]:
@@ -106,42 +42,11 @@ def _type_of(expr: ir.Expr) -> tuple[np.dtype[Any], int]:
     return _element_type(str(expr.ty).removeprefix("T."))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """A launch of a kernel: its grid and its blocks, by the names of CUDA's axes.
-
-    Attributes
-    ----------
-    extents : dict of str to int
-        By axis, such as ``blockIdx.x``; axes of extent 1 may be absent.
-    """
-
-    extents: dict[str, int]
-
-    def extent(self, axis: str) -> int:
-        return self.extents.get(axis, 1)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the grid."""
-        return math.prod(self.extent(f"blockIdx.{axis}") for axis in "xyz")
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return math.prod(self.extent(f"threadIdx.{axis}") for axis in "xyz")
-
-    def border_blocks(self) -> list[int]:
-        """Blocks at all corners of the grid."""
-        x, y, z = (self.extent(f"blockIdx.{axis}") for axis in "xyz")
-        return sorted({i + x * (j + y * k) for i in (0, x - 1) for j in (0, y - 1) for k in (0, z - 1)})
-
-
 @dataclass
 class _Lanes:
     """The threads that run at once: all of some blocks."""
 
-    launch: Launch
+    launch: KernelLaunch
     blocks: npt.NDArray[np.int64]
     mask: npt.NDArray[np.bool_] | None = None  # (threads, 1): those that take the branch that runs
     epoch: int = 0  # barriers so far
@@ -168,8 +73,8 @@ class _Lanes:
     def active(self) -> _Threads:
         """The threads that take the branch that runs."""
         index = np.arange(self.count) if self.mask is None else np.flatnonzero(self.mask[:, 0])
-        columns = (index, self.number[index], self.block[index])
-        return _Threads(*(column[:, None] for column in columns), self.block_index[index])
+        number, block = self.number[index, None], self.block[index, None]
+        return _Threads(index[:, None], number, block, self.block_index[index])
 
 
 @dataclass(frozen=True)
@@ -221,8 +126,8 @@ class KernelExecution:
     arrays : dict
         By parameter (its variable): a flat array, which the function reads or writes.
     choose_blocks : callable
-        Takes a `Launch` and the statements that one of its threads runs; returns the numbers of the blocks
-        that run.
+        Takes a `KernelLaunch` and the statements that one of its threads runs; returns the numbers of the
+        blocks that run.
     report : callable
         See `AccessLog`.
     addresses_only : bool
@@ -233,7 +138,7 @@ class KernelExecution:
 
     func: tirx.PrimFunc
     arrays: Mapping[ir.Var, Array]
-    choose_blocks: Callable[[Launch, int], npt.NDArray[np.int64]]
+    choose_blocks: Callable[[KernelLaunch, int], npt.NDArray[np.int64]]
     report: Report
     addresses_only: bool = False
     batch: int = 1 << 16
@@ -245,7 +150,6 @@ class KernelExecution:
     _values: dict[ir.Var, Array] = field(default_factory=dict)
     _lanes: _Lanes | None = None
     _needed: set[ir.Var] = field(default_factory=set)
-    _written: set[ir.Var] = field(default_factory=set)
 
     def run(self) -> None:
         """Execute the function.
@@ -259,7 +163,7 @@ class KernelExecution:
             self._declare(variable, variable)
             self._memories[variable] = _Memory(variable.name, "global", array, array.nbytes)
         if self.addresses_only:
-            self._needed = _deciding_variables(self.func.body, self.arrays.keys())
+            self._needed = deciding_variables(self.func.body, self.arrays.keys())
         with np.errstate(all="ignore"):
             self._host(self.func.body)
 
@@ -285,25 +189,23 @@ class KernelExecution:
             raise UnsupportedOpError(f"no meaning for {type(stmt).__name__} around a launch")
 
     def _launch(self, stmt: tirx.AttrStmt) -> None:
-        extents, stored = dict[str, int](), list[tirx.Stmt]()
-        for attr in _nodes(stmt, tirx.AttrStmt):
+        extents: dict[str, int] = {}
+        for attr in nodes(stmt, tirx.AttrStmt):
             if attr.attr_key == "thread_extent":
                 extents[attr.node.thread_tag] = int(attr.value)
-        launch = Launch(extents=extents)
-        stored = _nodes(stmt, tirx.BufferStore)
-        self._written = {self._root(store.buffer, stmt) for store in stored}
+        launch = KernelLaunch(extents=extents)
+        written = {self._root(store.buffer, stmt) for store in nodes(stmt, tirx.BufferStore)}
         for variable, memory in self._memories.items():
             if memory.scope == "global":
-                is_written = variable in self._written
-                memory.log = (
-                    AccessLog(memory.name, memory.data.size, False, self.report) if is_written else None
+                memory.log = None
+            if memory.scope == "global" and variable in written:
+                self.logs[variable] = memory.log = AccessLog(
+                    memory.name, memory.data.size, False, self.report
                 )
-                if is_written:
-                    self.logs[variable] = memory.log
         run = self._statement(stmt)
         if run is None:
             return
-        blocks = self.choose_blocks(launch, _trips(stmt))
+        blocks = self.choose_blocks(launch, trips(stmt))
         step = max(self.batch // launch.threads, 1)
         for begin in range(0, len(blocks), step):
             self._lanes = _Lanes(launch, blocks[begin : begin + step])
@@ -312,7 +214,7 @@ class KernelExecution:
 
     def _root(self, buffer: ir.Var, stmt: tirx.Stmt) -> ir.Var:
         """The variable of the memory that a buffer lies in, which `stmt` may declare."""
-        aliases = {decl.buffer: decl.data.args[0] for decl in _nodes(stmt, tirx.DeclBuffer)}
+        aliases = {decl.buffer: decl.data.args[0] for decl in nodes(stmt, tirx.DeclBuffer)}
         while buffer in aliases:
             buffer = aliases[buffer]
         return self._views[buffer].memory if buffer in self._views else buffer
@@ -338,11 +240,11 @@ class KernelExecution:
     def _seqstmt(self, stmt: tirx.SeqStmt) -> Statement | None:
         parts = [part for part in map(self._statement, stmt.seq) if part]
 
-        def run() -> None:
+        def _run() -> None:
             for part in parts:
                 part()
 
-        return run if parts else None
+        return _run if parts else None
 
     def _attrstmt(self, stmt: tirx.AttrStmt) -> Statement | None:
         body = self._statement(stmt.body)
@@ -350,11 +252,11 @@ class KernelExecution:
             return body
         variable, axis = stmt.node.var, stmt.node.thread_tag
 
-        def run() -> None:
+        def _run() -> None:
             self._values[variable] = self._running.axes[axis]
             body()
 
-        return run
+        return _run
 
     def _allocbuffer(self, stmt: tirx.AllocBuffer) -> Statement | None:
         buffer, scope = stmt.buffer, stmt.buffer.scope()
@@ -365,7 +267,7 @@ class KernelExecution:
         size_bytes = view.elements * view.dtype.itemsize
         unit = 1 if view.dtype.kind == "b" else 2
 
-        def run() -> None:
+        def _run() -> None:
             lanes = self._running
             if scope.startswith("shared"):
                 data = np.full(
@@ -382,7 +284,7 @@ class KernelExecution:
                 data = np.full((lanes.count, view.elements), blank, view.dtype)
                 self._memories[buffer] = _Memory(name, "local", data, size_bytes)
 
-        return run
+        return _run
 
     def _declbuffer(self, stmt: tirx.DeclBuffer) -> None:
         self._alias(stmt)
@@ -392,10 +294,10 @@ class KernelExecution:
             return None
         variable, value = stmt.var, self._expression(stmt.value)
 
-        def run() -> None:
+        def _run() -> None:
             self._values[variable] = value()
 
-        return run
+        return _run
 
     def _for(self, stmt: tirx.For) -> Statement | None:
         body = self._statement(stmt.body)
@@ -403,7 +305,7 @@ class KernelExecution:
             return None
         variable, begin, extent = stmt.loop_var, self._expression(stmt.min), self._expression(stmt.extent)
 
-        def run() -> None:
+        def _run() -> None:
             first, count = begin(), extent()
             outer = self._running.mask
             for i in range(int(count.max(initial=0))):
@@ -413,20 +315,20 @@ class KernelExecution:
                 body()
                 self._running.mask = outer
 
-        return run
+        return _run
 
     def _while(self, stmt: tirx.While) -> Statement | None:
         body, condition = self._statement(stmt.body), self._expression(stmt.condition)
         if body is None:
             return None
 
-        def run() -> None:
+        def _run() -> None:
             outer = self._running.mask
             while self._restrict(condition(), self._running.mask):
                 body()
             self._running.mask = outer
 
-        return run
+        return _run
 
     def _ifthenelse(self, stmt: tirx.IfThenElse) -> Statement | None:
         then = self._statement(stmt.then_case)
@@ -435,14 +337,14 @@ class KernelExecution:
             return None
         condition = self._expression(stmt.condition)
 
-        def run() -> None:
+        def _run() -> None:
             outer, holds = self._running.mask, condition()
             for branch, takes in ((then, holds), (other, ~holds)):
                 if branch and self._restrict(takes, outer):
                     branch()
                 self._running.mask = outer
 
-        return run
+        return _run
 
     def _bufferstore(self, stmt: tirx.BufferStore) -> Statement | None:
         view = self._views[stmt.buffer]
@@ -451,15 +353,24 @@ class KernelExecution:
         if not writes and not is_global:
             return None
         if writes and _is_copied_in_place(stmt):
-            return self._expression(stmt.value)  # TVM's reductions end so; what is read is logged
+            return self._read_only(stmt.value)  # TVM's reductions end so
         position = self._position(view, stmt.indices)
         value = self._expression(stmt.value) if writes else None
 
-        def run() -> None:
+        def _run() -> None:
             stored = value().astype(view.dtype) if value else None
             self._store(view, position(), stored)
 
-        return run
+        return _run
+
+    def _read_only(self, value: ir.Expr) -> Statement:
+        """Evaluate an expression for what it reads."""
+        expression = self._expression(value)
+
+        def _run() -> None:
+            expression()
+
+        return _run
 
     def _evaluate(self, stmt: tirx.Evaluate) -> Statement | None:
         call = stmt.value
@@ -481,7 +392,7 @@ class KernelExecution:
         if not scope.startswith("shared"):
             raise UnsupportedOpError(f"no meaning for a barrier of '{scope}'")
 
-        def run() -> None:
+        def _run() -> None:
             lanes = self._running
             lanes.epoch += 1
             if lanes.mask is not None:
@@ -490,43 +401,43 @@ class KernelExecution:
                 if mixed.any():
                     self.report(Fault.DIVERGENT_BARRIER, "block", int(lanes.blocks[mixed.argmax()]))
 
-        return run
+        return _run
 
     # ---- Fragments of tensor cores: operations of a warp
 
     def _call_tvm_fill_fragment(self, target: ir.Expr, *arguments: ir.Expr) -> Statement:
         index, value = (self._expression(argument) for argument in arguments[3:])
 
-        def run() -> None:
+        def _run() -> None:
             data, warps = self._fragments(target), self._active_warps()
             data[warps, int(index()[0, 0])] = value()[0, 0]
 
-        return run
+        return _run
 
     def _call_tvm_load_matrix_sync(self, target: ir.Expr, *arguments: ir.Expr) -> Statement:
         index, elements = self._expression(arguments[3]), self._tile(*arguments[4:])
 
-        def run() -> None:
+        def _run() -> None:
             data, warps = self._fragments(target), self._active_warps()
             view, positions = elements(warps)
             data[warps, int(index()[0, 0])] = self._warp_access(view, positions, warps, None)
 
-        return run
+        return _run
 
     def _call_tvm_store_matrix_sync(self, source: ir.Expr, *arguments: ir.Expr) -> Statement:
         index, elements = self._expression(arguments[3]), self._tile(*arguments[4:])
 
-        def run() -> None:
+        def _run() -> None:
             data, warps = self._fragments(source), self._active_warps()
             view, positions = elements(warps)
             self._warp_access(view, positions, warps, data[warps, int(index()[0, 0])])
 
-        return run
+        return _run
 
     def _call_tvm_mma_sync(self, *arguments: ir.Expr) -> Statement:
         indices = [self._expression(argument) for argument in arguments[1::2]]
 
-        def run() -> None:
+        def _run() -> None:
             warps = self._active_warps()
             d, a, b, c = (
                 (self._fragments(argument), int(index()[0, 0]))
@@ -535,7 +446,7 @@ class KernelExecution:
             product = np.matmul(a[0][warps, a[1]].astype(np.float32), b[0][warps, b[1]].astype(np.float32))
             d[0][warps, d[1]] = c[0][warps, c[1]] + product
 
-        return run
+        return _run
 
     def _fragments(self, data: ir.Expr) -> Array:
         return self._memories[data.args[0]].data
@@ -557,7 +468,7 @@ class KernelExecution:
         view = self._views[load.source]
         position, pitch = self._position(view, load.indices), self._expression(stride)
 
-        def elements(warps: npt.NDArray[np.int64]) -> tuple[_View, Array]:
+        def _elements(warps: npt.NDArray[np.int64]) -> tuple[_View, Array]:
             first = np.broadcast_to(position()[:, :1], (self._running.count, 1)).reshape(-1, WARP)
             row, column = np.indices((FRAGMENT, FRAGMENT))
             if order.value == "col_major":
@@ -565,7 +476,7 @@ class KernelExecution:
             inside = row * int(pitch()[0, 0]) + column
             return view, first[warps, :1, None] + inside[None]
 
-        return elements
+        return _elements
 
     def _warp_access(
         self, view: _View, positions: Array, warps: npt.NDArray[np.int64], values: Array | None
@@ -596,7 +507,7 @@ class KernelExecution:
         strides = [math.prod(view.shape[i + 1 :]) * view.lanes for i in range(len(view.shape))]
         within = np.arange(view.lanes)[None, :]
 
-        def position() -> Array:
+        def _position() -> Array:
             total: Array = np.zeros((1, 1), np.int64)
             for expression, stride in zip(expressions, strides):
                 total = total + expression().astype(np.int64) * stride
@@ -604,7 +515,7 @@ class KernelExecution:
                 return total
             return (total[:, :, None] + within[:, None]).reshape(len(total), -1)
 
-        return position
+        return _position
 
     def _elements(self, view: _View) -> Array:
         """The memory of a buffer as elements of its type; the last axis counts them."""
@@ -690,7 +601,7 @@ class KernelExecution:
             return lambda: constant
         if isinstance(expr, ir.Var):
             return lambda: self._values[expr]
-        operator = _BINARY.get(type(expr))
+        operator = BINARY.get(type(expr))
         if operator is not None:
             return self._operation(operator, expr)
         make = getattr(self, f"_{type(expr).__name__.lower()}", None)
@@ -708,11 +619,12 @@ class KernelExecution:
         if _type_of(expr)[0].kind == "f":
             return lambda: a() / b()
 
-        def quotient() -> Array:
+        def _quotient() -> Array:
             x, y = a(), b()
-            return np.floor_divide(x - np.fmod(x, y), y)
+            result: Array = np.floor_divide(x - np.fmod(x, y), y)
+            return result
 
-        return quotient
+        return _quotient
 
     def _and(self, expr: tirx.And) -> Expression:
         return self._short_circuit(expr, needs_right=True)
@@ -724,14 +636,14 @@ class KernelExecution:
         """``a && b`` or ``a || b``: `b` runs only where `a` is `needs_right`."""
         a, b = self._expression(expr.a), self._expression(expr.b)
 
-        def value() -> Array:
+        def _value() -> Array:
             left = a()
             right = self._under(left == needs_right, b)
             if right is None:
                 return left
             return left & right if needs_right else left | right
 
-        return value
+        return _value
 
     def _under(self, condition: Array, expression: Expression) -> Array | None:
         """The value of an expression for the threads for which `condition` holds; None if for none."""
@@ -771,22 +683,22 @@ class KernelExecution:
         vectors = [(self._expression(vector), _type_of(vector)[1]) for vector in expr.vectors]
         columns = [int(index) for index in expr.indices]
 
-        def value() -> Array:
+        def _value() -> Array:
             parts = [vector() for vector, _ in vectors]
             rows = max(map(len, parts))
             wide = [np.broadcast_to(part, (rows, lanes)) for part, (_, lanes) in zip(parts, vectors)]
             return np.concatenate(wide, axis=1)[:, columns]
 
-        return value
+        return _value
 
     def _let(self, expr: tirx.Let) -> Expression:
         bound, body = self._expression(expr.value), self._expression(expr.body)
 
-        def value() -> Array:
+        def _value() -> Array:
             self._values[expr.var] = bound()
             return body()
 
-        return value
+        return _value
 
     def _select(self, expr: tirx.Select) -> Expression:
         """A choice; CUDA evaluates both sides of a vector, and one of a scalar."""
@@ -799,7 +711,7 @@ class KernelExecution:
         """A choice of which each thread evaluates one side."""
         test, a, b = map(self._expression, (condition, true_value, false_value))
 
-        def value() -> Array:
+        def _value() -> Array:
             holds = test()
             chosen, other = self._under(holds, a), self._under(~holds, b)
             if chosen is None or other is None:
@@ -808,7 +720,7 @@ class KernelExecution:
                 return a() if result is None else result
             return np.where(holds, chosen, other)
 
-        return value
+        return _value
 
     def _tensorload(self, expr: ir.Expr) -> Expression:
         view = self._views[expr.source]
@@ -831,7 +743,7 @@ class KernelExecution:
             bits, dtype = self._expression(arguments[0]), _type_of(expr)[0]
             return lambda: bits().view(dtype)
         known = (name, name.removesuffix("f"), name.removeprefix("h"))
-        function = next((_FUNCTIONS[word] for word in known if word in _FUNCTIONS), None)
+        function = next((FUNCTIONS[word] for word in known if word in FUNCTIONS), None)
         if function is None:
             raise UnsupportedOpError(f"no meaning for the function {name}")
         values = list(map(self._expression, arguments))
@@ -840,7 +752,7 @@ class KernelExecution:
     def _shuffled_down(self, value: Expression, offset: Expression, width: Expression) -> Expression:
         """``__shfl_down_sync``: the value of a later thread of the warp; its own where there is none."""
 
-        def shuffled() -> Array:
+        def _shuffled() -> Array:
             lanes, extent = self._running, int(width()[0, 0])
             values = np.broadcast_to(value(), (lanes.count, 1))
             place = np.arange(lanes.count)[:, None]
@@ -853,7 +765,7 @@ class KernelExecution:
                 result = np.where(idle, np.full(1, np.nan).astype(result.dtype), result)
             return result
 
-        return shuffled
+        return _shuffled
 
     def _active_mask(self) -> Array:
         """``__activemask``: a bit for each thread of the warp that runs."""
@@ -879,61 +791,3 @@ def _is_copied_in_place(store: tirx.BufferStore) -> bool:
     if not isinstance(value, ir.TensorLoad) or not value.source.same_as(store.buffer):
         return False
     return all(map(tvm_ffi.structural_equal, value.indices, store.indices))
-
-
-def _nodes(root: tirx.Stmt | ir.Expr, kind: type) -> list[Any]:
-    """Nodes of `kind` in `root`, outer ones first."""
-    matches: list[Any] = []
-    tvm_ffi.structural_walk(root, [((kind,), matches.append)], order="pre")
-    return matches
-
-
-def _trips(stmt: tirx.Stmt) -> int:
-    """Statements that a thread runs, if it takes all branches."""
-    if isinstance(stmt, tirx.SeqStmt):
-        return sum(map(_trips, stmt.seq))
-    if isinstance(stmt, tirx.For):
-        return _trips(stmt.body) * (
-            int(stmt.extent) if isinstance(stmt.extent, tirx.IntImm) else UNKNOWN_TRIPS
-        )
-    if isinstance(stmt, tirx.IfThenElse):
-        return _trips(stmt.then_case) + (_trips(stmt.else_case) if stmt.else_case is not None else 0)
-    if isinstance(stmt, tirx.While):
-        return _trips(stmt.body) * UNKNOWN_TRIPS
-    return _trips(stmt.body) if isinstance(stmt, tirx.AttrStmt) else 1
-
-
-def _deciding_variables(body: tirx.Stmt, parameters: Any) -> set[ir.Var]:
-    """Variables and buffers on which it depends which elements of global memory are written."""
-    roots = _memory_roots(body, parameters)
-    expressions = [branch.condition for branch in _nodes(body, tirx.IfThenElse)]
-    expressions += [loop.condition for loop in _nodes(body, tirx.While)]
-    for loop in _nodes(body, tirx.For):
-        expressions += [loop.min, loop.extent]
-    stores = _nodes(body, tirx.BufferStore)
-    for store in stores:
-        if roots.get(store.buffer, store.buffer).scope() == "global":
-            expressions += list(store.indices)
-    sources: dict[ir.Var, list[ir.Expr]] = {}
-    for bind in _nodes(body, tirx.Bind):
-        sources.setdefault(bind.var, []).append(bind.value)
-    for store in stores:
-        root = roots.get(store.buffer, store.buffer)
-        sources.setdefault(root, []).extend([store.value, *store.indices])
-    needed: set[ir.Var] = set()
-    while expressions:
-        for variable in _nodes(expressions.pop(), ir.Var):
-            root = roots.get(variable, variable)
-            if root not in needed:
-                needed |= {root, variable}
-                expressions += sources.get(root, [])
-    return needed
-
-
-def _memory_roots(body: tirx.Stmt, parameters: Any) -> dict[ir.Var, ir.Var]:
-    """By buffer that lies in the memory of another one, that one."""
-    roots: dict[ir.Var, ir.Var] = {}
-    for decl in _nodes(body, tirx.DeclBuffer):
-        source = decl.data.args[0]
-        roots[decl.buffer] = roots.get(source, source)
-    return roots
