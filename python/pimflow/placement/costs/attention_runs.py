@@ -155,7 +155,7 @@ class CacheWork:
         )
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[object, ...]:
         """The cache key of its costs."""
         return ("cache", self.pim_target.identity, self.attention, self.product, self.tokens)
 
@@ -198,7 +198,7 @@ class CacheWork:
         attention, layout = self.attention, self.layout(schedule)
         layout.check_fit()
         step, new = schedule.attention_product(layout, self.tokens), self.tokens - 1
-        append = append_values if isinstance(layout, ValueLayout) else append_keys
+        append = append_values(layout, new) if isinstance(layout, ValueLayout) else append_keys(layout, new)
         product = PimCost.from_sequence([self._program_cost(program) for program in step.programs])
         elements = (
             attention.batch
@@ -210,7 +210,7 @@ class CacheWork:
         return ProductCost(
             schedule=schedule,
             product=product,
-            append=self._program_cost(append(layout, new)),
+            append=self._program_cost(append),
             sums=partial_sums * product.result_lanes,
         )
 
@@ -257,8 +257,9 @@ def all_schedules(
 def _layout(
     product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
 ) -> Layout:
-    kind = KeyLayout if product == KEYS else ValueLayout
-    return schedule.layout(kind, attention, pim, dtype, channels)
+    if product == KEYS:
+        return schedule.layout(KeyLayout, attention, pim, dtype, channels)
+    return schedule.layout(ValueLayout, attention, pim, dtype, channels)
 
 
 def _orders(default_schedule: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:

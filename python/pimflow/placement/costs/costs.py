@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,7 +33,11 @@ from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfi
 Made = TypeVar("Made")
 
 ZERO_COST = KernelCost(
-    **dict.fromkeys(("launch_ns", "execution_ns", "compute_ns", "l2_ns", "dram_ns"), 0.0),
+    launch_ns=0.0,
+    execution_ns=0.0,
+    compute_ns=0.0,
+    l2_ns=0.0,
+    dram_ns=0.0,
     dram_bytes=0.0,
     l2_bytes=0.0,
     tile=None,
@@ -131,10 +135,10 @@ class Costs:
         self.non_pim_times: dict[tuple[object, ...], tuple[NonPimTimes, ...]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
-        self._splits: dict[tuple, tuple[Split, ...]] = {}
+        self._splits: dict[tuple[object, ...], tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], LoopOrder] = {}
         self._pim: dict[tuple[ConvGeometry, Split, LoopOrder, str, str], LayerPimCost] = {}
-        self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
+        self._caches: dict[tuple[object, ...], tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._analytic_costs: dict[tuple[KernelRequest, float], KernelCost] = {}
         self._requests: dict[KernelRequest, None] | None = None
@@ -157,7 +161,7 @@ class Costs:
         """Names of the profilers that the costs are from."""
         return f"gpu={self.profiling.gpu.name} pim={self.pim_target.profiler.identity}"
 
-    def layer(self, geometry: ConvGeometry, name: str, **options: object) -> SplitLayer:
+    def layer(self, geometry: ConvGeometry, name: str, **options: Any) -> SplitLayer:
         """A `SplitLayer` to be timed on this PIM device."""
         return SplitLayer(pim_target=self.pim_target, geometry=geometry, name=name, **options)
 
@@ -196,10 +200,10 @@ class Costs:
                 self._schedules[layer.geometry, split] = cost.schedule
             self._pim[layer.geometry, split, cost.schedule, "", ""] = cost
 
-    def _read_cache(self, keys: Iterable[object], parse: Callable[[Any], Any]) -> dict:
+    def _read_cache(self, keys: Iterable[object], parse: Callable[[Any], Any]) -> dict[Any, Any]:
         return self.profiling.cache.get(keys, read=parse) if self.profiling.cache else {}
 
-    def _write_cache(self, results: dict) -> None:
+    def _write_cache(self, results: Mapping[Any, Any]) -> None:
         if self.profiling.cache:
             self.profiling.cache.put(results)
 
@@ -346,7 +350,7 @@ class Costs:
                 self._kernels[request] = cached_costs[keys[request]]
         new_costs = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
         self._kernels |= new_costs
-        results = {keys[request]: json_form(cost) for request, cost in new_costs.items()}
+        results: dict[object, Any] = {keys[request]: json_form(cost) for request, cost in new_costs.items()}
         if self._computed is None:
             self._write_cache(results)
         else:

@@ -155,7 +155,7 @@ class SplitLayer:
     known: LayerCosts | None = None
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[object, ...]:
         """The cache key of its costs."""
         return ("layer", self.pim_target.identity, self.geometry, self.splits, self.besides, self.terms)
 
@@ -222,22 +222,28 @@ class _SplitTiming:
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
         return min_work_ns(part, pim_target.pim, pim_target.dtype, pim_target.channels, part.pixels - begin)
 
+    @property
+    def _terms(self) -> SplitCharges:
+        assert self.layer.terms is not None, "splits are compared by the charges of their layer"
+        return self.layer.terms
+
     def near_fastest(
         self,
         non_pim_times: Sequence[NonPimTimes],
         group_costs: Mapping[Split, PimCost],
         grid_splits: Collection[Split],
-    ) -> dict[Split, PimCost]:
+    ) -> dict[Split, LayerPimCost]:
         """The fastest of `non_pim_times` that is in `grid_splits`, if it takes at most `NEAR` times
         the best `group_costs`.
         """
-        terms = self.layer.terms
+        terms = self._terms
         fastest_ns = min(
             terms.total_ns(timed_split, group_costs[timed_split.split])
             for timed_split in non_pim_times
             if timed_split.split in group_costs
         )
-        limit_ns, fastest = NEAR * fastest_ns, {}
+        limit_ns = NEAR * fastest_ns
+        fastest: dict[Split, LayerPimCost] = {}
         for times in non_pim_times:
             split = times.split
             if split not in grid_splits or terms.lower_bound_ns(times, self._work_ns(split)) > limit_ns:
@@ -249,15 +255,16 @@ class _SplitTiming:
                 limit_ns, fastest = total_ns, {split: cost}
         return fastest
 
-    def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, PimCost]:
+    def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, LayerPimCost]:
         """The fastest of `non_pim_times`, and the others that had to be timed to prove it.
 
         A best-first search by a lower bound of each split, which is raised step by step: the work of PIM, the
         time of its busiest channel, the time itself. The first split that comes up with its time is the
         fastest. Nothing is assumed about how times change from split to split.
         """
-        terms = self.layer.terms
-        queue, costs = [], {}
+        terms = self._terms
+        queue: list[tuple[float, int, str]] = []
+        costs: dict[Split, LayerPimCost] = {}
         for index, times in enumerate(non_pim_times):
             queue.append((terms.lower_bound_ns(times, self._work_ns(times.split)), index, "work"))
         heapq.heapify(queue)
