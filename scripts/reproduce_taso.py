@@ -44,7 +44,7 @@ def arguments() -> argparse.ArgumentParser:
         help="measured, predicted, mixed, or a file: see pimflow select; what a file does not have is "
         "predicted from it (default: %(default)s)",
     )
-    parser.add_argument("--measure", metavar="N", help="primitives of each layer (default: all)")
+    parser.add_argument("--measure", metavar="N", type=int, help="primitives of each layer (default: all)")
     parser.add_argument("--device", metavar="NAME", help="the machine that a file's times are of")
     parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
@@ -60,11 +60,14 @@ def reproduce(
 ) -> tuple[dict[str, Any], dict[str, str], Sequence[NetworkStudy]]:
     """Compute everything: figures as JSON, tables by mark, and the studies that pictures show."""
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
-    if args.measure is None and args.profile in ("measured", "mixed"):
-        args.measure = "all"
-    times = primitive_options.times(args, args.profile)
+    primitive_options.check_profile(args.profile)
     chosen = taso_selection.select_networks(
-        args.models or NETWORKS, device=args.device, cache=cache, say=say, **times
+        args.models or NETWORKS,
+        args.profile,
+        device=args.device,
+        measure=args.measure,
+        cache=cache,
+        say=say,
     )
     if args.output:
         taso_selection.merge_profiles(chosen).write(args.output)

@@ -212,3 +212,9 @@ def gqa_model(
         operands = list(model.graph.node[0].input)
         model.graph.node[0].input[:] = [*operands[:3], "", "", *operands[3:]]
     return model, inputs
+
+
+def decode_tokens(tokenizer, tokens) -> str:
+    """The text of a sequence of tokens."""
+    decoder = tokenizer.decoder()
+    return "".join(decoder.text(token, index + 1 == len(tokens)) for index, token in enumerate(tokens))

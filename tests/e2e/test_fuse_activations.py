@@ -64,7 +64,7 @@ def test_a_run_moves_what_is_outside_of_it(searched):
     assert kernel.input_bytes == 2 * np.prod(first.input_shapes[0])
     assert kernel.output_bytes == 2 * np.prod(last.output_shape)
     assert kernel.macs == first.geometry.macs + last.geometry.macs
-    weights = 2 * (first.weight_elements + last.weight_elements)
+    weights = 2 * (first.kernel.weight_elements + last.kernel.weight_elements)
     assert kernel.again_bytes == weights * (kernel.blocks - 1), "each of its tiles, which have no halo"
     separate_bytes = sum(generator.make(r, OPERATOR_KERNELS).tasks[0].moved_bytes for r in (first, last))
     assert fused_groups.make(generator, RUN, None, tiling).tasks[0].moved_bytes < separate_bytes

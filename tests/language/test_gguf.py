@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from command_line import error_line
+from decoders import decode_tokens
 
 pytest.importorskip("gguf")
 
@@ -18,7 +19,6 @@ from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import decode_tokens
 
 HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS = 64, 4, 2, 96, 1
 SIZE = HIDDEN // HEADS

