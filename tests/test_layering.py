@@ -57,7 +57,7 @@ INSIDE = {
         "command_line": {"shared"},
         **{family: {"shared", "command_line", *others} for family, others in FAMILIES.items()},
     },
-    "compiler": {"c_code": {"."}, "measurement": {"."}},
+    "compiler": {"c_code": {"."}, "kernel_checks": {"."}, "measurement": {"."}},
     "fusion": {"kernels": {"."}},
     "pim_backend": {"runtime": {"programs"}},
     "placement": {".": {"candidates", "costs", "solvers"}, "candidates": {"costs", "solvers"}},

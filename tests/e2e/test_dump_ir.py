@@ -85,5 +85,5 @@ def test_relay_takes_it_from_the_pass_context(tmp_path):
     with tvm.transform.PassContext(config=options):
         relay.build(frontend.load("toy").module, target="llvm+pim")
     assert "PlanPool" in dumped_passes(tmp_path / "passes")
-    with pytest.raises(UsageError, match="is a directory, not int"):
+    with pytest.raises(UsageError, match="is a directory to write, or None, not 3"):
         tvm.transform.PassContext(config={"pimflow.dump_ir": 3})

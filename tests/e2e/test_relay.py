@@ -305,7 +305,7 @@ def test_what_is_gone_says_what_to_use(name, instead):
     [
         (lambda mod: relay.build(mod, "lvm+pim"), UnknownNameError, r"llvm\+pim"),
         (lambda mod: relay.build(mod), UsageError, "needs a target"),
-        (lambda mod: relay.build(mod, "llvm -mcpu=core-avx2"), UsageError, "in a dictionary"),
+        (lambda mod: relay.build(mod, "llvm -mcpu=core-avx2"), UsageError, "as a dictionary"),
         (lambda mod: relay.build(mod, "metal"), UsageError, "none of llvm, cuda"),
         (lambda mod: relay.frontend.from_onnx(zoo.load("toy"), opset=10**30), UsageError, "from 1 on"),
         (lambda mod: relay.build("net.onnx", "llvm+pim"), UsageError, "IRModule"),

@@ -444,5 +444,5 @@ def test_a_comparison_names_the_report_that_is_of_another_form(capsys, tmp_path)
     argv = ["compare", str(tmp_path / "one"), str(tmp_path / "other"), "-o", str(tmp_path / "page.html")]
     assert main(argv) == 3
     err = capsys.readouterr().err
-    assert err.startswith(f"pimflow: error: {tmp_path / 'other'}: report.json is not")
+    assert err.startswith(f"pimflow: error: {tmp_path / 'other'}: report.json was not written by")
     assert err.count("\n") == 1

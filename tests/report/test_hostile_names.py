@@ -112,8 +112,9 @@ def write_hostile_directory(source, target, names):
     shutil.copytree(source, target)
     report = json.loads((target / "report.json").read_text())
     layers = [report["regions"][number % len(report["regions"])] for number in range(len(names))]
-    sets = report["memory"]["regions"]  # named by what the page knows
-    report = hostile(report, cycle(names))
+    # What the page knows: its version, and the names of memory regions.
+    version, sets = report["schema_version"], report["memory"]["regions"]
+    report = hostile(report, cycle(names)) | {"schema_version": version}
     report["memory"]["regions"] = sets
     report["regions"] = [
         hostile(layer, cycle(names[number:])) | {"name": name, "covers": [name], "mode": name}

@@ -13,6 +13,7 @@ from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Goal, Profiling, apply, search
+from pimflow.placement.best_plan import with_lower_bound
 
 NETWORK = frontend.load("toy")
 
@@ -108,7 +109,7 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
 def test_terms_end_with_the_plan_that_was_found(cache):
     """Bounds may have changed it."""
     best = search_network(system(), Goal(), cache)
-    slower = apply(best.graph, system(), gpu_plan(best), best.generator.costs, bounded=True)
+    slower = with_lower_bound(apply(best.graph, system(), gpu_plan(best), best.costs))
     terms = [convention_search(item).gain("accounting=paper").terms for item in (best, slower)]
     assert [item[-1].latency_ns for item in terms] == [
         best.evaluation.latency_ns,

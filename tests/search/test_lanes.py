@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pimflow import frontend
+from pimflow.core.region import Epilogue
 from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec, system
 from pimflow.pim_backend.programs.schedule import schedules
@@ -55,7 +56,7 @@ def test_the_lanes_are_moved_and_read(toy, gpu_rows):
 @pytest.mark.long
 def test_no_lanes_go_from_pim_to_pim(toy):
     """A kernel adds them in between, even after a layer that leaves nothing else undone."""
-    region = replace(toy.region(REGION), epilogue=())
+    region = replace(toy.region(REGION), epilogue=Epilogue())
     plain = replace(toy, regions=tuple(region if r.name == REGION else r for r in toy.regions))
     for pim, deferred in ((HBM, ("lanes",)), (SUMMED, ())):
         generator = CandidateGenerator(plain, system(pim=pim))

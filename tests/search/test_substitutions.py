@@ -8,6 +8,7 @@ import pytest
 import pimflow
 from pimflow.core.plan import Plan
 from pimflow.core.region import Kernel
+from pimflow.core.rewrite import SubstitutionRewrite
 from pimflow.errors import PlanError, UsageError
 from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS, register
@@ -41,7 +42,7 @@ def test_a_substitution_that_pays_is_in_the_plan(registered, modes):
     search_result = pimflow.search("toy", modes=modes)
     covers = search_result.substitutions()["free-pairs"][0]
     choice = search_result.plan.choice(covers[0])
-    assert (choice.regions, choice.schedule) == (covers, "free-pairs")
+    assert (choice.regions, choice.rewrite) == (covers, SubstitutionRewrite(substitution="free-pairs"))
     assert not search_result.group_tilings()
 
 
