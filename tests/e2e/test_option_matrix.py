@@ -48,7 +48,7 @@ FOR_CPU = {"--select": ""}
 
 
 @dataclass(frozen=True)
-class Option:
+class OptionCase:
     """Values of an option, and what else it needs: values that stand beside it, where it is judged.
 
     Further values are tried where the first is what holds anyway.
@@ -59,11 +59,11 @@ class Option:
 
 
 def option(*values):
-    return Option(values or ("",))
+    return OptionCase(values or ("",))
 
 
 def option_with(needs, *values):
-    return Option(values or ("",), tuple(needs.items()))
+    return OptionCase(values or ("",), tuple(needs.items()))
 
 
 OPTIONS = {

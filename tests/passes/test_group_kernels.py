@@ -38,7 +38,7 @@ def test_scalars_of_any_operator():
 
 
 @I.ir_module
-class Epilogue:
+class LayerWithEpilogue:
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
         with R.dataflow():
@@ -141,7 +141,7 @@ class ResidualGrouped:
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"), [(Epilogue, EpilogueGrouped), (GroupedResidual, ResidualGrouped)]
+    ("before", "expected"), [(LayerWithEpilogue, EpilogueGrouped), (GroupedResidual, ResidualGrouped)]
 )
 def test_rewrite(before, expected):
     after = GroupKernels()(before)

@@ -115,6 +115,24 @@ def test_an_access_outside_of_a_buffer_is_found(extent):
     assert found == (set() if extent == 64 else {Fault.OUT_OF_BOUNDS})
 
 
+def test_what_two_launches_write_is_written_by_both():
+    @T.prim_func(private=True)
+    def halves(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        with T.launch_thread("blockIdx.x", 1) as block:
+            t = T.launch_thread("threadIdx.x", 32)
+            y[t + block] = x[t]
+        with T.launch_thread("blockIdx.x", 1) as block:
+            t = T.launch_thread("threadIdx.x", 32)
+            y[t + block + 32] = x[t + 32]
+
+    x, y = halves.params
+    arrays = {x: np.ones(64, np.float32), y: np.zeros(64, np.float32)}
+    execution = KernelExecution(halves, arrays, lambda launch, _: np.arange(launch.blocks), lambda *_: None)
+    execution.run()
+    first, second = (log.written() for log in execution.logs[y])
+    assert (first != second).all() and (arrays[y] == 1).all()
+
+
 def test_mutants_are_found(toy):
     rng = np.random.default_rng(0)
     tried = [mutant for kernel in toy for mutant in mutants(kernel, rng)]

@@ -63,10 +63,10 @@ class AccessLog:
             self._find(Fault.BLOCKS_RACE, elements, _is_another(self._writing_block[elements], blocks))
             _merge(self._reading_block, elements, blocks, self._reading_block[elements])
 
-    def first_unwritten(self, elements: int) -> int | None:
-        """The first of the leading `elements` that nobody has written; None if all are written."""
-        unwritten = self._writer[:elements] == NOBODY
-        return int(unwritten.argmax()) if unwritten.any() else None
+    def written(self) -> npt.NDArray[np.bool_]:
+        """By element, whether a thread has written it."""
+        result: npt.NDArray[np.bool_] = self._writer != NOBODY
+        return result
 
     def _find(self, fault: Fault, elements: Ints, race: npt.NDArray[np.bool_]) -> None:
         if race.any():

@@ -94,10 +94,9 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
     )
     slices.run()
     for variable in results:
-        log = slices.logs.get(variable)
-        unwritten = 0 if log is None else log.first_unwritten(arrays[variable].size)
-        if unwritten is not None:
-            check.report(Fault.UNWRITTEN, variable.name, unwritten)
+        written = np.any([log.written() for log in slices.logs[variable]], axis=0)
+        if not written.all():
+            check.report(Fault.UNWRITTEN, variable.name, int(written.argmin()))
     KernelExecution(kernel.lowered, arrays, check.choose_blocks, check.report).run()
     compared = sum(
         _compare(variable.name, arrays[variable], expected[variable], check) for variable in results

@@ -142,9 +142,7 @@ class KernelExecution:
     report: Report
     addresses_only: bool = False
     batch: int = 1 << 16
-    logs: dict[ir.Var, AccessLog] = field(
-        default_factory=dict
-    )  # by memory, of the last launch that writes it
+    logs: dict[ir.Var, list[AccessLog]] = field(default_factory=dict)  # by memory, of launches that write it
     _memories: dict[ir.Var, _Memory] = field(default_factory=dict)
     _views: dict[ir.Var, _View] = field(default_factory=dict)
     _values: dict[ir.Var, Array] = field(default_factory=dict)
@@ -199,9 +197,8 @@ class KernelExecution:
             if memory.scope == "global":
                 memory.log = None
             if memory.scope == "global" and variable in written:
-                self.logs[variable] = memory.log = AccessLog(
-                    memory.name, memory.data.size, False, self.report
-                )
+                memory.log = AccessLog(memory.name, memory.data.size, False, self.report)
+                self.logs.setdefault(variable, []).append(memory.log)
         run = self._statement(stmt)
         if run is None:
             return
@@ -716,8 +713,8 @@ class KernelExecution:
             chosen, other = self._under(holds, a), self._under(~holds, b)
             if chosen is None or other is None:
                 result = other if chosen is None else chosen
-                assert result is not None or self._running.mask is not None
-                return a() if result is None else result
+                assert result is not None, "a branch runs only where a thread takes it"
+                return result
             return np.where(holds, chosen, other)
 
         return _value
