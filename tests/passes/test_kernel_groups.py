@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import EarlyReader
 from length import examples
-from test_group_kernels import Epilogue, GroupedResidual
+from test_group_kernels import GroupedResidual, LayerWithEpilogue
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -245,7 +245,7 @@ class GatherKernel:
         (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
         (GatherKernel, [["left"], ["right"], ["both", "active", "conv"]], []),
         (GroupedResidual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
-        (Epilogue, [["conv", "sum", "scaled", "y"]], []),
+        (LayerWithEpilogue, [["conv", "sum", "scaled", "y"]], []),
     ],
     ids=[
         "after-opaque",
