@@ -1,5 +1,6 @@
 """Layers split along the reduction: what adding both parts takes, in time and in memory."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from pimflow.placement.best_plan import with_candidates
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.plan_state import equivalence_key
 from pimflow.simulators.gpu.model import kernel_cost
 
 SYSTEM = system()
@@ -88,6 +90,18 @@ def test_both_parts_are_live_until_they_are_added(searched):
         )
         count += reads
     assert count > 10
+
+
+def test_two_parts_are_another_state_than_a_deferred_epilogue(searched):
+    """Both leave work to a consumer, but two parts take twice the memory until they are added."""
+    pairs = [
+        (candidate, other)
+        for item in searched.table.candidates.values()
+        for candidate, other in itertools.combinations(item, 2)
+        if candidate.covers == other.covers and candidate.defers_partial_sum != other.defers_partial_sum
+    ]
+    assert pairs
+    assert all(equivalence_key(candidate) != equivalence_key(other) for candidate, other in pairs)
 
 
 def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):

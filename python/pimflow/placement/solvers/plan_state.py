@@ -354,6 +354,7 @@ def equivalence_key(candidate: Candidate) -> Hashable:
         candidate.leaves_open,
         candidate.output,
         bool(candidate.deferred_epilogue),
+        candidate.defers_partial_sum,  # two parts take the bytes of two results
         candidate.final_channel_mode,
         candidate.keeps_submission_open,
     )

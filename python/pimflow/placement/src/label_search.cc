@@ -18,7 +18,7 @@ constexpr size_t kManyLabels = 1000;     // at a position, from which on stronge
 constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beyond twice the filtered ones
 constexpr size_t kLabelsPerClockCheck = 256;  // compared between two looks at the clock
 constexpr size_t kStoredLabelFactor = 4;      // labels stored at a position for each that may be expanded
-constexpr int64_t kLateBeam = 200;            // labels of a position after the deadline
+constexpr int64_t kLateBeam = 100;            // labels of a position after the deadline
 
 }  // namespace
 
@@ -270,7 +270,11 @@ void LabelSearch::AddLabel(int position, Bucket& bucket, double* row, const Orig
   bucket.rows.insert(bucket.rows.end(), row, row + bucket.width);
   bucket.origins.push_back(origin);
   if (bucket.origins.size() > 2 * bucket.filtered + kUnfilteredLabels) DropDominatedLabels(bucket);
-  if (++added_labels_[position] > kStoredLabelFactor * size_t(query_.max_labels)) LimitLabels(position);
+  const auto limit = size_t(query_.max_labels);
+  if (++added_labels_[position] > kStoredLabelFactor * limit && position < positions_) {  // complete plans are few
+    if (CountLabels(position) > 2 * limit) LimitLabels(position, limit);
+    added_labels_[position] = CountLabels(position);
+  }
 }
 
 void LabelSearch::MoveLabel(Bucket& bucket, size_t from, size_t to) {
@@ -503,22 +507,18 @@ void LabelSearch::KeepBestLabels(int position, std::vector<RankedLabel>& order, 
   for (size_t b = 0; b < buckets.size(); ++b) KeepLabels(buckets[b], is_kept[b]);
 }
 
-/*! \brief Limit the labels at a position to what fits memory. */
-void LabelSearch::LimitLabels(int position) {
-  const auto limit = static_cast<size_t>(query_.max_labels);
-  added_labels_[position] = CountLabels(position);
-  if (added_labels_[position] <= 2 * limit) return;
+/*! \brief Keep `limit` labels of a position, by bounds that are quick to compute. */
+void LabelSearch::LimitLabels(int position, size_t limit) {
   std::vector<RankedLabel> order;
   for (size_t b = 0; b < buckets_[position].size(); ++b) {
     const Bucket& bucket = buckets_[position][b];
-    if (position == positions_) return;  // complete plans: there are few
+    if (bucket.origins.empty()) continue;
     const BucketBounds bounds = TableBounds(position, bucket);
     for (size_t l = 0; l < bucket.origins.size(); ++l) {
       order.emplace_back(ValueBound(position, bucket, bounds, &bucket.rows[l * bucket.width]), b, l);
     }
   }
-  KeepBestLabels(position, order, limit);
-  added_labels_[position] = limit;
+  if (order.size() > limit) KeepBestLabels(position, order, limit);
 }
 
 /*! \brief Filter the labels of a position before they are expanded; by stronger bounds if there are many. */
@@ -562,14 +562,6 @@ void LabelSearch::PreparePosition(int position, int64_t beam) {
   result_.max_labels_at_position = std::max(result_.max_labels_at_position, count);
 }
 
-/*! \brief Drop all labels of a bucket. */
-void LabelSearch::DropLabels(int position, const Bucket& bucket) {
-  const BucketBounds bounds = TableBounds(position, bucket);
-  for (size_t l = 0; l < bucket.origins.size(); ++l) {
-    dropped_bound_ = std::min(dropped_bound_, ValueBound(position, bucket, bounds, &bucket.rows[l * bucket.width]));
-  }
-}
-
 Solution LabelSearch::MakeSolution(const Bucket& bucket, size_t label) const {
   const double *row = &bucket.rows[label * bucket.width], *sums = row + bucket.width - criteria_;
   const double latency_ns = query_.CountsTime() ? row[resources_] : std::nan("");  // times may not be computed
@@ -587,12 +579,12 @@ Solution LabelSearch::MakeSolution(const Bucket& bucket, size_t label) const {
 
 std::optional<Result> LabelSearch::RunExact(int64_t limit) {
   stops_at_drop_ = true;
-  Result result = Run(limit, false);
+  Result result = Run(limit);
   stops_at_drop_ = false;
   return dropped_bound_ < kInfinite ? std::nullopt : std::optional<Result>(std::move(result));
 }
 
-Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
+Result LabelSearch::Run(int64_t beam) {
   bucket_index_.assign(positions_ + 1, {});
   buckets_.clear();
   buckets_.resize(positions_ + 1);
@@ -605,15 +597,12 @@ Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
   begin.rows.assign(begin.width, 0);
   begin.origins.push_back({-1, -1});
   for (int p = 0; p < positions_; ++p) {
-    if (IsTimeUp()) beam = plan_is_known ? 1 : beam ? std::min(beam, kLateBeam) : kLateBeam;
+    if (IsTimeUp()) beam = kLateBeam;
     PreparePosition(p, beam);
     if (stops_at_drop_ && dropped_bound_ < kInfinite) return {};
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
-      if (plan_is_known && IsTimeUp()) {  // only the bound is needed
-        DropLabels(p, buckets_[p][b]);
-        continue;
-      }
+      if (IsTimeUp() && beam != kLateBeam) LimitLabels(p, beam = kLateBeam);
       const Bucket bucket = std::move(buckets_[p][b]);
       ExpandBucket(p, bucket);
     }

@@ -77,11 +77,8 @@ class LabelSearch {
   LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
               const std::function<void()>& poll);
 
-  /*!
-   * \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded, or none
-   *   if a plan is known.
-   */
-  Result Run(int64_t beam, bool plan_is_known);
+  /*! \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded. */
+  Result Run(int64_t beam);
   /*! \brief Search exactly; nothing if a position has more than `limit` labels, or time is up. */
   std::optional<Result> RunExact(int64_t limit);
   /*! \brief What is minimised: the first criterion, or the pool. */
@@ -221,10 +218,9 @@ class LabelSearch {
   using RankedLabel = std::tuple<double, size_t, size_t>;  // of a label: its lower value, bucket and number
   size_t CountLabels(int position) const;
   void KeepBestLabels(int position, std::vector<RankedLabel>& order, size_t limit);
-  void LimitLabels(int position);
+  void LimitLabels(int position, size_t limit);
   void PreparePosition(int position, int64_t beam);
   double ValueBound(int position, const Bucket& bucket, const BucketBounds& bounds, const double* row) const;
-  void DropLabels(int position, const Bucket& bucket);
   Solution MakeSolution(const Bucket& bucket, size_t label) const;
 
   const Problem& problem_;

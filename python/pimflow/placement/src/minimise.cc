@@ -18,7 +18,7 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr int64_t kSmallBeam = 100, kLargeBeam = 10000;  // the plan of a beam is an upper bound for the next one
+constexpr int64_t kBeam = 100;  // its plan is an upper bound for the exact search
 constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 double BestValue(const LabelSearch& search, const Result& result) {
@@ -31,7 +31,7 @@ Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_li
   double bound = -kInfinite;
   search.SetUpperBound(upper_bound);
   for (int64_t beam : beams) {
-    Result next = search.Run(beam, !best.solutions.empty());
+    Result next = search.Run(beam);
     if (next.solutions.empty()) next.solutions = std::move(best.solutions);
     best = std::move(next);
     const double value = BestValue(search, best);
@@ -93,8 +93,7 @@ std::array<PoolBox, 2> Split(const PoolBox& box, double budget) {
 Result BranchOnPools(LabelSearch& search, const Query& query) {
   const double budget = query.max_memory_bytes;
   const int64_t compared = query.compared_labels;
-  Result best = FindBestPlan(search, query.criteria[0].upper_bound,
-                             {std::min(kSmallBeam, compared), std::min(kLargeBeam, compared)});
+  Result best = FindBestPlan(search, query.criteria[0].upper_bound, {std::min(kBeam, compared)});
   const double value = BestValue(search, best);
   if (value < kInfinite && best.bound >= value) return best;
   if (const std::optional<Result> whole = search.RunExact(compared)) return *whole;
@@ -112,7 +111,7 @@ Result BranchOnPools(LabelSearch& search, const Query& query) {
     }
     if (!box.HasBestPlan()) {
       search.BoundPools(box.max_bytes);
-      box.best = FindBestPlan(search, upper_bound, {kLargeBeam, 0});
+      box.best = FindBestPlan(search, upper_bound, {kBeam, 0});
       box.bound = std::max(box.bound, box.best.bound);
       best.labels += box.best.labels;
       best.max_labels_at_position = std::max(best.max_labels_at_position, box.best.max_labels_at_position);
@@ -139,7 +138,7 @@ Result Minimise(LabelSearch& search, const Query& query) {
   const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
   if (shares_budget && !query.minimises_memory) return BranchOnPools(search, query);
   const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
-  return FindBestPlan(search, upper_bound, {kSmallBeam, kLargeBeam, 0});
+  return FindBestPlan(search, upper_bound, {kBeam, 0});
 }
 
 }  // namespace placement

@@ -73,7 +73,7 @@ Fields Search(ProblemRef ref, ffi::TensorView options, ffi::TensorView limits, f
     if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
   };
   placement::LabelSearch search(ref->problem, query, deadline, poll);
-  return query.front ? ToFields(search.Run(0, false), true) : ToFields(placement::Minimise(search, query), false);
+  return query.front ? ToFields(search.Run(0), true) : ToFields(placement::Minimise(search, query), false);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
