@@ -19,6 +19,7 @@ from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
+from pimflow.host import stderr
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
@@ -279,7 +280,7 @@ def tensor_phases() -> list[tvm.transform.Pass]:
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
     """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads."""
-    with target:
+    with target, stderr.hidden():
         return tvm.transform.Sequential(allocating_phases(target, system))(mod)
 
 
@@ -314,7 +315,7 @@ def lower(
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-    with target:
+    with target, stderr.hidden():  # TVM warns of kernels that are right
         return tvm.transform.Sequential(phases)(mod)
 
 

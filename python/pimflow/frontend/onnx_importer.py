@@ -55,6 +55,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
 
     def from_onnx(self, graph, opset):
         """Import `graph`; overrides TVM's method."""
+        source, graph = graph, onnx.GraphProto()
+        graph.CopyFrom(source)  # its nodes are renamed below
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
         counts = Counter(node.name for node in graph.node)
         counts[""] = 0  # nodes of inlined functions have no name
@@ -94,9 +96,16 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
-        elif name and op_name == "LayerNormalization":
-            self.names[result.fields[0]] = name  # bound already; the other results are placeholders
+        elif name:
+            self._name_results(result, name)
         return result
+
+    def _name_results(self, result, name):
+        """Name the variables of results that are bound already; the first has the node's name."""
+        fields = result.fields if isinstance(result, relax.Tuple) else [result]
+        for index, field in enumerate(fields):
+            if isinstance(field, relax.Var) and field not in self.names:
+                self.names[field] = f"{name}.{index}" if index else name
 
     def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
         """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
@@ -173,7 +182,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if first not in layer_by_var:
             layer_by_var[first] = f"{name}.out" if name in layer_by_var.values() else name
         self.names |= {var: layer for var, layer in layer_by_var.items() if var not in self.names}
-        return result if isinstance(result, relax.Tuple) else first
+        several = isinstance(result, relax.Tuple) and len(result.fields) > 1
+        return result if several else first
 
     def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert Elu, Selu or Celu as the importer does, but keep NaN, which its ``relu`` turns into 0."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import external_data_helper, shape_inference
 
 from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
-from pimflow.zoo import catalogue, weights
+from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
@@ -59,20 +59,19 @@ def load_model(
     UsageError
         If a size in `shapes` or the seed is out of range.
     ModelError
-        If the file cannot be read, is no valid ONNX model, has two nodes of one name or a dynamic input that
-        `shapes` does not fix, or contradicts `shapes`.
+        If the file cannot be read, is no valid ONNX model, has a dynamic input that `shapes` does not
+        fix, or contradicts `shapes`.
     """
     where, new_model = _open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
-        check_unique_names(new_model, where)
         require_types(new_model, where)
         _check_split_outputs(new_model, where)
         _check_flags(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
         to_single(new_model, pairs.values())
-        _name_nodes(new_model)
+        name_nodes(new_model)
         if context is not None:
             if not pairs:
                 raise ModelError(
@@ -86,7 +85,7 @@ def load_model(
         _type_groups(new_model)
         _write_defaults(new_model)
         foreign_nodes = _mark_foreign(new_model)
-        new_model = shape_inference.infer_shapes(new_model, strict_mode=True, data_prop=True)
+        new_model = _infer_types(new_model)
         onnx.checker.check_model(new_model)
         _restore_domains(new_model, foreign_nodes)
         check_sizes(new_model, where)
@@ -236,6 +235,33 @@ def _restore_domains(model: onnx.ModelProto, names: set[str]) -> None:
             node.domain = ""
 
 
+def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with inferred shapes; declared shapes of outputs that contradict these do not count.
+
+    ONNX Runtime warns of such a declaration, and runs the network.
+    """
+
+    def infer(source: onnx.ModelProto) -> onnx.ModelProto:
+        """`source` with inferred shapes; raises `InferenceError`."""
+        if foreign.has_foreign(source):
+            return foreign.infer_types(source)
+        return shape_inference.infer_shapes(source, strict_mode=True, data_prop=True)
+
+    try:
+        return infer(model)
+    except shape_inference.InferenceError:
+        undeclared = onnx.ModelProto()
+        undeclared.CopyFrom(model)
+        for value in undeclared.graph.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+        try:
+            return infer(undeclared)
+        except shape_inference.InferenceError:
+            pass
+        raise
+
+
 def _write_defaults(model: onnx.ModelProto) -> None:
     """Write the default axes of each MeanVarianceNormalization, in place: onnx infers no shapes without."""
     for node in model.graph.node:
@@ -260,30 +286,27 @@ def _type_groups(model: onnx.ModelProto) -> None:
                 results[result].type.CopyFrom(operand.type)
 
 
-def check_unique_names(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` if two nodes have the same name, which ONNX Runtime rejects too."""
-    counts = Counter(node.name for node in model.graph.node if node.name)
-    for name, count in counts.items():
-        if count > 1:
-            raise ModelError(f"{where}: {count} nodes are named '{name}'; rename them")
+def name_nodes(model: onnx.ModelProto) -> None:
+    """Give every node a printable name of its own, in place.
 
-
-def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name every node without a name after its first result, in place.
-
-    Characters in names that cannot be printed, such as line breaks, are escaped.
+    Names are optional in ONNX and may be shared. A node without a name is called after its first result;
+    nodes that share one get numbers; characters that cannot be printed, such as line breaks, are escaped.
     """
     for node in model.graph.node:
-        if not node.name.isprintable():
-            node.name = one_line(node.name)
-    used_names = {node.name for node in model.graph.node}
+        node.name = node.name if node.name.isprintable() else one_line(node.name)
+    names = {node.name for node in model.graph.node}
+    used_names: set[str] = set()
     for node in model.graph.node:
-        if not node.name:
-            name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
-            while name in used_names:
-                name += "_"
-            node.name = name
-            used_names.add(name)
+        if node.name and node.name in used_names:
+            numbered = (f"{node.name}.{number}" for number in itertools.count(2))
+            node.name = next(name for name in numbered if name not in names)
+            names.add(node.name)
+        elif not node.name:
+            node.name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
+            while node.name in names:
+                node.name += "_"
+            names.add(node.name)
+        used_names.add(node.name)
 
 
 def _one_line(error: Exception, limit: int = 240) -> str:
