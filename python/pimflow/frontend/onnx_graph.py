@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from tvm.relax.analysis import free_vars
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import with_names
+from pimflow.frontend.onnx_bodies import BODIES, needs_body
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
     inference_graph,
@@ -64,7 +67,10 @@ def _convert_or_simplify(
     refuse_training(model)
     light = strip_weights(model)
     zoo.name_nodes(light)
-    foreign.expand(light, {tensor.name: tensor for tensor in model.graph.initializer})
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    foreign.expand(light, weights)
+    scalars = {name for name, tensor in weights.items() if math.prod(tensor.dims) == 1}
+    foreign.expand(light, weights, BODIES, functools.partial(needs_body, scalars=scalars))
     constants = list(light.graph.initializer)
     light = inference_graph(light)
     light.graph.initializer.extend(constants)

@@ -60,8 +60,8 @@ class GraphBuilder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignNode:
-    """A node of another domain than ONNX's own, with what its expansion has to know.
+class ExpandedNode:
+    """A node that others replace, with what its expansion has to know.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ class ForeignNode:
         Takes the nodes that replace it.
     weights : mapping of str to TensorProto
         Constants of the network, by name.
-    ranks : mapping of str to int
-        Number of dimensions by tensor, where it is known.
+    shapes : mapping of str to list of int
+        Shapes of tensors, where they are known; sizes that are open are 0.
     opset : int
         Version of ONNX's own operators in the network.
     """
@@ -78,7 +78,7 @@ class ForeignNode:
     proto: onnx.NodeProto
     builder: GraphBuilder
     weights: Mapping[str, onnx.TensorProto]
-    ranks: Mapping[str, int]
+    shapes: Mapping[str, list[int]]
     opset: int
 
     @property
@@ -101,14 +101,26 @@ class ForeignNode:
             raise self.unsupported(f"with a computed operand '{name}' is not supported; make it a constant")
         return numpy_helper.to_array(self.weights[name])
 
-    def rank(self, index: int) -> int:
-        """The number of dimensions of an operand; raises `UnsupportedOpError` if it is unknown."""
+    def shape(self, index: int) -> list[int]:
+        """The shape of an operand; raises `UnsupportedOpError` if its rank is unknown."""
         name = self.operand(index)
         if name in self.weights:
-            return len(self.weights[name].dims)
-        if name not in self.ranks:
+            return list(self.weights[name].dims)
+        if name not in self.shapes:
             raise self.unsupported(f"of operand '{name}' of unknown rank is not supported")
-        return self.ranks[name]
+        return self.shapes[name]
+
+    def rank(self, index: int) -> int:
+        """The number of dimensions of an operand; raises `UnsupportedOpError` if it is unknown."""
+        return len(self.shape(index))
+
+    def reduce(self, op: str, x: str, axes: Sequence[int], keepdims: int = 1) -> str:
+        """Add a reduction of `x`, whose axes are an attribute or an operand by the opset."""
+        if self.opset < (13 if op == "ReduceSum" else 18):
+            axes_attribute = {"axes": list(axes)} if axes else {}
+            return self.builder.emit(op, [x], keepdims=keepdims, **axes_attribute)
+        operands = [x, self.builder.constant(np.array(axes, "int64"))] if axes else [x]
+        return self.builder.emit(op, operands, keepdims=keepdims)
 
     def bind(self, value: str, index: int = 0) -> None:
         """Let `value` be a result, if anybody asks for it."""

@@ -5,17 +5,17 @@ ONNX Runtime's optimiser and quantiser, and converters of classical machine lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from pimflow.zoo.foreign import quantized, tabular, transformer
-from pimflow.zoo.foreign.builder import ForeignNode, GraphBuilder
+from pimflow.zoo.foreign.builder import ExpandedNode, GraphBuilder
 
 MICROSOFT = transformer.MICROSOFT
 _POOL = ("kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "count_include_pad")
-EXPANSIONS: dict[tuple[str, str], Callable[[ForeignNode], None]] = {
+EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     (MICROSOFT, "Attention"): transformer.attention,
     (MICROSOFT, "BiasGelu"): transformer.gelu,
     (MICROSOFT, "EmbedLayerNormalization"): transformer.embed_layer_normalization,
@@ -50,25 +50,35 @@ EXPANSIONS: dict[tuple[str, str], Callable[[ForeignNode], None]] = {
     ("ai.onnx.ml", "Normalizer"): tabular.normalizer,
     ("ai.onnx.ml", "Scaler"): tabular.scaler,
 }
-# Their expansions differ by the number of dimensions of an operand.
-_BY_RANK = {"ArrayFeatureExtractor", "Attention", "FusedMatMul", "QAttention", "TransposeMatMul"}
+# Their expansions differ by the shapes of operands.
+_BY_SHAPE = {
+    *("ArrayFeatureExtractor", "Attention", "FusedMatMul", "LayerNormalization", "LpPool", "QAttention"),
+    *("ReduceLogSumExp", "TransposeMatMul"),
+}
+
+
+def is_foreign(node: onnx.NodeProto) -> bool:
+    """Whether `EXPANSIONS` has an operator."""
+    return operator_key(node) in EXPANSIONS
+
+
+def operator_key(node: onnx.NodeProto) -> tuple[str, str]:
+    """Domain and operator of a node; ONNX's own domain is empty."""
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
 
 
 def has_foreign(model: onnx.ModelProto) -> bool:
     """Whether `expand` changes anything."""
-    return any(map(_is_foreign, model.graph.node))
+    return any(map(is_foreign, model.graph.node))
 
 
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
-
-
-def _is_foreign(node: onnx.NodeProto) -> bool:
-    return (_domain(node), node.op_type) in EXPANSIONS
-
-
-def expand(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
-    """Replace operators of `EXPANSIONS` by standard ones, in place; new constants become initializers.
+def expand(
+    model: onnx.ModelProto,
+    weights: Mapping[str, onnx.TensorProto],
+    expansions: Mapping[tuple[str, str], Callable[[ExpandedNode], None]] = EXPANSIONS,
+    is_chosen: Callable[[onnx.NodeProto], bool] = is_foreign,
+) -> None:
+    """Replace operators by what `expansions` make of them, in place; new constants become initializers.
 
     Parameters
     ----------
@@ -76,6 +86,10 @@ def expand(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> N
         With or without its weights.
     weights : mapping of str to TensorProto
         All weights by name.
+    expansions : mapping of (str, str) to callable
+        By domain and operator.
+    is_chosen : callable
+        Whether a node is replaced.
 
     Raises
     ------
@@ -83,14 +97,19 @@ def expand(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> N
         For an attribute or an operand that an expansion does not know.
     """
     weights = {**weights, **_constants(model.graph)}
-    pending = sum(map(_is_foreign, model.graph.node))
+    pending = sum(map(is_chosen, model.graph.node))
     while pending:
-        ranks = _ranks(model, weights)
-        _expand_ready(model, weights, ranks)
-        remaining = sum(map(_is_foreign, model.graph.node))
-        if remaining == pending:
-            _expand_ready(model, weights, ranks, last=True)  # raises
-        pending = remaining
+        chosen = [node for node in model.graph.node if is_chosen(node)]
+        shapes = _shapes(model, weights) if any(node.op_type in _BY_SHAPE for node in chosen) else {}
+        known = shapes.keys() | weights.keys()
+        ready = {
+            id(node)
+            for node in chosen
+            if node.op_type not in _BY_SHAPE or known >= set(filter(None, node.input))
+        }
+        # If none is ready, all are tried, and an error says what is not known.
+        _replace(model, ready or set(map(id, chosen)), expansions, weights, shapes)
+        pending = sum(map(is_chosen, model.graph.node))
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -101,25 +120,23 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     }
 
 
-def _expand_ready(
+def _replace(
     model: onnx.ModelProto,
+    ready: Container[int],
+    expansions: Mapping[tuple[str, str], Callable[[ExpandedNode], None]],
     weights: Mapping[str, onnx.TensorProto],
-    ranks: Mapping[str, int],
-    last: bool = False,
+    shapes: Mapping[str, list[int]],
 ) -> None:
-    """Replace the nodes whose operands are of known rank, or all of them the `last` time."""
+    """Replace the nodes of `ready`, which are identities of objects."""
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     nodes: list[onnx.NodeProto] = []
     for proto in model.graph.node:
-        waits = proto.op_type in _BY_RANK and not ranks.keys() | weights.keys() >= set(
-            filter(None, proto.input)
-        )
-        if not _is_foreign(proto) or (waits and not last):
+        if id(proto) not in ready:
             nodes.append(proto)
             continue
         builder = GraphBuilder(proto.name or proto.output[0])
-        node = ForeignNode(proto=proto, builder=builder, weights=weights, ranks=ranks, opset=opset)
-        EXPANSIONS[_domain(proto), proto.op_type](node)
+        node = ExpandedNode(proto=proto, builder=builder, weights=weights, shapes=shapes, opset=opset)
+        expansions[operator_key(proto)](node)
         nodes += builder.nodes
         model.graph.initializer.extend(builder.constants)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -127,10 +144,8 @@ def _expand_ready(
     model.graph.node.extend(copies)
 
 
-def _ranks(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> dict[str, int]:
-    """The number of dimensions of every tensor that shape inference knows."""
-    if not any(node.op_type in _BY_RANK and _is_foreign(node) for node in model.graph.node):
-        return {}
+def _shapes(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> dict[str, list[int]]:
+    """The shape of every tensor that shape inference knows; open sizes are 0."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.graph.CopyFrom(model.graph)
     stored = {tensor.name for tensor in light.graph.initializer}
@@ -140,7 +155,7 @@ def _ranks(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> d
     graph = shape_inference.infer_shapes(light).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     return {
-        value.name: len(value.type.tensor_type.shape.dim)
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in values
         if value.type.tensor_type.HasField("shape")
     }

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto
 
-from pimflow.zoo.foreign.builder import ForeignNode
+from pimflow.zoo.foreign.builder import ExpandedNode
 from pimflow.zoo.foreign.transformer import emit_heads
 
 
-def qlinear_conv(node: ForeignNode) -> None:
+def qlinear_conv(node: ExpandedNode) -> None:
     """Expand QLinearConv: an exact convolution in int32, its bias, and the scale of the result."""
     _refuse_channels_last(node)
     builder = node.builder
@@ -30,7 +30,7 @@ def qlinear_conv(node: ForeignNode) -> None:
     node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7)))
 
 
-def qlinear_mat_mul(node: ForeignNode) -> None:
+def qlinear_mat_mul(node: ExpandedNode) -> None:
     """Expand QLinearMatMul: an exact product in int32, and the scale of the result."""
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.operand(i) for i in range(8))
     total = node.builder.emit("MatMulInteger", [a, b, a_zero, b_zero])
@@ -38,7 +38,7 @@ def qlinear_mat_mul(node: ForeignNode) -> None:
     node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7)))
 
 
-def qgemm(node: ForeignNode) -> None:
+def qgemm(node: ExpandedNode) -> None:
     """Expand QGemm: an exact product in int32 and its bias, quantised or in fp32."""
     builder = node.builder
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = (node.operand(i) for i in range(9))
@@ -58,20 +58,20 @@ def qgemm(node: ForeignNode) -> None:
         node.bind(builder.emit("Mul", [builder.emit("Cast", [total], to=TensorProto.FLOAT), scale]))
 
 
-def mat_mul_integer_to_float(node: ForeignNode) -> None:
+def mat_mul_integer_to_float(node: ExpandedNode) -> None:
     """Expand MatMulIntegerToFloat: an exact product in int32, scaled, with a bias in fp32."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = (node.operand(i) for i in range(7))
     node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
 
 
-def dynamic_quantize_mat_mul(node: ForeignNode) -> None:
+def dynamic_quantize_mat_mul(node: ExpandedNode) -> None:
     """Expand DynamicQuantizeMatMul: operands are quantised by their own range."""
     x, b, b_scale, b_zero, bias = (node.operand(i) for i in range(5))
     a, a_scale, a_zero = node.builder.emit_tuple("DynamicQuantizeLinear", [x], 3)
     node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
 
 
-def qattention(node: ForeignNode) -> None:
+def qattention(node: ExpandedNode) -> None:
     """Expand QAttention: an exact product for queries, keys and values, then MultiHeadAttention in fp32."""
     node.refuse("do_rotary", beyond=9)
     x, weights, bias, x_scale, w_scale, _, x_zero, w_zero = (node.operand(i) for i in range(8))
@@ -81,7 +81,9 @@ def qattention(node: ForeignNode) -> None:
     emit_heads(node, packed, width, 5, 8, None)
 
 
-def _float_product(node: ForeignNode, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str) -> str:
+def _float_product(
+    node: ExpandedNode, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str
+) -> str:
     """The product of two 8-bit tensors, times `scale`, plus `bias`, in fp32."""
     builder = node.builder
     zeros = [a_zero, b_zero] if b_zero else [a_zero] if a_zero else []
@@ -90,11 +92,11 @@ def _float_product(node: ForeignNode, a: str, b: str, a_zero: str, b_zero: str, 
     return builder.emit("Add", [scaled, bias]) if bias else scaled
 
 
-def _product_scale(node: ForeignNode, left: str, right: str) -> str:
+def _product_scale(node: ExpandedNode, left: str, right: str) -> str:
     return node.builder.emit("Mul", [left, right])
 
 
-def _requantize(node: ForeignNode, total: str, scale: str, y_scale: str, y_zero: str, kind: int) -> str:
+def _requantize(node: ExpandedNode, total: str, scale: str, y_scale: str, y_zero: str, kind: int) -> str:
     """Round an int32 `total`, times `scale` over `y_scale`, to the 8-bit type `kind`."""
     builder = node.builder
     factor = builder.emit("Div", [scale, y_scale])
@@ -107,7 +109,7 @@ def _requantize(node: ForeignNode, total: str, scale: str, y_scale: str, y_zero:
     return builder.emit("Cast", [inside], to=kind)
 
 
-def _type_of(node: ForeignNode, index: int) -> int:
+def _type_of(node: ExpandedNode, index: int) -> int:
     """The 8-bit type of the result, which is that of its zero point."""
     name = node.operand(index)
     if not name:
@@ -117,20 +119,20 @@ def _type_of(node: ForeignNode, index: int) -> int:
     return node.weights[name].data_type
 
 
-def qlinear_binary(op: str) -> Callable[[ForeignNode], None]:
+def qlinear_binary(op: str) -> Callable[[ExpandedNode], None]:
     """The expansion of QLinearAdd and QLinearMul, by `op`."""
 
-    def expand(node: ForeignNode) -> None:
+    def expand(node: ExpandedNode) -> None:
         operands = [_dequantize(node, begin) for begin in (0, 3)]
         _quantize(node, node.builder.emit(op, operands), node.operand(6), node.operand(7))
 
     return expand
 
 
-def qlinear_unary(op: str, *names: str) -> Callable[[ForeignNode], None]:
+def qlinear_unary(op: str, *names: str) -> Callable[[ExpandedNode], None]:
     """The expansion of an operator of one 8-bit tensor as `op` in fp32, with the attributes `names`."""
 
-    def expand(node: ForeignNode) -> None:
+    def expand(node: ExpandedNode) -> None:
         _refuse_channels_last(node)
         kept = {name: node.attrs[name] for name in names if name in node.attrs}
         value = node.builder.emit(op, [_dequantize(node, 0)], **kept)
@@ -139,30 +141,30 @@ def qlinear_unary(op: str, *names: str) -> Callable[[ForeignNode], None]:
     return expand
 
 
-def qlinear_concat(node: ForeignNode) -> None:
+def qlinear_concat(node: ExpandedNode) -> None:
     """Expand QLinearConcat: operands of several scales become a tensor of one."""
     parts = [_dequantize(node, begin) for begin in range(2, len(node.proto.input), 3)]
     joined = node.builder.emit("Concat", parts, axis=node.attrs["axis"])
     _quantize(node, joined, node.operand(0), node.operand(1))
 
 
-def _refuse_channels_last(node: ForeignNode) -> None:
+def _refuse_channels_last(node: ExpandedNode) -> None:
     if node.attrs.get("channels_last", 0):
         raise node.unsupported("with channels as the last axis is not supported")
 
 
-def _dequantize(node: ForeignNode, begin: int) -> str:
+def _dequantize(node: ExpandedNode, begin: int) -> str:
     """The values of the tensor, scale and zero point that are the operands from `begin` on."""
     return node.builder.emit(
         "DequantizeLinear", [name for name in (node.operand(begin + i) for i in range(3)) if name]
     )
 
 
-def _quantize(node: ForeignNode, value: str, scale: str, zero: str) -> None:
+def _quantize(node: ExpandedNode, value: str, scale: str, zero: str) -> None:
     node.bind(node.builder.emit("QuantizeLinear", [value, scale, *([zero] if zero else [])]))
 
 
-def mat_mul_nbits(node: ForeignNode) -> None:
+def mat_mul_nbits(node: ExpandedNode) -> None:
     """Expand MatMulNBits: a product with weights of a few bits, which become fp32."""
     attrs, builder = node.attrs, node.builder
     if node.operand(4):

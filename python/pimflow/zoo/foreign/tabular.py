@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from pimflow.zoo.foreign.builder import ForeignNode
+from pimflow.zoo.foreign.builder import ExpandedNode
 
 
-def scaler(node: ForeignNode) -> None:
+def scaler(node: ExpandedNode) -> None:
     """Expand Scaler: ``(x - offset) * scale``."""
     x = _single(node, 0)
     offset, scale = (np.array(node.attrs.get(name, [default]), "float32") for name, default in _SCALE)
@@ -19,22 +19,19 @@ def scaler(node: ForeignNode) -> None:
 _SCALE = (("offset", 0.0), ("scale", 1.0))
 
 
-def normalizer(node: ForeignNode) -> None:
+def normalizer(node: ExpandedNode) -> None:
     """Expand Normalizer: rows over their largest element, or their norm; rows of norm 0 stay."""
     kind = node.attrs.get("norm", b"MAX").decode()
     op = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}.get(kind)
     if op is None:
         raise node.unsupported(f"with norm '{kind}' is not supported")
     builder, x = node.builder, _single(node, 0)
-    if node.opset < 18:
-        length = builder.emit(op, [x], axes=[-1])
-    else:
-        length = builder.emit(op, [x, builder.constant(np.array([-1]))])
+    length = node.reduce(op, x, [-1])
     nothing = builder.emit("Equal", [length, builder.scalar(0)])
     node.bind(builder.emit("Div", [x, builder.emit("Where", [nothing, builder.scalar(1), length])]))
 
 
-def imputer(node: ForeignNode) -> None:
+def imputer(node: ExpandedNode) -> None:
     """Expand Imputer: one value, NaN by default, becomes others, one for all columns or one each."""
     attrs, builder, x = node.attrs, node.builder, node.operand(0)
     if "imputed_value_int64s" in attrs:
@@ -48,7 +45,7 @@ def imputer(node: ForeignNode) -> None:
     node.bind(builder.emit("Where", [chosen, builder.constant(new), x]))
 
 
-def array_feature_extractor(node: ForeignNode) -> None:
+def array_feature_extractor(node: ExpandedNode) -> None:
     """Expand ArrayFeatureExtractor: columns by their numbers."""
     builder = node.builder
     columns = builder.emit("Reshape", [node.operand(1), builder.constant(np.array([-1]))])
@@ -58,14 +55,14 @@ def array_feature_extractor(node: ForeignNode) -> None:
     node.bind(chosen)
 
 
-def binarizer(node: ForeignNode) -> None:
+def binarizer(node: ExpandedNode) -> None:
     """Expand Binarizer: whether elements exceed a threshold, as numbers."""
     threshold = node.builder.scalar(node.attrs.get("threshold", 0.0))
     above = node.builder.emit("Greater", [node.operand(0), threshold])
     node.bind(node.builder.emit("Cast", [above], to=TensorProto.FLOAT))
 
 
-def linear_regressor(node: ForeignNode) -> None:
+def linear_regressor(node: ExpandedNode) -> None:
     """Expand LinearRegressor: a product with coefficients, plus intercepts."""
     attrs, builder = node.attrs, node.builder
     if attrs.get("post_transform", b"NONE") != b"NONE":
@@ -76,6 +73,6 @@ def linear_regressor(node: ForeignNode) -> None:
     node.bind(builder.emit("Gemm", [_single(node, 0), builder.constant(matrix), builder.constant(bias)]))
 
 
-def _single(node: ForeignNode, index: int) -> str:
+def _single(node: ExpandedNode, index: int) -> str:
     """An operand in fp32."""
     return node.builder.emit("Cast", [node.operand(index)], to=TensorProto.FLOAT)

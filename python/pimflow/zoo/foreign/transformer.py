@@ -7,12 +7,12 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from pimflow.zoo.foreign.builder import ForeignNode, GraphBuilder
+from pimflow.zoo.foreign.builder import ExpandedNode, GraphBuilder
 
 MICROSOFT = "com.microsoft"
 
 
-def gelu(node: ForeignNode) -> None:
+def gelu(node: ExpandedNode) -> None:
     """Expand Gelu and BiasGelu: by the error function."""
     emit = node.builder.emit
     x = _biased(node)
@@ -21,7 +21,7 @@ def gelu(node: ForeignNode) -> None:
     node.bind(emit("Mul", [half, node.builder.scalar(0.5)]))
 
 
-def fast_gelu(node: ForeignNode) -> None:
+def fast_gelu(node: ExpandedNode) -> None:
     """Expand FastGelu: by tanh, with an optional bias."""
     emit, scalar = node.builder.emit, node.builder.scalar
     x = _biased(node)
@@ -32,20 +32,20 @@ def fast_gelu(node: ForeignNode) -> None:
     node.bind(emit("Mul", [half, emit("Add", [wave, scalar(1)])]))
 
 
-def quick_gelu(node: ForeignNode) -> None:
+def quick_gelu(node: ExpandedNode) -> None:
     """Expand QuickGelu: ``x * sigmoid(alpha * x)``."""
     emit, x = node.builder.emit, node.operand(0)
     steep = emit("Mul", [x, node.builder.scalar(node.attrs.get("alpha", 1.702))])
     node.bind(emit("Mul", [x, emit("Sigmoid", [steep])]))
 
 
-def _biased(node: ForeignNode) -> str:
+def _biased(node: ExpandedNode) -> str:
     return (
         node.builder.emit("Add", [node.operand(0), node.operand(1)]) if node.operand(1) else node.operand(0)
     )
 
 
-def skip_layer_normalization(node: ForeignNode) -> None:
+def skip_layer_normalization(node: ExpandedNode) -> None:
     """Expand SkipLayerNormalization; its fourth result is the sum that is normalised."""
     x, skip, gamma, beta, bias = (node.operand(index) for index in range(5))
     if node.result(1) or node.result(2):
@@ -57,7 +57,7 @@ def skip_layer_normalization(node: ForeignNode) -> None:
     node.bind(total, 3)
 
 
-def _layer_normalization(node: ForeignNode, x: str, gamma: str, beta: str) -> str:
+def _layer_normalization(node: ExpandedNode, x: str, gamma: str, beta: str) -> str:
     if node.opset < 17:
         raise node.unsupported("needs opset 17 or newer")
     operands = [x, gamma, beta] if beta else [x, gamma]
@@ -65,7 +65,7 @@ def _layer_normalization(node: ForeignNode, x: str, gamma: str, beta: str) -> st
     return node.builder.emit("LayerNormalization", operands, axis=-1, epsilon=epsilon)
 
 
-def embed_layer_normalization(node: ForeignNode) -> None:
+def embed_layer_normalization(node: ExpandedNode) -> None:
     """Expand EmbedLayerNormalization: the sum of three tables' rows, normalised; and lengths of a mask."""
     emit, constant = node.builder.emit, node.builder.constant
     ids, segments, words, places, kinds, gamma, beta, mask, place_ids = (
@@ -81,12 +81,12 @@ def embed_layer_normalization(node: ForeignNode) -> None:
     if node.result(1):
         if not mask:
             raise node.unsupported("with a 'mask_index' and without a mask is not supported")
-        counts = emit("ReduceSum", [mask, constant(np.array([1]))], keepdims=0)
+        counts = node.reduce("ReduceSum", mask, [1], keepdims=0)
         node.bind(emit("Cast", [counts], to=TensorProto.INT32), 1)
     node.bind(total, 2)
 
 
-def fused_mat_mul(node: ForeignNode) -> None:
+def fused_mat_mul(node: ExpandedNode) -> None:
     """Expand FusedMatMul and TransposeMatMul: a scaled product of perhaps transposed operands."""
     node.refuse("transBatchA", "transBatchB")
     operands = []
@@ -103,7 +103,7 @@ def _scaled(builder: GraphBuilder, x: str, factor: float) -> str:
     return x if factor == 1 else builder.emit("Mul", [x, builder.scalar(factor)])
 
 
-def fused_conv(node: ForeignNode) -> None:
+def fused_conv(node: ExpandedNode) -> None:
     """Expand FusedConv: a convolution, a sum with an operand, an activation."""
     attrs = node.attrs
     kind = attrs.pop("activation", b"").decode()
@@ -114,7 +114,7 @@ def fused_conv(node: ForeignNode) -> None:
     node.bind(_activation(node, x, kind, parameters))
 
 
-def fused_gemm(node: ForeignNode) -> None:
+def fused_gemm(node: ExpandedNode) -> None:
     """Expand FusedGemm: a Gemm and an activation."""
     attrs = node.attrs
     kind = attrs.pop("activation", b"").decode()
@@ -124,7 +124,7 @@ def fused_gemm(node: ForeignNode) -> None:
     node.bind(_activation(node, x, kind, parameters))
 
 
-def _activation(node: ForeignNode, x: str, kind: str, parameters: list[float]) -> str:
+def _activation(node: ExpandedNode, x: str, kind: str, parameters: list[float]) -> str:
     """The activation of a fused operator, applied to `x`."""
     builder = node.builder
     if kind in ("Relu", "Tanh", "Sigmoid"):
@@ -140,7 +140,7 @@ def _activation(node: ForeignNode, x: str, kind: str, parameters: list[float]) -
     raise node.unsupported(f"with activation '{kind}' is not supported")
 
 
-def attention(node: ForeignNode) -> None:
+def attention(node: ExpandedNode) -> None:
     """Expand Attention: one product for queries, keys and values, then MultiHeadAttention."""
     node.refuse("do_rotary", "past_present_share_buffer", beyond=6)
     x, weights, bias = (node.operand(index) for index in range(3))
@@ -149,7 +149,7 @@ def attention(node: ForeignNode) -> None:
     emit_heads(node, packed, int(node.weights[weights].dims[1]) if weights in node.weights else 0, 3, 4, 5)
 
 
-def emit_heads(node: ForeignNode, packed: str, width: int, mask: int, past: int, scores: int | None) -> None:
+def emit_heads(node: ExpandedNode, packed: str, width: int, mask: int, past: int, scores: int | None) -> None:
     """Emit MultiHeadAttention of `packed` queries, keys and values of `width` together.
 
     Parameters
@@ -182,7 +182,7 @@ def emit_heads(node: ForeignNode, packed: str, width: int, mask: int, past: int,
         node.bind(builder.concat([builder.emit("Unsqueeze", [part, first]) for part in results[1:]], 0), 1)
 
 
-def _place_mask(node: ForeignNode, index: int, operands: list[str]) -> None:
+def _place_mask(node: ExpandedNode, index: int, operands: list[str]) -> None:
     """Put a mask of keys [batch, keys], or lengths [batch], or a mask by query, into `operands`, in place."""
     builder, mask = node.builder, node.operand(index)
     rank = node.rank(index)
