@@ -14,7 +14,7 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, PIM_SUFFIX, Split
 from pimflow.core.stages import Pipeline, part_name, whole_name
-from pimflow.errors import UnknownNameError
+from pimflow.errors import UnknownNameError, UnsupportedOpError, last_line
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
@@ -27,8 +27,9 @@ from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
+from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
-from pimflow.relay_passes.kernels import keep_nan, round_bf16
+from pimflow.relay_passes.kernels import round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -280,8 +281,18 @@ def tensor_phases() -> list[tvm.transform.Pass]:
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
     """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads."""
-    with target, stderr.hidden():
-        return tvm.transform.Sequential(allocating_phases(target, system))(mod)
+    return _run_phases(mod, target, allocating_phases(target, system))
+
+
+def _run_phases(
+    mod: tvm.IRModule, target: tvm.target.Target, phases: Sequence[tvm.transform.Pass]
+) -> tvm.IRModule:
+    """`mod` after `phases`; raises `UnsupportedOpError` for an operator that TVM cannot lower."""
+    try:
+        with target, stderr.hidden():  # TVM warns of kernels that are right
+            return tvm.transform.Sequential(phases)(mod)
+    except tvm.error.InternalError as error:
+        raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
 
 
 def lower(
@@ -315,8 +326,7 @@ def lower(
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-    with target, stderr.hidden():  # TVM warns of kernels that are right
-        return tvm.transform.Sequential(phases)(mod)
+    return _run_phases(mod, target, phases)
 
 
 def build(

@@ -61,7 +61,7 @@ def reduce_log_sum_exp(node: ExpandedNode) -> None:
 
 
 def _normalised(node: ExpandedNode, x: str, axes: list[int], epsilon: float) -> tuple[str, str, str]:
-    """`x` less its mean, over its deviation; the mean and the inverse deviation: by differences from the mean."""
+    """`x` less its mean, over its deviation; the mean, and the inverse of the deviation."""
     emit = node.builder.emit
     mean = node.reduce("ReduceMean", x, axes)
     difference = emit("Sub", [x, mean])
@@ -90,6 +90,24 @@ def layer_normalization(node: ExpandedNode) -> None:
     node.bind(inverse, 2)
 
 
+def rms_normalization(node: ExpandedNode) -> None:
+    """Expand an RMSNormalization over several axes."""
+    rank, emit, x = node.rank(0), node.builder.emit, node.operand(0)
+    axes = list(range(node.attrs.get("axis", -1) % rank, rank))
+    square = node.reduce("ReduceMean", emit("Mul", [x, x]), axes)
+    root = emit("Sqrt", [emit("Add", [square, node.builder.scalar(node.attrs.get("epsilon", 1e-5))])])
+    node.bind(emit("Mul", [emit("Div", [x, root]), node.operand(1)]))
+
+
+def space_to_depth(node: ExpandedNode) -> None:
+    """Expand a SpaceToDepth whose result has channels as its slowest axis."""
+    emit, constant = node.builder.emit, node.builder.constant
+    (n, c, h, w), size = node.shape(0), node.attrs["blocksize"]
+    blocks = emit("Reshape", [node.operand(0), constant(np.array([n, c, h // size, size, w // size, size]))])
+    moved = emit("Transpose", [blocks], perm=[0, 1, 3, 5, 2, 4])
+    node.bind(emit("Reshape", [moved, constant(np.array([n, c * size * size, h // size, w // size]))]))
+
+
 def lp_pool(node: ExpandedNode) -> None:
     """Expand an LpPool of partial windows: zeros complete them, and add nothing to a norm."""
     attrs, sizes = node.attrs, node.shape(0)[2:]
@@ -113,6 +131,8 @@ BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     ("", "LpPool"): lp_pool,
     ("", "MeanVarianceNormalization"): mean_variance_normalization,
     ("", "ReduceLogSumExp"): reduce_log_sum_exp,
+    ("", "RMSNormalization"): rms_normalization,
+    ("", "SpaceToDepth"): space_to_depth,
 }
 
 
@@ -125,4 +145,8 @@ def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
         return not (attrs.get("detect_positive", 1) and attrs.get("detect_negative", 1))
     if node.op_type == "LayerNormalization":
         return any(node.output[1:]) or node.input[1] in scalars
-    return node.op_type != "LpPool" or bool(attrs.get("ceil_mode", 0))
+    if node.op_type == "LpPool":
+        return bool(attrs.get("ceil_mode", 0))
+    if node.op_type == "RMSNormalization":
+        return attrs.get("axis", -1) != -1
+    return node.op_type != "SpaceToDepth" or attrs.get("mode", b"DCR") == b"CRD"

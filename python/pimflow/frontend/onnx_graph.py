@@ -25,6 +25,7 @@ from pimflow.frontend.onnx_rewrites import (
     is_supported,
     opset_of,
     refuse_training,
+    replace_outdated,
     simplify,
     strip_weights,
 )
@@ -65,7 +66,7 @@ def _convert_or_simplify(
 ) -> tvm.IRModule:
     """Convert a model, or, if that fails, its simplified form; `convert` gets the model and its weights."""
     refuse_training(model)
-    light = strip_weights(model)
+    light = replace_outdated(strip_weights(model))
     zoo.name_nodes(light)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     foreign.expand(light, weights)

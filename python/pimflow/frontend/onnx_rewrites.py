@@ -61,6 +61,12 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
+def replace_outdated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, which has no weights, in a newer opset if the importer misreads an operator of the old one."""
+    outdated = any(node.op_type == "Upsample" for node in model.graph.node)
+    return _upgrade_opset(model) if outdated else model
+
+
 def _upgrade_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """The network in an opset that the importer supports; it misreads some older operators."""
     if opset_of(model) >= 13:

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import TypeGuard
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
-from onnx import external_data_helper, shape_inference
+from onnx import TensorProto, external_data_helper, numpy_helper, shape_inference
 
-from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
+from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
@@ -68,6 +69,7 @@ def load_model(
         require_types(new_model, where)
         _check_split_outputs(new_model, where)
         _check_flags(new_model, where)
+        _check_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
         to_single(new_model, pairs.values())
@@ -120,9 +122,39 @@ def _open_copy(
         where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
     if not new_model.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    _store_densely(new_model)
     if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     return where, new_model
+
+
+def _store_densely(model: onnx.ModelProto) -> None:
+    """Replace sparse constants, and those of 4 bits that are only dequantised, by usual ones, in place."""
+    graph = model.graph
+    graph.initializer.extend(map(_dense, graph.sparse_initializer))
+    del graph.sparse_initializer[:]
+    readers: dict[str, set[str]] = {}
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.HasField("sparse_tensor"):
+                attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor)))
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    bytes_of = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
+    for tensor in graph.initializer:
+        if tensor.data_type in bytes_of and readers.get(tensor.name) == {"DequantizeLinear"}:
+            wide = numpy_helper.to_array(tensor).astype(bytes_of[tensor.data_type])
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
+    values, places = (numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if places.ndim == 1:
+        array.reshape(-1)[places] = values
+    else:
+        array[tuple(places.T)] = values
+    return numpy_helper.from_array(array, sparse.values.name)
 
 
 def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:
@@ -213,6 +245,14 @@ def _check_flags(model: onnx.ModelProto, where: str) -> None:
                     f"{where}: not a valid ONNX model: {attribute.name} of {node.op_type} '{node.name}' is "
                     f"{attribute.i}, not 0 or 1"
                 )
+
+
+def _check_casts(model: onnx.ModelProto, where: str) -> None:
+    """Raise `UnsupportedOpError` for casts to types whose roundings TVM does not have."""
+    for node in (node for node in model.graph.node if node.op_type == "Cast"):
+        target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
+        if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
+            raise UnsupportedOpError(f"{where}: Cast '{node.name}' to {target} is not supported")
 
 
 # Operators of ONNX Runtime that exporters put into ONNX's own domain, which does not have them.

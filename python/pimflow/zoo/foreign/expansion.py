@@ -53,7 +53,7 @@ EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
 # Their expansions differ by the shapes of operands.
 _BY_SHAPE = {
     *("ArrayFeatureExtractor", "Attention", "FusedMatMul", "LayerNormalization", "LpPool", "QAttention"),
-    *("ReduceLogSumExp", "TransposeMatMul"),
+    *("ReduceLogSumExp", "RMSNormalization", "SpaceToDepth", "TransposeMatMul"),
 }
 
 
