@@ -236,7 +236,10 @@ def shape(expr: relax.Expr) -> tuple[int, ...]:
     values = getattr(expr.ty.shape, "values", None)
     dims = list(values or ())  # three times as fast as iterating over the shape
     if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
-        raise UnsupportedOpError(f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix it with --shape")
+        raise UnsupportedOpError(
+            f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix open sizes with --shape, or the "
+            "values that decide it"
+        )
     return tuple(int(d) for d in dims)
 
 

@@ -80,7 +80,7 @@ INSIDE = {
         "exports": {".", "pim"},
     },
     "tvm_extension": {".": {"relay"}},
-    "zoo": {".": {"language"}},
+    "zoo": {".": {"foreign", "language"}},
 }
 # By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax, tirx, topi
 
-from pimflow.relay_passes.kernels.keep_nan import elementwise
+from pimflow.relay_passes.keep_nan import elementwise
 
 _DROPPED_BITS = 16  # of fp32, whose upper half is bf16
 

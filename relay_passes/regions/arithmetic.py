@@ -23,6 +23,9 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from pimflow.core.region import Product
+from pimflow.errors import UnsupportedOpError, last_line
+from pimflow.host import stderr
+from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import operator, shape
 
 _COMPARISONS = (tirx.Max, tirx.Min, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
@@ -98,10 +101,23 @@ def _operator_count(source: tvm_ffi.StructuralKey) -> _OperationCount:
     """Operations of a function of one operator; equal functions are lowered once."""
     count = _OperationCount()
     module = relax.transform.Normalize()(tvm.IRModule({"main": source.key}))
-    for _, function in relax.transform.LegalizeOps()(module).functions_items():
+    for _, function in _legalised(module).functions_items():
         if isinstance(function, tirx.PrimFunc):
             count.add(function.body)
     return count
+
+
+def _legalised(module: tvm.IRModule) -> tvm.IRModule:
+    """The kernels of `module`: TVM's, or ours where it has none, as for extremes of bool."""
+    with stderr.hidden():
+        try:
+            return relax.transform.LegalizeOps()(module)
+        except tvm.error.InternalError:
+            pass
+        try:
+            return relax.transform.LegalizeOps(keep_nan.LEGAL)(module)
+        except tvm.error.InternalError as error:
+            raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
 
 
 def _single_operator(call: relax.Call) -> relax.Function:

@@ -231,7 +231,7 @@ class Dynamic:
 
 
 def test_a_dynamic_shape_is_refused():
-    with pytest.raises(UnsupportedOpError, match=r"dynamic shape; fix it with --shape"):
+    with pytest.raises(UnsupportedOpError, match=r"dynamic shape; fix open sizes"):
         extract_regions(Dynamic)
 
 

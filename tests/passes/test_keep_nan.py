@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.kernels import keep_nan
+from pimflow.relay_passes import keep_nan
 
 
 @I.ir_module

@@ -1,16 +1,19 @@
 """Does a recurrent layer, step by step, compute what ONNX Runtime computes?"""
 
+import numpy as np
 import pytest
-from graphs import shaped_model
+from graphs import outputs, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import helper
-from test_frontend import matches_onnx_runtime, weight
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import onnx_model
+from test_frontend import matches_onnx_runtime, reference, weight
 
+from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.frontend.recurrent import GATES, LIMIT
+from pimflow.frontend.recurrent import GATES, LIMIT, unroll
 
 WIDTH, HIDDEN = 3, 4
 
@@ -48,6 +51,62 @@ def layer(kind, steps=3, batch=1, direction="forward", bias=True, initial=False,
 def test_any_recurrent_layer(kind, steps, batch, direction, bias, initial, reset):
     attributes = {"linear_before_reset": reset} if kind == "GRU" else {}
     matches_onnx_runtime(layer(kind, steps, batch, direction, bias, initial, **attributes))
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [1, 3], [0, 2]])
+@pytest.mark.parametrize("computed", [False, True])
+def test_sequences_that_end_early(lengths, computed):
+    """States stay from the end on, and hidden values there are zeros, in both directions."""
+    model = layer("LSTM", batch=2, direction="bidirectional")
+    model.graph.node[0].input.append("lengths")
+    ends = np.array(lengths, "int32")
+    if computed:
+        model.graph.input.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, [2]))
+    else:
+        model.graph.initializer.append(numpy_helper.from_array(ends, "lengths"))
+    operands = {"x": weight(3, 2, WIDTH), **({"lengths": ends} if computed else {})}
+    results = outputs(onnx_graph.from_onnx(model), list(operands.values()))
+    for result, expected in zip(results, reference(model, operands), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+def test_weights_that_depend_on_constants():
+    model = layer("GRU")
+    stored = model.graph.initializer[0]
+    narrow = numpy_helper.from_array((numpy_helper.to_array(stored) * 127).astype("int8"), "narrow")
+    model.graph.initializer.extend([narrow, numpy_helper.from_array(np.float32(1 / 127), "scale")])
+    model.graph.initializer.remove(stored)
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", ["narrow", "scale"], ["w"], "wide"))
+    matches_onnx_runtime(model)
+
+
+def test_products_in_8_bits():
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.integers(-100, 100, (2, WIDTH, 4 * HIDDEN), dtype="int8"),
+        "r": random.integers(-100, 100, (2, HIDDEN, 4 * HIDDEN), dtype="int8"),
+        "b": weight(2, 8 * HIDDEN),
+        **{name: np.array([0.01, 0.02], "float32") for name in ("ws", "rs")},
+        **{name: np.array([0, 3], "int8") for name in ("wz", "rz")},
+    }
+    node = helper.make_node(
+        *(
+            "DynamicQuantizeLSTM",
+            ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"],
+            ["y"],
+            "layer",
+        ),
+        domain="com.microsoft",
+        hidden_size=HIDDEN,
+        direction="bidirectional",
+    )
+    model = onnx_model([node], {"x": (3, 1, WIDTH)}, {"y": (3, 2, 1, HIDDEN)}, weights)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model = zoo.load_model(model)
+    unrolled = unroll(model)  # kernels of another last bit would take other 8-bit steps now and then
+    operands = zoo.example_inputs(model)
+    for result, expected in zip(reference(unrolled, operands), reference(model, operands), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_other_activations():

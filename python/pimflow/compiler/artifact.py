@@ -181,10 +181,11 @@ class Interface:
                 actual = f"{array.shape} {array.dtype}"
                 raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {actual}")
             rows = self.table_rows.get(name)
-            if rows and array.size and not 0 <= array.min() <= array.max() < rows:
+            lowest = 0 if self.states or not rows else -rows  # -1 is the last row, but no place of a cache
+            if rows and array.size and not lowest <= array.min() <= array.max() < rows:
                 bad_index = array.max() if array.max() >= rows else array.min()
                 raise UsageError(
-                    f"input '{name}' has {bad_index}, and picks one of {rows}: give 0 to {rows - 1}"
+                    f"input '{name}' has {bad_index}, and picks one of {rows}: give {lowest} to {rows - 1}"
                 )
             arrays[name] = array.astype(dtype)
         return arrays

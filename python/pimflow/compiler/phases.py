@@ -14,11 +14,12 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, PIM_SUFFIX, Split
 from pimflow.core.stages import Pipeline, part_name, whole_name
-from pimflow.errors import UnknownNameError
+from pimflow.errors import UnknownNameError, UnsupportedOpError, last_line
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
+from pimflow.host import stderr
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
@@ -26,8 +27,9 @@ from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
+from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
-from pimflow.relay_passes.kernels import keep_nan, round_bf16
+from pimflow.relay_passes.kernels import round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -279,8 +281,18 @@ def tensor_phases() -> list[tvm.transform.Pass]:
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
     """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads."""
-    with target:
-        return tvm.transform.Sequential(allocating_phases(target, system))(mod)
+    return _run_phases(mod, target, allocating_phases(target, system))
+
+
+def _run_phases(
+    mod: tvm.IRModule, target: tvm.target.Target, phases: Sequence[tvm.transform.Pass]
+) -> tvm.IRModule:
+    """`mod` after `phases`; raises `UnsupportedOpError` for an operator that TVM cannot lower."""
+    try:
+        with target, stderr.hidden():  # TVM warns of kernels that are right
+            return tvm.transform.Sequential(phases)(mod)
+    except tvm.error.InternalError as error:
+        raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
 
 
 def lower(
@@ -314,8 +326,7 @@ def lower(
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-    with target:
-        return tvm.transform.Sequential(phases)(mod)
+    return _run_phases(mod, target, phases)
 
 
 def build(

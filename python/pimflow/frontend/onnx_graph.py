@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import math
 import warnings
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import onnx
 import tvm
+from tvm.relax.analysis import free_vars
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import with_names
+from pimflow.frontend.onnx_bodies import BODIES, needs_body
 from pimflow.frontend.onnx_importer import NamingImporter
-from pimflow.frontend.onnx_rewrites import inference_graph, is_supported, opset_of, refuse_training, simplify
+from pimflow.frontend.onnx_rewrites import (
+    inference_graph,
+    is_supported,
+    opset_of,
+    refuse_training,
+    replace_outdated,
+    simplify,
+    strip_weights,
+)
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
+from pimflow.relay_passes.flat import main_bindings
+from pimflow.zoo import foreign
 
 
 def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = None) -> tvm.IRModule:
@@ -28,8 +43,8 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
     Raises
     ------
     ModelError, UnsupportedOpError
-        If two nodes have the same name, or TVM cannot import the network, even after ONNX Runtime has folded
-        the operators that depend only on shapes.
+        If TVM cannot import the network, even after ONNX Runtime has folded the operators that depend only on
+        shapes.
     """
     mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
     return with_stored_roles(mod, model)
@@ -50,9 +65,16 @@ def _convert_or_simplify(
     model: onnx.ModelProto, convert: Callable[[onnx.ModelProto, onnx.GraphProto], tvm.IRModule]
 ) -> tvm.IRModule:
     """Convert a model, or, if that fails, its simplified form; `convert` gets the model and its weights."""
-    zoo.check_unique_names(model, f"model '{model.graph.name}'")
     refuse_training(model)
-    light = inference_graph(model)
+    light = replace_outdated(strip_weights(model))
+    zoo.name_nodes(light)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    foreign.expand(light, weights)
+    scalars = {name for name, tensor in weights.items() if math.prod(tensor.dims) == 1}
+    foreign.expand(light, weights, BODIES, functools.partial(needs_body, scalars=scalars))
+    constants = list(light.graph.initializer)
+    light = inference_graph(light)
+    light.graph.initializer.extend(constants)
     try:
         return convert(light, model.graph)
     except (ModelError, UnsupportedOpError) as error:
@@ -70,7 +92,6 @@ def _convert_or_simplify(
 
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
-    _check_control_flow(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), stderr.hidden():
         warnings.simplefilter("ignore")
         module = _try_import(model, weights, keep_params)
@@ -92,7 +113,23 @@ def _try_import(
         return UnsupportedOpError(f"model '{name}': {last_line(error)}")
     except Exception as error:  # any error of its operators
         return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
-    return with_names(mod, {var.name: layer for var, layer in importer.names.items()})
+    return with_names(mod, _names_of_steps(mod, {var.name: layer for var, layer in importer.names.items()}))
+
+
+def _names_of_steps(mod: tvm.IRModule, names: dict[str, str]) -> dict[str, str]:
+    """`names`, and names for the other variables: they are steps of the layer that reads them first."""
+    readers: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    result = dict(names)
+    for binding in reversed(main_bindings(mod)):
+        name = binding.var.name
+        if name not in names and name in readers:
+            counts[readers[name]] += 1
+            result[name] = f"{readers[name]}.step{counts[readers[name]]}"
+        layer = names.get(name, readers.get(name))
+        for operand in free_vars(binding.value) if layer is not None else ():
+            readers[operand.name] = layer
+    return result
 
 
 def _check_operators(model: onnx.ModelProto) -> None:
@@ -106,32 +143,6 @@ def _check_operators(model: onnx.ModelProto) -> None:
             f"'{_node_label(unsupported[0])}' cannot be "
             f"imported{others}; export the network without it, or cut the model there"
         )
-
-
-_CONTROL_OPERANDS = {"If": 1, "Loop": 2, "Scan": 0}  # number of operands that decide the control flow
-
-
-def _check_control_flow(model: onnx.ModelProto) -> None:
-    """Raise `UnsupportedOpError` for control flow; it names the inputs that decide it at run time."""
-    node = next((n for n in model.graph.node if n.op_type in _CONTROL_OPERANDS), None)
-    if node is None:
-        return
-    producers = {output: producer for producer in model.graph.node for output in producer.output}
-    queue, seen = list(node.input[: _CONTROL_OPERANDS[node.op_type]]), set()
-    while queue:
-        name = queue.pop()
-        if name not in seen and name in producers:
-            queue += producers[name].input
-        seen.add(name)
-    inputs = ", ".join(f"'{value.name}'" for value in model.graph.input if value.name in seen)
-    subject = f"model '{model.graph.name}': {node.op_type} of node '{_node_label(node)}'"
-    if not inputs:
-        raise UnsupportedOpError(f"{subject} is not supported; unroll it in the file")
-    raise UnsupportedOpError(
-        f"{subject} depends on the values of {inputs}; make them constants of the file, or export the "
-        "network "
-        f"without {node.op_type}"
-    )
 
 
 def _node_label(node: onnx.NodeProto) -> str:

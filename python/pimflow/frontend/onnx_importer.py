@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -26,6 +26,8 @@ _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.
 
 
 _SYMMETRIC = b"half_pixel_symmetric"
+# By operator, the operands that have to be constants.
+_CONSTANTS = {"Squeeze": {1: "axes"}, "Unsqueeze": {1: "axes"}, "Trilu": {1: "diagonals"}}
 
 # Default alpha and gamma.
 _EXPONENTIAL = {
@@ -55,6 +57,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
 
     def from_onnx(self, graph, opset):
         """Import `graph`; overrides TVM's method."""
+        source, graph = graph, onnx.GraphProto()
+        graph.CopyFrom(source)  # its nodes are renamed below
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
         counts = Counter(node.name for node in graph.node)
         counts[""] = 0  # nodes of inlined functions have no name
@@ -94,9 +98,16 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if name and isinstance(result, relax.Call):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
-        elif name and op_name == "LayerNormalization":
-            self.names[result.fields[0]] = name  # bound already; the other results are placeholders
+        elif name:
+            self._name_results(result, name)
         return result
+
+    def _name_results(self, result, name):
+        """Name the variables of results that are bound already; the first has the node's name."""
+        fields = result.fields if isinstance(result, relax.Tuple) else [result]
+        for index, field in enumerate(fields):
+            if isinstance(field, relax.Var) and field not in self.names:
+                self.names[field] = f"{name}.{index}" if index else name
 
     def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
         """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
@@ -106,12 +117,26 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
                 count = relax.const(len(node_inputs), str(result.ty.dtype))
                 result = self.bb.normalize(relax.op.divide(result, count))
             return result
-        if op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
-            base, exponent = (
-                self.bb.normalize(relax.op.astype(operand, "float64")) for operand in node_inputs
-            )
-            result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
-            return self.bb.normalize(result)
+        if op_name == "Pow":
+            return self._power(*node_inputs)
+        if op_name == "Mod" and not attrs.get("fmod", 0) and "float" in str(node_inputs[0].ty.dtype):
+            return self._remainder(*node_inputs)
+        if op_name == "BitShift":
+            return self._bit_shift(*node_inputs, attrs["direction"])
+        for index, what in _CONSTANTS.get(op_name, {}).items():
+            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
+                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
+            count = len(node_inputs[0].ty.fields)
+            return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
+        if op_name == "NonMaxSuppression":
+            raise UnsupportedOpError("the number of its results depends on the data")
+        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
+            raise UnsupportedOpError("mode 'max' is not supported")
+        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
+            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
+        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
+            raise UnsupportedOpError("operands of uint64 are not supported")
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(selected))
@@ -142,8 +167,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             attrs = _explicit_padding(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
         elif op_name == "Resize":
             node_inputs, attrs = self._resize_operands(node_inputs, attrs)
-            if attrs.get("coordinate_transformation_mode") == _SYMMETRIC:
-                return self._resize_about_centre(node_inputs, attrs, opset)
+            return self._resize(node_inputs, attrs, opset)
+        elif op_name == "RoiAlign":
+            node_inputs[1] = self._centre_regions(node_inputs[1], attrs, opset)
         elif op_name in ("Scatter", "ScatterElements"):
             _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
         result = super()._convert_operator(op_name, node_inputs, attrs, opset)
@@ -173,7 +199,59 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if first not in layer_by_var:
             layer_by_var[first] = f"{name}.out" if name in layer_by_var.values() else name
         self.names |= {var: layer for var, layer in layer_by_var.items() if var not in self.names}
-        return result if isinstance(result, relax.Tuple) else first
+        several = isinstance(result, relax.Tuple) and len(result.fields) > 1
+        return result if several else first
+
+    def _remainder(self, x: relax.Expr, divisor: relax.Expr) -> relax.Expr:
+        """Convert a Mod of floats, whose sign is that of the divisor; TVM's gives NaN for infinite ones."""
+        rest = self._normal(relax.op.mod(x, divisor))
+        zero = relax.const(0.0, str(rest.ty.dtype))
+        signs = [self._normal(relax.op.less(value, zero)) for value in (rest, divisor)]
+        differs = self._normal(relax.op.logical_xor(*signs))
+        wraps = self._normal(relax.op.logical_and(differs, self._normal(relax.op.not_equal(rest, zero))))
+        return self._normal(relax.op.where(wraps, self._normal(relax.op.add(rest, divisor)), rest))
+
+    def _bit_shift(self, x: relax.Expr, places: relax.Expr, direction: bytes) -> relax.Expr:
+        """Convert a BitShift; as for ONNX, all bits leave for places that are negative or too many."""
+        dtype = str(x.ty.dtype)
+        last = relax.const(int(dtype.lstrip("uint")) - 1, dtype)
+        is_short = self._normal(relax.op.less_equal(places, last))
+        if not dtype.startswith("u"):
+            positive = self._normal(relax.op.greater_equal(places, relax.const(0, dtype)))
+            is_short = self._normal(relax.op.logical_and(is_short, positive))
+        inside = self._normal(relax.op.where(is_short, places, last))
+        if direction == b"LEFT":
+            shifted = self._normal(relax.op.left_shift(x, inside))
+            return self._normal(relax.op.where(is_short, shifted, self._normal(relax.op.zeros_like(shifted))))
+        shifted = self._normal(relax.op.right_shift(x, inside))
+        if not dtype.startswith("u"):
+            return shifted  # the last place leaves the sign
+        return self._normal(relax.op.where(is_short, shifted, self._normal(relax.op.zeros_like(shifted))))
+
+    def _power(self, base: relax.Expr, exponent: relax.Expr) -> relax.Expr | None:
+        """Convert a Pow of two types, or of integers, whose digits a power of floats would lose."""
+        dtype, constant = str(base.ty.dtype), self._constant_value(exponent)
+        if "int" not in dtype:
+            if str(exponent.ty.dtype) == dtype:
+                return None
+            return self._normal(relax.op.power(base, self._normal(relax.op.astype(exponent, dtype))))
+        result = self._normal(relax.op.ones_like(base))
+        if isinstance(constant, np.ndarray) and constant.size == 1:
+            number = int(constant.reshape(()))
+            for digit in f"{number:b}" if 0 <= number < 1 << 16 else ():
+                result = self._normal(relax.op.multiply(result, result))
+                result = self._normal(relax.op.multiply(result, base)) if digit == "1" else result
+            return result if 0 <= number < 1 << 16 else None
+        whole = self._normal(relax.op.astype(exponent, "int64"))
+        for place in reversed(range(6)):  # of more than 63 factors, only those of 0, 1 and -1 fit 64 bits
+            result = self._normal(relax.op.multiply(result, result))
+            shifted = relax.op.right_shift(whole, relax.const(place, "int64"))
+            bit = self._normal(relax.op.bitwise_and(self._normal(shifted), relax.const(1, "int64")))
+            is_set = self._normal(relax.op.astype(bit, "bool"))
+            result = self._normal(
+                relax.op.where(is_set, self._normal(relax.op.multiply(result, base)), result)
+            )
+        return result
 
     def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert Elu, Selu or Celu as the importer does, but keep NaN, which its ``relu`` turns into 0."""
@@ -215,34 +293,40 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             operands.append(wide)
         return operands
 
-    def _resize_about_centre(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
-        """Convert a Resize about the centre of the map: as ``half_pixel`` if the scaled sizes are integers.
+    def _centre_regions(self, regions: relax.Expr, attrs: dict, opset: int) -> relax.Expr:
+        """Regions that the importer, which subtracts 0.5 before it scales, puts where ONNX does."""
+        default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
+        scale = attrs.get("spatial_scale", 1.0)
+        if attrs.get("coordinate_transformation_mode", default) != b"half_pixel" or scale == 1:
+            return regions
+        shift = relax.const(0.5 - 0.5 / scale, str(regions.ty.dtype))
+        return self._normal(relax.op.add(regions, shift))
+
+    def _resize(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
+        """Convert a Resize; the importer is right where the scaled sizes are integers.
 
         Else interpolate axis by axis, with constant places and weights.
         """
         x, _, scales, sizes = (*operands, None, None, None)[:4]
         factors, target_sizes = self._constant_value(scales), self._constant_value(sizes)
-        dims, plain = shape(x), attrs | {"coordinate_transformation_mode": b"half_pixel"}
-        if (isinstance(target_sizes, np.ndarray) and target_sizes.size) or not isinstance(
-            factors, np.ndarray
-        ):
+        mode = attrs.get("coordinate_transformation_mode", b"half_pixel" if opset > 10 else b"asymmetric")
+        plain = attrs | ({"coordinate_transformation_mode": b"half_pixel"} if mode == _SYMMETRIC else {})
+        has_sizes = isinstance(target_sizes, np.ndarray) and target_sizes.size
+        if has_sizes or not isinstance(factors, np.ndarray):
             return super()._convert_operator("Resize", operands, plain, opset)
-        if all(float(size * factor).is_integer() for size, factor in zip(dims, factors.astype(np.float64))):
+        dims, factors = shape(x), factors.astype(np.float64)
+        is_whole = all(float(size * factor).is_integer() for size, factor in zip(dims, factors))
+        if mode == b"align_corners" and not is_whole:
+            raise UnsupportedOpError("align_corners with scaled sizes that are not whole is not supported")
+        if is_whole or mode not in _PLACES:
             return super()._convert_operator("Resize", operands, plain, opset)
-        mode, nearest = attrs.get("mode", b"nearest"), attrs.get("nearest_mode", b"round_prefer_floor")
-        if mode == b"cubic":
-            raise UnsupportedOpError(
-                "half_pixel_symmetric with mode cubic is not supported for sizes that are not whole"
-            )
-        for axis, (size, factor) in enumerate(zip(dims, factors.astype(np.float64))):
+        for axis, (size, factor) in enumerate(zip(dims, factors)):
             if factor != 1:
-                x = self._interpolate(x, axis, _places(size, factor), mode == b"linear", nearest)
+                x = self._interpolate(x, axis, _PLACES[mode](size, factor), attrs)
         return x
 
-    def _interpolate(
-        self, x: relax.Expr, axis: int, places: np.ndarray, linear: bool, nearest: bytes
-    ) -> relax.Expr:
-        """Interpolate `x` at `places` along an axis."""
+    def _interpolate(self, x: relax.Expr, axis: int, places: np.ndarray, attrs: dict) -> relax.Expr:
+        """Interpolate `x` at `places` along an axis, by the mode of a Resize."""
         last = shape(x)[axis] - 1
 
         def take(indices: np.ndarray) -> relax.Expr:
@@ -250,16 +334,29 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
             return self._normal(relax.op.take(x, inside, axis, mode="clip"))
 
-        if not linear:
-            return take(_NEAREST[nearest](places))
-        below = np.floor(np.clip(places, 0, last))
-        share = (np.clip(places, 0, last) - below).reshape(-1, *[1] * (len(shape(x)) - 1 - axis))
-        shares = [relax.const(weight.astype(str(x.ty.dtype))) for weight in (1 - share, share)]
+        mode = attrs.get("mode", b"nearest")
+        if mode == b"nearest":
+            return take(_NEAREST[attrs.get("nearest_mode", b"round_prefer_floor")](places))
+        if mode == b"linear":
+            places = np.clip(places, 0, last)
+            shares = {0: 1 - places % 1, 1: places % 1}
+        else:
+            shares = _cubic_shares(places % 1, attrs.get("cubic_coeff_a", -0.75))
+        below = np.floor(places)
+        if attrs.get("exclude_outside", 0):
+            inside = {step: (below + step >= 0) & (below + step <= last) for step in shares}
+            total = sum(shares[step] * inside[step] for step in shares)
+            shares = {step: shares[step] * inside[step] / total for step in shares}
+        rest = [1] * (len(shape(x)) - 1 - axis)
         parts = [
-            self._normal(relax.op.multiply(take(neighbour), part))
-            for neighbour, part in zip((below, below + 1), shares)
+            self._normal(
+                relax.op.multiply(
+                    take(below + step), relax.const(share.reshape(-1, *rest).astype(str(x.ty.dtype)))
+                )
+            )
+            for step, share in shares.items()
         ]
-        return self._normal(relax.op.add(*parts))
+        return functools.reduce(lambda a, b: self._normal(relax.op.add(a, b)), parts)
 
     def _normal(self, value: relax.Expr) -> relax.Expr:
         return self.bb.normalize(value)
@@ -371,18 +468,53 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
 
 # Index of the nearest element, by `nearest_mode`.
 _NEAREST = {
-    b"round_prefer_floor": lambda places: np.ceil(places - 0.5),
+    b"round_prefer_floor": lambda places: np.ceil(places - np.float32(0.5)),
     b"round_prefer_ceil": lambda places: np.floor(places + 0.5),
     b"floor": np.floor,
     b"ceil": np.ceil,
 }
 
 
-def _places(size: int, factor: float) -> np.ndarray:
-    """Places at which an axis of `size` elements is read if it is scaled by `factor` about its centre."""
-    count = math.floor(size * factor)
-    offset = size / 2 * (1 - count / (size * factor))
-    return offset + (np.arange(count) + 0.5) / factor - 0.5
+def _cubic_shares(fractions: np.ndarray, a: float) -> dict[int, np.ndarray]:
+    """Weights of the neighbours of places in cubic interpolation, by their step from the one below."""
+
+    def near(d: np.ndarray) -> np.ndarray:
+        """The weight at a distance of at most 1."""
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d: np.ndarray) -> np.ndarray:
+        """The weight at a distance between 1 and 2."""
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return {-1: far(fractions + 1), 0: near(fractions), 1: near(1 - fractions), 2: far(2 - fractions)}
+
+
+# Places at which an axis of `size` elements is read if it is scaled by `factor`: in fp32, as in ONNX Runtime,
+# since some lie halfway between two elements.
+
+
+def _numbers(size: int, factor: float) -> np.ndarray:
+    return np.arange(math.floor(size * factor), dtype=np.float32)
+
+
+def _half_pixel(size: int, factor: float) -> np.ndarray:
+    return (_numbers(size, factor) + np.float32(0.5)) / np.float32(factor) - np.float32(0.5)
+
+
+def _centred(size: int, factor: float) -> np.ndarray:
+    """Places if the axis is scaled about its centre."""
+    offset = size / 2 * (1 - math.floor(size * factor) / (size * factor))
+    return np.float32(offset) + _half_pixel(size, factor)
+
+
+_PLACES: dict[bytes, Callable[[int, float], np.ndarray]] = {  # by `coordinate_transformation_mode`
+    _SYMMETRIC: _centred,
+    b"asymmetric": lambda size, factor: _numbers(size, factor) / np.float32(factor),
+    b"half_pixel": _half_pixel,
+    b"pytorch_half_pixel": lambda size, factor: (
+        _half_pixel(size, factor) if math.floor(size * factor) > 1 else np.zeros(1)
+    ),
+}
 
 
 def _all_known(shape: relax.ShapeExpr) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import onnx
-import onnxruntime
 from google.protobuf.message import Message
 from onnx import helper, inliner, numpy_helper, version_converter
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.control_flow import inline_control_flow
 from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.recurrent import unroll
 from pimflow.zoo.nodes import RECURRENT
@@ -24,7 +26,7 @@ EXTRA_OPERATORS = ("ConvInteger", "LpNormalization")
 def operator_names() -> set[str]:
     """Names of operators in ONNX's own domain that the importer supports."""
     ours = {kind for domain, kind in CONVERTERS if not domain}
-    return set(onnx_frontend._get_convert_map()) | {"Constant", "If", *EXTRA_OPERATORS} | ours
+    return set(onnx_frontend._get_convert_map()) | {"Constant", *EXTRA_OPERATORS} | ours
 
 
 def is_supported(node: onnx.NodeProto) -> bool:
@@ -44,18 +46,25 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Raises
     ------
     UnsupportedOpError
-        For a recurrent layer that cannot be unrolled.
+        For a recurrent layer or a loop that cannot be unrolled, and for branches that cannot both be
+        computed.
     """
-    folded = _fold_shapes(_inline_unknown(_upgrade_opset(model)))
+    folded = _fold_shapes(_inline_unknown(inline_control_flow(_upgrade_opset(model))))
     if folded is None:
         return None
     folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
-    return unroll(folded)
+    return drop_empty_operands(unroll(folded))
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Version of ONNX's own operators in `model`."""
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+
+def replace_outdated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, which has no weights, in a newer opset if the importer misreads an operator of the old one."""
+    outdated = any(node.op_type == "Upsample" for node in model.graph.node)
+    return _upgrade_opset(model) if outdated else model
 
 
 def _upgrade_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -93,18 +102,39 @@ def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
 
 
+# ONNX Runtime's optimiser ends its process on some networks, so it has one of its own.
+_OPTIMISER = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+options.log_severity_level = 4
+options.optimized_model_filepath = sys.argv[2]
+onnxruntime.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
+"""
+
+
 def _fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """The network after ONNX Runtime's basic optimisations; None if they fail."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 4
     with tempfile.TemporaryDirectory() as scratch:
-        options.optimized_model_filepath = os.path.join(scratch, "model.onnx")
-        try:
-            onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-            return onnx.load(options.optimized_model_filepath)
-        except Exception:  # errors of ONNX Runtime have no common class; TVM's error is more precise
-            return None
+        source, target = Path(scratch) / "model.onnx", Path(scratch) / "folded.onnx"
+        source.write_bytes(model.SerializeToString())
+        command = [sys.executable, "-c", _OPTIMISER, str(source), str(target)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        return onnx.load(target) if not done.returncode and target.exists() else None
+
+
+def drop_empty_operands(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove operands of each Concat that hold nothing, in place."""
+    empty = {tensor.name for tensor in model.graph.initializer if 0 in tensor.dims}
+    for value in model.graph.value_info:
+        dims = value.type.tensor_type.shape.dim
+        if any(dim.HasField("dim_value") and not dim.dim_value for dim in dims):
+            empty.add(value.name)
+    for node in model.graph.node:
+        kept = [name for name in node.input if name not in empty]
+        if node.op_type == "Concat" and 0 < len(kept) < len(node.input):
+            node.input[:] = kept
+    return model
 
 
 # Their further results are mostly for training; the importer supports some only without them.

@@ -16,10 +16,13 @@ from onnx import TensorProto, helper
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
+from pimflow.frontend.control_flow import OPERATORS as CONTROL_FLOW
 from pimflow.frontend.onnx_rewrites import strip_weights
 from pimflow.frontend.perturbed_onnx import perturb
+from pimflow.frontend.recurrent import DYNAMIC, unroll
 from pimflow.frontend.reference import Fp16Storage, Reference, Run
 from pimflow.host.garbage_collection import release_memory
+from pimflow.zoo import foreign
 
 WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # alignment of a mapping
@@ -32,8 +35,16 @@ def reference(model: onnx.ModelProto) -> Reference:
 
 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
-    """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturb`."""
+    """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturb`.
+
+    Operators of other domains are expanded first, so that their intermediate results are rounded too.
+    """
     model = read()
+    dynamic = any(node.op_type == DYNAMIC for node in model.graph.node)
+    if dynamic or foreign.has_foreign(model):
+        foreign.expand(model, {tensor.name: tensor for tensor in model.graph.initializer})
+        model = onnx.shape_inference.infer_shapes(model)
+        model = onnx.shape_inference.infer_shapes(unroll(model)) if dynamic else model
     return open_session(model, perturb(model, roundings))
 
 
@@ -44,6 +55,8 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # warnings do not concern the user
     options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy all weights
+    if any(node.op_type in CONTROL_FLOW for node in light.graph.node):  # the optimiser may end the process
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False  # it keeps the memory of a run, in powers of two
     with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
         path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto
 
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.constant_values import ConstantValues
+from pimflow.zoo.foreign.builder import GraphBuilder
 from pimflow.zoo.nodes import attributes
 
 LIMIT = 256  # upper bound on steps; each is a dozen nodes
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+DYNAMIC = "DynamicQuantizeLSTM"
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1, DYNAMIC: 4}
+_ACTIVATIONS = {
+    "LSTM": ("Sigmoid", "Tanh", "Tanh"),
+    "GRU": ("Sigmoid", "Tanh"),
+    "RNN": ("Tanh",),
+    DYNAMIC: ("Sigmoid", "Tanh", "Tanh"),
+}
 
 
 def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -24,26 +33,26 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     Parameters
     ----------
     model : ModelProto
-        With inferred shapes, opset 13 or newer; weights are initializers.
+        With inferred shapes, opset 13 or newer; weights depend on constants alone.
 
     Raises
     ------
     UnsupportedOpError
         For a node of more than `LIMIT` steps, or with an attribute or operand that is not supported.
     """
-    if not any(node.op_type in GATES for node in model.graph.node):
+    if not any(map(_is_recurrent, model.graph.node)):
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    constants = ConstantValues(model, {tensor.name: tensor for tensor in graph.initializer})
     values = {value.name: value for value in (*graph.input, *graph.value_info)}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if node.op_type in GATES and node.domain in ("", "ai.onnx"):
-            layer = _UnrolledLayer(node, weights, values)
-            nodes += layer.nodes
-            graph.initializer.extend(layer.constants)
+        if _is_recurrent(node):
+            layer = _UnrolledLayer(node, constants, values)
+            nodes += layer.builder.nodes
+            graph.initializer.extend(layer.builder.constants)
         else:
             nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
     del graph.node[:]
@@ -51,22 +60,38 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def _is_recurrent(node: onnx.NodeProto) -> bool:
+    return node.op_type in GATES and node.domain in ("", "ai.onnx", "com.microsoft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matrix:
+    """A constant matrix [width, gates], perhaps in 8 bits with its scale and zero point."""
+
+    values: np.ndarray
+    scale: np.ndarray | None = None
+    zero: np.ndarray | None = None
+
+    def split_columns(self, place: int) -> tuple[_Matrix, _Matrix]:
+        """The columns before `place`, and those from it on."""
+        assert self.scale is None
+        left, right = np.split(self.values, [place], axis=1)
+        return _Matrix(values=left), _Matrix(values=right)
+
+
 class _UnrolledLayer:
     """The nodes that replace a recurrent node, and the constants that they read."""
 
     def __init__(
-        self,
-        node: onnx.NodeProto,
-        weights: Mapping[str, onnx.TensorProto],
-        values: Mapping[str, onnx.ValueInfoProto],
+        self, node: onnx.NodeProto, constants: ConstantValues, values: Mapping[str, onnx.ValueInfoProto]
     ):
         self.node = node
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-        self.prefix = node.name or node.output[0]
+        self.kind = "LSTM" if node.op_type == DYNAMIC else node.op_type
+        self.constants = constants
+        self.builder = GraphBuilder(node.name or node.output[0])
         attrs = attributes(node)
-        operands = [*node.input, *[""] * (8 - len(node.input))]
-        x, w, r, b, _, h0, c0, _ = operands
+        operands = [*node.input, *[""] * (12 - len(node.input))]
+        x, _, _, b, lengths, h0, c0 = operands[:7]
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
             attrs.get("direction", b"forward")
         ]
@@ -74,29 +99,66 @@ class _UnrolledLayer:
             *_ACTIVATIONS[node.op_type] * len(directions)
         ]
         self._require_supported(attrs, operands, kinds)
-        if not all(name in weights for name in (w, r, b) if name):
-            raise self._unsupported("with computed weights is not supported; make them initializers")
         self.steps, self.batch, width = self._sequence_sizes(values.get(x))
         self.linear_before_reset = bool(attrs.get("linear_before_reset"))
-        matrices = [numpy_helper.to_array(weights[name]) for name in (w, r)]
-        self.hidden, gates = matrices[1].shape[2], GATES[node.op_type]
-        biases = np.zeros((len(directions), 2 * gates * self.hidden), matrices[0].dtype)
+        matrices = [self._matrices(operands, index) for index in (1, 2)]
+        self.hidden, gates = matrices[1][0].values.shape[0], GATES[node.op_type]
+        biases = np.zeros((len(directions), 2 * gates * self.hidden), "float32")
         if b:
-            biases = numpy_helper.to_array(weights[b])
-        rows = self._emit("Reshape", [x, self._constant(np.array([self.steps * self.batch, width]))])
+            biases = self._constant_value(b)
+        self.inside = self._steps_inside(lengths)
+        self.zeros = self.builder.constant(np.zeros((self.batch, self.hidden), "float32"))
+        emit, constant = self.builder.emit, self.builder.constant
+        rows = emit("Reshape", [x, constant(np.array([self.steps * self.batch, width]))])
         kinds_per_direction = len(kinds) // len(directions)
         finals = []
         for d, direction in enumerate(directions):
-            state = [self._initial(name, d, biases.dtype) for name in (h0, c0)]
+            state = [self._initial(name, d) for name in (h0, c0)]
             direction_kinds = kinds[d * kinds_per_direction :]
-            halves, transposed = np.split(biases[d], 2), [m[d].T for m in matrices]
-            finals.append(self._unroll(rows, transposed, halves, state, direction, direction_kinds))
+            halves = np.split(biases[d], 2)
+            pair = (matrices[0][d], matrices[1][d])
+            finals.append(self._unroll(rows, pair, halves, state, direction, direction_kinds))
         self._emit_results(finals)
+
+    def _constant_value(self, name: str) -> np.ndarray:
+        value = self.constants.value(name)
+        if value is None:
+            raise self._unsupported("with computed weights is not supported; make them initializers")
+        return value
+
+    def _matrices(self, operands: list[str], index: int) -> list[_Matrix]:
+        """The weights of each direction, transposed: W if `index` is 1, R if it is 2."""
+        stored = self._constant_value(operands[index])
+        if self.node.op_type != DYNAMIC:
+            return [_Matrix(values=matrix.T) for matrix in stored]
+        scale, zero = (self._constant_value(operands[6 + 2 * index + part]) for part in (0, 1))
+        return [_Matrix(values=stored[d], scale=scale[d], zero=zero[d]) for d in range(len(stored))]
+
+    def _steps_inside(self, lengths: str) -> list[np.ndarray | str | None]:
+        """For each step, which sequences last so long, [batch, 1]; None where all do."""
+        if not lengths:
+            return [None] * self.steps
+        ends = self.constants.value(lengths)
+        if ends is not None:
+            masks = [np.asarray(ends > step).reshape(-1, 1) for step in range(self.steps)]
+            return [None if mask.all() else mask for mask in masks]
+        emit, constant = self.builder.emit, self.builder.constant
+        column = emit("Unsqueeze", [emit("Cast", [lengths], to=TensorProto.INT64), constant(np.array([1]))])
+        return [emit("Greater", [column, constant(np.array(step))]) for step in range(self.steps)]
+
+    def _choose(self, step: int, inside: str, outside: str) -> str:
+        """`inside` for sequences that last beyond `step`, else `outside`."""
+        mask = self.inside[step]
+        if mask is None:
+            return inside
+        if isinstance(mask, np.ndarray) and not mask.any():
+            return outside
+        name = mask if isinstance(mask, str) else self.builder.constant(mask)
+        return self.builder.emit("Where", [name, inside, outside])
 
     def _require_supported(self, attrs: dict, operands: list[str], kinds: list[str]) -> None:
         """Raise `UnsupportedOpError` for attributes and operands that change what the layer computes."""
         for name, value in (
-            ("sequence_lens", operands[4]),
             ("P", operands[7]),
             ("clip", attrs.get("clip")),
             ("input_forget", attrs.get("input_forget")),
@@ -119,93 +181,102 @@ class _UnrolledLayer:
 
     def _emit_results(self, finals: list[tuple[list[str], list[str]]]) -> None:
         """Add the nodes of the results, from the hidden states and the last state of each direction."""
-        sequences = [self._emit("Concat", list(steps), axis=0) for steps, _ in finals]
-        shape = self._constant(np.array([self.steps, 1, self.batch, self.hidden]))
-        results = [self._concat([self._emit("Reshape", [y, shape]) for y in sequences], 1)]
+        emit, constant = self.builder.emit, self.builder.constant
+        sequences = [emit("Concat", list(steps), axis=0) for steps, _ in finals]
+        shape = constant(np.array([self.steps, 1, self.batch, self.hidden]))
+        results = [self.builder.concat([emit("Reshape", [y, shape]) for y in sequences], 1)]
         for i in range(len(finals[0][1])):
-            last = [self._emit("Unsqueeze", [s[i], self._constant(np.array([0]))]) for _, s in finals]
-            results.append(self._concat(last, 0))
+            last = [emit("Unsqueeze", [s[i], constant(np.array([0]))]) for _, s in finals]
+            results.append(self.builder.concat(last, 0))
         for result, output in zip(results, self.node.output):
             if output:
-                self.nodes.append(helper.make_node("Identity", [result], [output], f"{self.prefix}.{output}"))
+                self.builder.bind(result, output)
 
     def _unroll(self, rows, matrices, halves, state, direction, kinds) -> tuple[list[str], list[str]]:
         """Add the nodes of a direction: hidden states in the order of the inputs, and the last state."""
-        gates = GATES[self.node.op_type]
-        separate = self.node.op_type == "GRU" and self.linear_before_reset  # the reset gate scales this bias
+        separate = self.kind == "GRU" and self.linear_before_reset  # the reset gate scales this bias
         outer, inner = (
             (halves[0], halves[1]) if separate else (halves[0] + halves[1], np.zeros_like(halves[1]))
         )
-        projected = self._emit("Gemm", [rows, self._constant(matrices[0]), self._constant(outer)])
-        recurrent, hidden_bias = self._constant(matrices[1]), self._constant(inner)
-        parts = {}
-        if self.node.op_type == "GRU" and not separate:  # the reset gate scales the state itself
-            parts = {
-                part: self._constant(m)
-                for part, m in zip("gn", np.split(matrices[1], [2 * self.hidden], axis=1))
-            }
+        projected = self._product(rows, matrices[0], outer)
+        recurrent = [matrices[1]]
+        if self.kind == "GRU" and not separate:  # the reset gate scales the state itself
+            recurrent = list(matrices[1].split_columns(2 * self.hidden))
+        products = [self._function(matrix) for matrix in recurrent]
+        hidden_bias = self.builder.constant(inner)
         inputs = self._split(projected, self.steps, 0, self.batch)
         order = list(range(self.steps))[::direction]
         hidden = [""] * self.steps
         for t in order:
-            if self.node.op_type == "LSTM":
-                sums = self._add(inputs[t], self._emit("MatMul", [state[0], recurrent]))
-                i, o, f, c = self._split(sums, gates, 1, self.hidden)
-                i, o, f = (self._emit(kinds[0], [v]) for v in (i, o, f))
-                c = self._emit("Mul", [i, self._emit(kinds[1], [c])])
-                c = self._add(self._emit("Mul", [f, state[1]]), c)
-                state = [self._emit("Mul", [o, self._emit(kinds[2], [c])]), c]
-            elif self.node.op_type == "GRU":
-                state = [self._gru(inputs[t], state[0], recurrent, hidden_bias, parts, kinds)]
+            if self.kind == "LSTM":
+                new = self._lstm(self._add(inputs[t], products[0](state[0])), state[1], kinds)
+            elif self.kind == "GRU":
+                new = [self._gru(inputs[t], state[0], products, hidden_bias, kinds)]
             else:
-                sums = self._add(inputs[t], self._emit("MatMul", [state[0], recurrent]))
-                state = [self._emit(kinds[0], [sums])]
-            hidden[t] = state[0]
-        return hidden, state[: 2 if self.node.op_type == "LSTM" else 1]
+                new = [self.builder.emit(kinds[0], [self._add(inputs[t], products[0](state[0]))])]
+            hidden[t] = self._choose(t, new[0], self.zeros)
+            state = [self._choose(t, *pair) for pair in zip(new, state)]
+        return hidden, state[: 2 if self.kind == "LSTM" else 1]
 
-    def _gru(self, x, h, recurrent, hidden_bias, parts, kinds) -> str:
+    def _lstm(self, sums: str, cell: str, kinds: list[str]) -> list[str]:
+        """The state after a step: hidden values and the cell."""
+        emit = self.builder.emit
+        i, o, f, c = self._split(sums, 4, 1, self.hidden)
+        i, o, f = (emit(kinds[0], [v]) for v in (i, o, f))
+        c = emit("Mul", [i, emit(kinds[1], [c])])
+        c = self._add(emit("Mul", [f, cell]), c)
+        return [emit("Mul", [o, emit(kinds[2], [c])]), c]
+
+    def _gru(self, x: str, h: str, products: list, hidden_bias: str, kinds: list[str]) -> str:
+        """The hidden values after a step; of two products, the second is of the state that is reset."""
+        emit = self.builder.emit
         xz, xr, xn = self._split(x, 3, 1, self.hidden)
-        if parts:
-            hz, hr = self._split(self._emit("MatMul", [h, parts["g"]]), 2, 1, self.hidden)
+        if len(products) > 1:
+            hz, hr = self._split(products[0](h), 2, 1, self.hidden)
         else:
-            sums = self._add(self._emit("MatMul", [h, recurrent]), hidden_bias)
+            sums = self._add(products[0](h), hidden_bias)
             hz, hr, hn = self._split(sums, 3, 1, self.hidden)
-        z, r = (self._emit(kinds[0], [self._add(a, b)]) for a, b in ((xz, hz), (xr, hr)))
-        if parts:
-            new = self._emit("MatMul", [self._emit("Mul", [r, h]), parts["n"]])
-        else:
-            new = self._emit("Mul", [r, hn])
-        new = self._emit(kinds[1], [self._add(xn, new)])
-        return self._add(new, self._emit("Mul", [z, self._emit("Sub", [h, new])]))
+        z, r = (emit(kinds[0], [self._add(a, b)]) for a, b in ((xz, hz), (xr, hr)))
+        new = products[1](emit("Mul", [r, h])) if len(products) > 1 else emit("Mul", [r, hn])
+        new = emit(kinds[1], [self._add(xn, new)])
+        return self._add(new, emit("Mul", [z, emit("Sub", [h, new])]))
 
-    def _initial(self, name: str, direction: int, dtype: np.dtype) -> str:
+    def _product(self, x: str, matrix: _Matrix, bias: np.ndarray) -> str:
+        """The product of all inputs with a matrix, plus `bias`."""
+        if matrix.scale is None:
+            constants = [self.builder.constant(array) for array in (matrix.values, bias)]
+            return self.builder.emit("Gemm", [x, *constants])
+        return self._add(self._function(matrix)(x), self.builder.constant(bias))
+
+    def _function(self, matrix: _Matrix) -> Callable[[str], str]:
+        """The function that multiplies by a matrix; one of 8 bits quantises its operand by its range."""
+        builder = self.builder
+        values = builder.constant(matrix.values)
+        if matrix.scale is None or matrix.zero is None:
+            return lambda x: builder.emit("MatMul", [x, values])
+        scale, zero = builder.constant(matrix.scale), builder.constant(matrix.zero)
+
+        def multiply(x: str) -> str:
+            """The product; nothing is quantised for a state of zeros, whose range is empty."""
+            if x == self.zeros:
+                return builder.constant(np.zeros((self.batch, matrix.values.shape[1]), "float32"))
+            narrow, x_scale, x_zero = builder.emit_tuple("DynamicQuantizeLinear", [x], 3)
+            total = builder.emit("MatMulInteger", [narrow, values, x_zero, zero])
+            total = builder.emit("Cast", [total], to=TensorProto.FLOAT)
+            return builder.emit("Mul", [total, builder.emit("Mul", [x_scale, scale])])
+
+        return multiply
+
+    def _initial(self, name: str, direction: int) -> str:
         if not name:
-            return self._constant(np.zeros((self.batch, self.hidden), dtype))
-        return self._emit("Gather", [name, self._constant(np.array(direction))], axis=0)
+            return self.zeros
+        return self.builder.emit("Gather", [name, self.builder.constant(np.array(direction))], axis=0)
 
     def _split(self, value: str, parts: int, axis: int, size: int) -> list[str]:
-        if parts == 1:
-            return [value]
-        names = [f"{self.prefix}.{len(self.nodes)}.{i}" for i in range(parts)]
-        sizes = self._constant(np.array([size] * parts))
-        self.nodes.append(helper.make_node("Split", [value, sizes], names, f"{names[0]}.node", axis=axis))
-        return names
-
-    def _concat(self, values: list[str], axis: int) -> str:
-        return values[0] if len(values) == 1 else self._emit("Concat", values, axis=axis)
+        return self.builder.split(value, [size] * parts, axis)
 
     def _add(self, x: str, y: str) -> str:
-        return self._emit("Add", [x, y])
-
-    def _emit(self, op: str, operands: list[str], **attributes) -> str:
-        name = f"{self.prefix}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, operands, [name], name, **attributes))
-        return name
-
-    def _constant(self, array: np.ndarray) -> str:
-        name = f"{self.prefix}.constant{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
-        return name
+        return self.builder.emit("Add", [x, y])
 
     def _unsupported(self, reason: str) -> UnsupportedOpError:
-        return UnsupportedOpError(f"'{self.prefix}': {self.node.op_type} {reason}")
+        return UnsupportedOpError(f"'{self.builder.prefix}': {self.node.op_type} {reason}")

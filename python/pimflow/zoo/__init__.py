@@ -6,7 +6,7 @@ from pimflow.zoo.indices import index_bounds
 from pimflow.zoo.language.graph import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
-from pimflow.zoo.models import check_unique_names, is_onnx, load_model, read_model
+from pimflow.zoo.models import is_onnx, load_model, name_nodes, read_model
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
 from pimflow.zoo.weights import is_weight, with_weights
@@ -31,12 +31,12 @@ __all__ = [
     "is_weight",
     "load",
     "load_model",
+    "name_nodes",
     "names",
     "parse_shape",
     "past_name",
     "present_name",
     "read_model",
-    "check_unique_names",
     "state_pairs",
     "weight_values",
 ]

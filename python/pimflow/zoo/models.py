@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import TypeGuard
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
-from onnx import external_data_helper, shape_inference
+from onnx import TensorProto, external_data_helper, numpy_helper, shape_inference
 
-from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
-from pimflow.zoo import catalogue, weights
+from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
+from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
@@ -59,20 +60,20 @@ def load_model(
     UsageError
         If a size in `shapes` or the seed is out of range.
     ModelError
-        If the file cannot be read, is no valid ONNX model, has two nodes of one name or a dynamic input that
-        `shapes` does not fix, or contradicts `shapes`.
+        If the file cannot be read, is no valid ONNX model, has a dynamic input that `shapes` does not
+        fix, or contradicts `shapes`.
     """
     where, new_model = _open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
-        check_unique_names(new_model, where)
         require_types(new_model, where)
         _check_split_outputs(new_model, where)
         _check_flags(new_model, where)
+        _check_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
         to_single(new_model, pairs.values())
-        _name_nodes(new_model)
+        name_nodes(new_model)
         if context is not None:
             if not pairs:
                 raise ModelError(
@@ -86,7 +87,7 @@ def load_model(
         _type_groups(new_model)
         _write_defaults(new_model)
         foreign_nodes = _mark_foreign(new_model)
-        new_model = shape_inference.infer_shapes(new_model, strict_mode=True, data_prop=True)
+        new_model = _infer_types(new_model)
         onnx.checker.check_model(new_model)
         _restore_domains(new_model, foreign_nodes)
         check_sizes(new_model, where)
@@ -121,9 +122,39 @@ def _open_copy(
         where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
     if not new_model.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    _store_densely(new_model)
     if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
     return where, new_model
+
+
+def _store_densely(model: onnx.ModelProto) -> None:
+    """Replace sparse constants, and those of 4 bits that are only dequantised, by usual ones, in place."""
+    graph = model.graph
+    graph.initializer.extend(map(_dense, graph.sparse_initializer))
+    del graph.sparse_initializer[:]
+    readers: dict[str, set[str]] = {}
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.HasField("sparse_tensor"):
+                attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor)))
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    bytes_of = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
+    for tensor in graph.initializer:
+        if tensor.data_type in bytes_of and readers.get(tensor.name) == {"DequantizeLinear"}:
+            wide = numpy_helper.to_array(tensor).astype(bytes_of[tensor.data_type])
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
+    values, places = (numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if places.ndim == 1:
+        array.reshape(-1)[places] = values
+    else:
+        array[tuple(places.T)] = values
+    return numpy_helper.from_array(array, sparse.values.name)
 
 
 def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:
@@ -216,6 +247,14 @@ def _check_flags(model: onnx.ModelProto, where: str) -> None:
                 )
 
 
+def _check_casts(model: onnx.ModelProto, where: str) -> None:
+    """Raise `UnsupportedOpError` for casts to types whose roundings TVM does not have."""
+    for node in (node for node in model.graph.node if node.op_type == "Cast"):
+        target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
+        if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
+            raise UnsupportedOpError(f"{where}: Cast '{node.name}' to {target} is not supported")
+
+
 # Operators of ONNX Runtime that exporters put into ONNX's own domain, which does not have them.
 _UNREGISTERED = ("SimplifiedLayerNormalization",)
 
@@ -234,6 +273,33 @@ def _restore_domains(model: onnx.ModelProto, names: set[str]) -> None:
     for node in model.graph.node:
         if node.name in names:
             node.domain = ""
+
+
+def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with inferred shapes; declared shapes of outputs that contradict these do not count.
+
+    ONNX Runtime warns of such a declaration, and runs the network.
+    """
+
+    def infer(source: onnx.ModelProto) -> onnx.ModelProto:
+        """`source` with inferred shapes; raises `InferenceError`."""
+        if foreign.has_foreign(source):
+            return foreign.infer_types(source)
+        return shape_inference.infer_shapes(source, strict_mode=True, data_prop=True)
+
+    try:
+        return infer(model)
+    except shape_inference.InferenceError:
+        undeclared = onnx.ModelProto()
+        undeclared.CopyFrom(model)
+        for value in undeclared.graph.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+        try:
+            return infer(undeclared)
+        except shape_inference.InferenceError:
+            pass
+        raise
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
@@ -260,30 +326,27 @@ def _type_groups(model: onnx.ModelProto) -> None:
                 results[result].type.CopyFrom(operand.type)
 
 
-def check_unique_names(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` if two nodes have the same name, which ONNX Runtime rejects too."""
-    counts = Counter(node.name for node in model.graph.node if node.name)
-    for name, count in counts.items():
-        if count > 1:
-            raise ModelError(f"{where}: {count} nodes are named '{name}'; rename them")
+def name_nodes(model: onnx.ModelProto) -> None:
+    """Give every node a printable name of its own, in place.
 
-
-def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name every node without a name after its first result, in place.
-
-    Characters in names that cannot be printed, such as line breaks, are escaped.
+    Names are optional in ONNX and may be shared. A node without a name is called after its first result;
+    nodes that share one get numbers; characters that cannot be printed, such as line breaks, are escaped.
     """
     for node in model.graph.node:
-        if not node.name.isprintable():
-            node.name = one_line(node.name)
-    used_names = {node.name for node in model.graph.node}
+        node.name = node.name if node.name.isprintable() else one_line(node.name)
+    names = {node.name for node in model.graph.node}
+    used_names: set[str] = set()
     for node in model.graph.node:
-        if not node.name:
-            name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
-            while name in used_names:
-                name += "_"
-            node.name = name
-            used_names.add(name)
+        if node.name and node.name in used_names:
+            numbered = (f"{node.name}.{number}" for number in itertools.count(2))
+            node.name = next(name for name in numbered if name not in names)
+            names.add(node.name)
+        elif not node.name:
+            node.name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
+            while node.name in names:
+                node.name += "_"
+            names.add(node.name)
+        used_names.add(node.name)
 
 
 def _one_line(error: Exception, limit: int = 240) -> str:

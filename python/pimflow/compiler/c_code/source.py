@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from pimflow import memory
 from pimflow.compiler import phases as pipeline
@@ -144,7 +144,7 @@ class _CStatements:
         self.shapes: dict[relax.Var, tuple[int, ...]] = {}
         self.dtypes: dict[relax.Var, str] = {}
         self.weights = bytearray()
-        self._constants: list[tuple[relax.Constant, str]] = []
+        self._constants: list[tuple[tvm.ir.GenericConst, str]] = []
         self._tuples: dict[relax.Var, list[relax.Expr]] = {}
         main = mod["main"]
         for number, param in enumerate(main.params):
@@ -167,13 +167,15 @@ class _CStatements:
         name = getattr(op, "name", "")
         if isinstance(op, tvm.ir.GlobalVar):
             self._add_call(op, value.args)
+        elif name == "relax.null_value":
+            return  # an argument that a view leaves out
         elif name == "relax.memory.alloc_storage":
             self.addresses[var] = "pool"
         elif name == "relax.memory.alloc_tensor":
             self._add_tensor(var, f"pool + {int(value.args[1].value)}")
         elif name == "relax.memory.view":
             offset = value.args[3]
-            offset_bytes = int(offset.value) if isinstance(offset, relax.PrimValue) else 0
+            offset_bytes = int(offset.value) if isinstance(offset, tirx.IntImm) else 0
             self._add_tensor(var, f"{self._address(value.args[0])} + {offset_bytes}")
         elif name in ("relax.memory.ensure_zero_offset", "relax.reshape"):
             self._add_tensor(var, self._address(value.args[0]))
@@ -181,7 +183,7 @@ class _CStatements:
             self._tuples[var] = list(value.fields)
         elif isinstance(value, relax.TupleGetItem):
             self._add_tensor(var, self._address(self._tuples[value.tuple_value][value.index]))
-        elif isinstance(value, (relax.Var, relax.Constant)):
+        elif isinstance(value, relax.Var | tvm.ir.GenericConst):
             self._add_tensor(var, self._address(value))
         else:
             callee = name or getattr(op, "global_symbol", type(value).__name__)

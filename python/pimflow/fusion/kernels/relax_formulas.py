@@ -20,8 +20,8 @@ from pimflow.fusion import layers_from_regions
 from pimflow.fusion.kernels.formula import Computation, Formula, Index, Read, TapReduction, Weight, no_weights
 from pimflow.fusion.kernels.reductions import convolution_sum, mean_divisor, pooling_reduction
 from pimflow.fusion.layers import Shape
+from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import operator, shape
-from pimflow.relay_passes.kernels import keep_nan
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import extract_regions, group_region, region_groups

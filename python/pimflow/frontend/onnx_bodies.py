@@ -1,0 +1,152 @@
+"""Operators of the standard that TVM's importer computes otherwise than ONNX says, as simpler ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from pimflow.zoo.foreign import operator_key
+from pimflow.zoo.foreign.builder import ExpandedNode
+from pimflow.zoo.nodes import attributes
+
+
+def dynamic_quantize_linear(node: ExpandedNode) -> None:
+    """Expand DynamicQuantizeLinear; the scale of a tensor of zeros is 1, where TVM divides 0 by 0."""
+    emit, scalar, x = node.builder.emit, node.builder.scalar, node.operand(0)
+    zero = scalar(0)
+    low = emit("Min", [node.reduce("ReduceMin", x, [], 0), zero])
+    high = emit("Max", [node.reduce("ReduceMax", x, [], 0), zero])
+    width = emit("Sub", [high, low])
+    scale = emit("Div", [width, scalar(255)])
+    scale = emit("Where", [emit("Equal", [width, zero]), scalar(1), scale])
+    place = emit("Round", [emit("Clip", [emit("Sub", [zero, emit("Div", [low, scale])]), zero, scalar(255)])])
+    offset = emit("Cast", [place], to=TensorProto.UINT8)
+    for index, value in enumerate((emit("QuantizeLinear", [x, scale, offset]), scale, offset)):
+        node.bind(value, index)
+
+
+def is_inf(node: ExpandedNode) -> None:
+    """Expand an IsInf of one sign, which TVM's importer ignores."""
+    signs = [
+        sign for sign, name in ((1, "positive"), (-1, "negative")) if node.attrs.get(f"detect_{name}", 1)
+    ]
+    bound = node.builder.scalar(signs[0] * np.inf if signs else np.nan)  # nothing equals NaN
+    node.bind(node.builder.emit("Equal", [node.operand(0), bound]))
+
+
+def reduce_log_sum_exp(node: ExpandedNode) -> None:
+    """Expand ReduceLogSumExp; an infinite maximum is not subtracted."""
+    emit, x = node.builder.emit, node.operand(0)
+    axes = node.attrs.get("axes", ())
+    if node.operand(1):
+        axes = node.value(1).tolist()
+    if not axes and node.attrs.get("noop_with_empty_axes", 0):
+        node.bind(x)
+        return
+    top = node.reduce("ReduceMax", x, axes)
+    top = emit("Where", [emit("IsInf", [top]), node.builder.scalar(0), top])
+    total = node.reduce("ReduceSum", emit("Exp", [emit("Sub", [x, top])]), axes)
+    result = emit("Add", [emit("Log", [total]), top])
+    if not node.attrs.get("keepdims", 1):
+        rank = node.rank(0)
+        kept = [axis % rank for axis in axes] or list(range(rank))
+        if node.opset < 13:
+            result = emit("Squeeze", [result], axes=kept)
+        else:
+            result = emit("Squeeze", [result, node.builder.constant(np.array(kept))])
+    node.bind(result)
+
+
+def _normalised(node: ExpandedNode, x: str, axes: list[int], epsilon: float) -> tuple[str, str, str]:
+    """`x` less its mean, over its deviation; the mean, and the inverse of the deviation."""
+    emit = node.builder.emit
+    mean = node.reduce("ReduceMean", x, axes)
+    difference = emit("Sub", [x, mean])
+    variance = node.reduce("ReduceMean", emit("Mul", [difference, difference]), axes)
+    deviation = emit("Sqrt", [emit("Add", [variance, node.builder.scalar(epsilon)])])
+    inverse = emit("Div", [node.builder.scalar(1), deviation])
+    return emit("Mul", [difference, inverse]), mean, inverse
+
+
+def mean_variance_normalization(node: ExpandedNode) -> None:
+    """Expand MeanVarianceNormalization; TVM's importer subtracts squares, which cancel for large means."""
+    axes = list(node.attrs.get("axes", (0, 2, 3)))
+    node.bind(_normalised(node, node.operand(0), axes, 1e-18)[0])  # 1e-9, squared, beside the deviation
+
+
+def layer_normalization(node: ExpandedNode) -> None:
+    """Expand a LayerNormalization whose mean is a result, or whose scale has one element."""
+    rank, emit = node.rank(0), node.builder.emit
+    first = node.attrs.get("axis", -1) % rank
+    value, mean, inverse = _normalised(
+        node, node.operand(0), list(range(first, rank)), node.attrs.get("epsilon", 1e-5)
+    )
+    value = emit("Mul", [value, node.operand(1)])
+    node.bind(emit("Add", [value, node.operand(2)]) if node.operand(2) else value)
+    node.bind(mean, 1)
+    node.bind(inverse, 2)
+
+
+def rms_normalization(node: ExpandedNode) -> None:
+    """Expand an RMSNormalization over several axes."""
+    rank, emit, x = node.rank(0), node.builder.emit, node.operand(0)
+    axes = list(range(node.attrs.get("axis", -1) % rank, rank))
+    square = node.reduce("ReduceMean", emit("Mul", [x, x]), axes)
+    root = emit("Sqrt", [emit("Add", [square, node.builder.scalar(node.attrs.get("epsilon", 1e-5))])])
+    node.bind(emit("Mul", [emit("Div", [x, root]), node.operand(1)]))
+
+
+def space_to_depth(node: ExpandedNode) -> None:
+    """Expand a SpaceToDepth whose result has channels as its slowest axis."""
+    emit, constant = node.builder.emit, node.builder.constant
+    (n, c, h, w), size = node.shape(0), node.attrs["blocksize"]
+    blocks = emit("Reshape", [node.operand(0), constant(np.array([n, c, h // size, size, w // size, size]))])
+    moved = emit("Transpose", [blocks], perm=[0, 1, 3, 5, 2, 4])
+    node.bind(emit("Reshape", [moved, constant(np.array([n, c * size * size, h // size, w // size]))]))
+
+
+def lp_pool(node: ExpandedNode) -> None:
+    """Expand an LpPool of partial windows: zeros complete them, and add nothing to a norm."""
+    attrs, sizes = node.attrs, node.shape(0)[2:]
+    window, rank = list(attrs["kernel_shape"]), len(sizes)
+    strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    pads = list(attrs.get("pads", [0] * 2 * rank))
+    if attrs.get("auto_pad", b"NOTSET") != b"NOTSET" or 0 in sizes:
+        raise node.unsupported("with partial windows and automatic padding is not supported")
+    for axis, size in enumerate(sizes):
+        reach = (window[axis] - 1) * dilations[axis] + 1
+        free = size + pads[axis] + pads[rank + axis] - reach
+        pads[rank + axis] += -free % strides[axis]
+    kept = {name: value for name, value in attrs.items() if name not in ("ceil_mode", "pads", "auto_pad")}
+    node.bind(node.builder.emit("LpPool", [node.operand(0)], pads=pads, **kept))
+
+
+BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
+    ("", "DynamicQuantizeLinear"): dynamic_quantize_linear,
+    ("", "IsInf"): is_inf,
+    ("", "LayerNormalization"): layer_normalization,
+    ("", "LpPool"): lp_pool,
+    ("", "MeanVarianceNormalization"): mean_variance_normalization,
+    ("", "ReduceLogSumExp"): reduce_log_sum_exp,
+    ("", "RMSNormalization"): rms_normalization,
+    ("", "SpaceToDepth"): space_to_depth,
+}
+
+
+def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
+    """Whether TVM's importer computes a node wrongly; `scalars` are constants of one element."""
+    if operator_key(node) not in BODIES:
+        return False
+    attrs = attributes(node)
+    if node.op_type == "IsInf":
+        return not (attrs.get("detect_positive", 1) and attrs.get("detect_negative", 1))
+    if node.op_type == "LayerNormalization":
+        return any(node.output[1:]) or node.input[1] in scalars
+    if node.op_type == "LpPool":
+        return bool(attrs.get("ceil_mode", 0))
+    if node.op_type == "RMSNormalization":
+        return attrs.get("axis", -1) != -1
+    return node.op_type != "SpaceToDepth" or attrs.get("mode", b"DCR") == b"CRD"

@@ -1,0 +1,192 @@
+"""Operators on 8-bit and 4-bit tensors: QOperator (ONNX and com.microsoft) and weights of n bits.
+
+Sums of products are int32 and exact, as those of ONNX Runtime are; then comes its fp32 arithmetic, in its
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto
+
+from pimflow.zoo.foreign.builder import ExpandedNode
+from pimflow.zoo.foreign.transformer import emit_heads
+
+
+def qlinear_conv(node: ExpandedNode) -> None:
+    """Expand QLinearConv: an exact convolution in int32, its bias, and the scale of the result."""
+    _refuse_channels_last(node)
+    builder = node.builder
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (node.operand(i) for i in range(9))
+    total = builder.emit("ConvInteger", [x, w, x_zero, w_zero], **node.attrs)
+    by_channel = builder.constant(np.array([-1] + [1] * (node.rank(3) - 2)))
+    if bias:
+        total = builder.emit("Add", [total, builder.emit("Reshape", [bias, by_channel])])
+    scale = _product_scale(node, x_scale, w_scale)
+    if node.rank(4) and node.weights[w_scale].dims[0] > 1:
+        scale = builder.emit("Reshape", [scale, by_channel])
+    node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7)))
+
+
+def qlinear_mat_mul(node: ExpandedNode) -> None:
+    """Expand QLinearMatMul: an exact product in int32, and the scale of the result."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.operand(i) for i in range(8))
+    total = node.builder.emit("MatMulInteger", [a, b, a_zero, b_zero])
+    scale = _product_scale(node, a_scale, b_scale)
+    node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7)))
+
+
+def qgemm(node: ExpandedNode) -> None:
+    """Expand QGemm: an exact product in int32 and its bias, quantised or in fp32."""
+    builder = node.builder
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = (node.operand(i) for i in range(9))
+    if node.attrs.get("transA", 0):
+        a = builder.emit("Transpose", [a], perm=[1, 0])
+    if node.attrs.get("transB", 0):
+        b = builder.emit("Transpose", [b], perm=[1, 0])
+    total = builder.emit("MatMulInteger", [a, b, *([a_zero, b_zero] if b_zero else [a_zero])])
+    if bias:
+        total = builder.emit("Add", [total, bias])
+    scale = _product_scale(node, a_scale, b_scale)
+    if node.attrs.get("alpha", 1.0) != 1:
+        scale = builder.emit("Mul", [scale, builder.scalar(node.attrs["alpha"])])
+    if y_scale:
+        node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 8)))
+    else:
+        node.bind(builder.emit("Mul", [builder.emit("Cast", [total], to=TensorProto.FLOAT), scale]))
+
+
+def mat_mul_integer_to_float(node: ExpandedNode) -> None:
+    """Expand MatMulIntegerToFloat: an exact product in int32, scaled, with a bias in fp32."""
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = (node.operand(i) for i in range(7))
+    node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
+
+
+def dynamic_quantize_mat_mul(node: ExpandedNode) -> None:
+    """Expand DynamicQuantizeMatMul: operands are quantised by their own range."""
+    x, b, b_scale, b_zero, bias = (node.operand(i) for i in range(5))
+    a, a_scale, a_zero = node.builder.emit_tuple("DynamicQuantizeLinear", [x], 3)
+    node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
+
+
+def qattention(node: ExpandedNode) -> None:
+    """Expand QAttention: an exact product for queries, keys and values, then MultiHeadAttention in fp32."""
+    node.refuse("do_rotary", beyond=9)
+    x, weights, bias, x_scale, w_scale, _, x_zero, w_zero = (node.operand(i) for i in range(8))
+    scale = _product_scale(node, x_scale, w_scale)
+    packed = _float_product(node, x, weights, x_zero, w_zero, scale, bias)
+    width = int(node.weights[weights].dims[1]) if weights in node.weights else 0
+    emit_heads(node, packed, width, 5, 8, None)
+
+
+def _float_product(
+    node: ExpandedNode, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str
+) -> str:
+    """The product of two 8-bit tensors, times `scale`, plus `bias`, in fp32."""
+    builder = node.builder
+    zeros = [a_zero, b_zero] if b_zero else [a_zero] if a_zero else []
+    total = builder.emit("Cast", [builder.emit("MatMulInteger", [a, b, *zeros])], to=TensorProto.FLOAT)
+    scaled = builder.emit("Mul", [total, scale])
+    return builder.emit("Add", [scaled, bias]) if bias else scaled
+
+
+def _product_scale(node: ExpandedNode, left: str, right: str) -> str:
+    return node.builder.emit("Mul", [left, right])
+
+
+def _requantize(node: ExpandedNode, total: str, scale: str, y_scale: str, y_zero: str, kind: int) -> str:
+    """Round an int32 `total`, times `scale` over `y_scale`, to the 8-bit type `kind`."""
+    builder = node.builder
+    factor = builder.emit("Div", [scale, y_scale])
+    value = builder.emit("Mul", [builder.emit("Cast", [total], to=TensorProto.FLOAT), factor])
+    rounded = builder.emit("Round", [value])
+    if y_zero:
+        rounded = builder.emit("Add", [rounded, builder.emit("Cast", [y_zero], to=TensorProto.FLOAT)])
+    bounds = (-128, 127) if kind == TensorProto.INT8 else (0, 255)
+    inside = builder.emit("Clip", [rounded, *(builder.scalar(bound) for bound in bounds)])
+    return builder.emit("Cast", [inside], to=kind)
+
+
+def _type_of(node: ExpandedNode, index: int) -> int:
+    """The 8-bit type of the result, which is that of its zero point."""
+    name = node.operand(index)
+    if not name:
+        return TensorProto.UINT8
+    if name not in node.weights:
+        raise node.unsupported("with a computed zero point of its result is not supported")
+    return node.weights[name].data_type
+
+
+def qlinear_binary(op: str) -> Callable[[ExpandedNode], None]:
+    """The expansion of QLinearAdd and QLinearMul, by `op`."""
+
+    def expand(node: ExpandedNode) -> None:
+        operands = [_dequantize(node, begin) for begin in (0, 3)]
+        _quantize(node, node.builder.emit(op, operands), node.operand(6), node.operand(7))
+
+    return expand
+
+
+def qlinear_unary(op: str, *names: str) -> Callable[[ExpandedNode], None]:
+    """The expansion of an operator of one 8-bit tensor as `op` in fp32, with the attributes `names`."""
+
+    def expand(node: ExpandedNode) -> None:
+        _refuse_channels_last(node)
+        kept = {name: node.attrs[name] for name in names if name in node.attrs}
+        value = node.builder.emit(op, [_dequantize(node, 0)], **kept)
+        _quantize(node, value, node.operand(3), node.operand(4))
+
+    return expand
+
+
+def qlinear_concat(node: ExpandedNode) -> None:
+    """Expand QLinearConcat: operands of several scales become a tensor of one."""
+    parts = [_dequantize(node, begin) for begin in range(2, len(node.proto.input), 3)]
+    joined = node.builder.emit("Concat", parts, axis=node.attrs["axis"])
+    _quantize(node, joined, node.operand(0), node.operand(1))
+
+
+def _refuse_channels_last(node: ExpandedNode) -> None:
+    if node.attrs.get("channels_last", 0):
+        raise node.unsupported("with channels as the last axis is not supported")
+
+
+def _dequantize(node: ExpandedNode, begin: int) -> str:
+    """The values of the tensor, scale and zero point that are the operands from `begin` on."""
+    return node.builder.emit(
+        "DequantizeLinear", [name for name in (node.operand(begin + i) for i in range(3)) if name]
+    )
+
+
+def _quantize(node: ExpandedNode, value: str, scale: str, zero: str) -> None:
+    node.bind(node.builder.emit("QuantizeLinear", [value, scale, *([zero] if zero else [])]))
+
+
+def mat_mul_nbits(node: ExpandedNode) -> None:
+    """Expand MatMulNBits: a product with weights of a few bits, which become fp32."""
+    attrs, builder = node.attrs, node.builder
+    if node.operand(4):
+        raise node.unsupported("with 'g_idx' is not supported")
+    rows, columns, bits, block = (int(attrs[name]) for name in ("N", "K", "bits", "block_size"))
+    blocks = -(-columns // block)
+    weights = _unpack(node.value(1).reshape(rows, blocks, -1), bits)[:, :, :block].astype("float32")
+    zero = np.float32(1 << bits >> 1)
+    if node.operand(3):
+        stored = node.value(3)
+        if stored.dtype == np.uint8:
+            stored = _unpack(stored.reshape(rows, -1), bits)
+        zero = stored.reshape(rows, -1)[:, :blocks, None].astype("float32")
+    scales = node.value(2).astype("float32").reshape(rows, blocks, 1)
+    matrix = ((weights - zero) * scales).reshape(rows, -1)[:, :columns].T
+    result = builder.emit("MatMul", [node.operand(0), builder.constant(matrix)])
+    node.bind(builder.emit("Add", [result, node.operand(5)]) if node.operand(5) else result)
+
+
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of `bits` bits from bytes along the last axis, the lowest bits first."""
+    if bits not in (2, 4, 8):
+        raise ValueError(f"{bits} bits are no part of a byte")
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return (packed[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)

@@ -1,0 +1,262 @@
+"""Signs, clamps, maxima and minima that are right for NaN, infinities and bool; TVM's kernels are not.
+
+They are as fast: on CPUs they are the same instructions with operands in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tvm
+from tvm import relax, te, tirx, topi
+
+
+def relu(value: tirx.Expr) -> tirx.Expr:
+    """``max(value, 0)``; NaN for NaN."""
+    zero = tirx.const(0, value.ty.dtype)
+    return tirx.Select(value < zero, zero, value)
+
+
+def clamp(value: tirx.Expr, low: float, high: float) -> tirx.Expr:
+    """``min(max(value, low), high)``; NaN for NaN."""
+    lower, upper = (tirx.const(bound, value.ty.dtype) for bound in (low, high))
+    return tirx.Select(value > upper, upper, tirx.Select(value < lower, lower, value))
+
+
+def larger(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """``max(a, b)``; NaN if one of them is."""
+    return tirx.Select(a < b, b, tirx.Select(a >= b, a, a + b))
+
+
+def smaller(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    """``min(a, b)``; NaN if one of them is."""
+    return tirx.Select(a > b, b, tirx.Select(a <= b, a, a + b))
+
+
+def sign(value: tirx.Expr) -> tirx.Expr:
+    """-1, 0 or 1; NaN for NaN."""
+    unit, zero = tirx.const(1, value.ty.dtype), tirx.const(0, value.ty.dtype)
+    if "uint" in str(value.ty.dtype):
+        return tirx.Select(value > zero, unit, zero)
+    # Both comparisons are false for NaN and 0, which are their own signs.
+    return tirx.Select(value > zero, unit, tirx.Select(value < zero, -unit, value))
+
+
+def elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callable:
+    """A legalisation rule for `relax.transform.LegalizeOps`: `formula` on each element of one tensor."""
+
+    def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+
+        def compute(x: te.Tensor) -> te.Tensor:
+            return te.compute(x.shape, lambda *index: formula(x(*index)), name=name, tag="elemwise")
+
+        return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+    return kernel
+
+
+def _clip(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    low, high = (float(bound.value) for bound in call.args[1:])
+    return elementwise(lambda value: clamp(value, low, high), "clip")(builder, call)
+
+
+def _leakyrelu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's kernel; `relu` for slope 0, since TVM gives NaN for -infinity then."""
+    if call.attrs.alpha:
+        return builder.call_te(topi.nn.leaky_relu, call.args[0], call.attrs.alpha)
+    return elementwise(relu, "leaky_relu")(builder, call)
+
+
+def _binary_kernel(floats: Callable, others: Callable, name: str) -> Callable:
+    """A legalisation rule for two operands, one maybe a number; `others` is the formula for integers."""
+
+    def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+        dtype = str(call.ty.dtype)
+        formula = floats if dtype.startswith("float") else others
+        numbers = [_number(arg) for arg in call.args]
+
+        def with_number(x: te.Tensor) -> te.Tensor:
+            """The formula of a tensor and the constant number."""
+            number = tirx.const(next(value for value in numbers if value is not None), dtype)
+            return te.compute(x.shape, lambda *index: formula(x(*index), number), name=name, tag="elemwise")
+
+        def broadcast_pair(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            """The formula of two tensors, which are broadcast."""
+            places = topi.add(a, b).shape
+            a, b = (topi.broadcast_to(tensor, places) for tensor in (a, b))
+            return te.compute(places, lambda *i: formula(a(*i), b(*i)), name=name, tag="broadcast")
+
+        tensors = [arg for arg, number in zip(call.args, numbers) if number is None]
+        if len(tensors) == 1:
+            return builder.call_te(with_number, *tensors, primfunc_name_hint=name)
+        return builder.call_te(broadcast_pair, *call.args, primfunc_name_hint=name)
+
+    return kernel
+
+
+def _number(expr: relax.Expr) -> float | None:
+    """The value of a constant without axes; None for other expressions."""
+    if not isinstance(expr, tvm.ir.GenericConst) or expr.ty.ndim:
+        return None
+    return float(expr.value.numpy())
+
+
+def _extreme(formula: Callable, sign: int, name: str) -> Callable:
+    """A legalisation rule for a maximum or minimum along axes; TVM's begins at the least finite number."""
+
+    def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+        x, dtype = call.args[0], str(call.args[0].ty.dtype)
+        if not dtype.startswith("float"):
+            function = topi.max if sign > 0 else topi.min
+
+            def reduce_integers(tensor: te.Tensor) -> te.Tensor:
+                """TVM's reduction; it has none of bool."""
+                wide = topi.cast(tensor, "int8") if dtype == "bool" else tensor
+                return topi.cast(function(wide, call.attrs.axis, call.attrs.keepdims), dtype)
+
+            return builder.call_te(reduce_integers, x, primfunc_name_hint=name)
+        dims = [int(size) for size in x.ty.shape]
+        axes = range(len(dims)) if call.attrs.axis is None else [int(a) % len(dims) for a in call.attrs.axis]
+        reducer = te.comm_reducer(formula, lambda kind: tirx.const(-sign * float("inf"), kind), name=name)
+
+        def reduce(tensor: te.Tensor) -> te.Tensor:
+            """The reduction."""
+            reduced = {axis: te.reduce_axis((0, dims[axis]), f"k{axis}") for axis in axes}
+            kept = [axis for axis in range(len(dims)) if axis not in reduced or call.attrs.keepdims]
+
+            def element(*index: tirx.Var) -> tirx.Expr:
+                """An element of the result."""
+                place = dict(zip(kept, index)) | reduced
+                return reducer(
+                    tensor(*(place[axis] for axis in range(len(dims)))), axis=list(reduced.values())
+                )
+
+            return te.compute([1 if axis in reduced else dims[axis] for axis in kept], element, name=name)
+
+        return builder.call_te(reduce, x, primfunc_name_hint=name) if axes else x
+
+    return kernel
+
+
+def _extreme_place(sign: int, name: str) -> Callable:
+    """A legalisation rule for the first place of a maximum or minimum along an axis, or of all elements.
+
+    As in ONNX Runtime, NaN counts in the first place alone. TVM's kernel has no place for the least number.
+    """
+
+    def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+        x, dtype = call.args[0], str(call.args[0].ty.dtype)
+        dims, place_type = [int(size) for size in x.ty.shape], str(call.ty.dtype)
+        is_float = dtype.startswith("float")
+        far = tirx.const(float("inf"), dtype) if is_float else tirx.max_value(dtype)
+        near = tirx.const(-float("inf"), dtype) if is_float else tirx.min_value(dtype)
+        worst, best = (near, far) if sign > 0 else (far, near)
+        whole = call.attrs.axis is None
+        axis = 0 if whole else int(call.attrs.axis) % len(dims)
+
+        def pick(a: tuple, b: tuple) -> tuple:
+            """The better of two places with their values; the first of equal ones."""
+            better = a[1] > b[1] if sign > 0 else a[1] < b[1]
+            left = tirx.any(better, tirx.all(a[1] == b[1], a[0] < b[0]))
+            return tirx.Select(left, a[0], b[0]), tirx.Select(left, a[1], b[1])
+
+        def identity(*kinds: str) -> tuple:
+            """The place and value that any other is better than."""
+            return tirx.max_value(kinds[0]), worst
+
+        reducer = te.comm_reducer(pick, identity, name=name)
+
+        def reduce(tensor: te.Tensor) -> te.Tensor:
+            """The places."""
+            flat = topi.reshape(tensor, [math.prod(dims)]) if whole else tensor
+            extent = flat.shape[axis]
+            number = te.reduce_axis((0, extent), "k")
+            others = [size for i, size in enumerate(flat.shape) if i != axis]
+
+            def element(*index: tirx.Var) -> tuple:
+                """Place and value of an element of the result."""
+                value = flat(*index[:axis], number, *index[axis:])
+                if is_float:
+                    nan = tirx.isnan(value)
+                    value = tirx.Select(nan, tirx.Select(number == 0, best, worst), value)
+                return reducer((tirx.Cast(place_type, number), value), axis=number)
+
+            places, _ = te.compute(others or [1], element if others else lambda _: element(), name=name)
+            result = te.compute(places.shape, lambda *index: places(*index), name=f"{name}_place")
+            target = [int(size) for size in call.ty.shape]
+            return result if [int(s) for s in result.shape] == target else topi.reshape(result, target)
+
+        return builder.call_te(reduce, x, primfunc_name_hint=name)
+
+    return kernel
+
+
+def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A pooling kernel that keeps NaN, and whose padding is less than all numbers; TVM's for integers."""
+    x, attrs = call.args[0], call.attrs
+    dims, result_dims = ([int(size) for size in value.ty.shape] for value in (x, call))
+    axes = [attrs.layout.index(axis) for axis in "DHW" if axis in attrs.layout]
+    windows, strides, dilations, pads = (
+        [int(size) for size in sizes]
+        for sizes in (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
+    )
+    before, after = [0] * len(dims), [0] * len(dims)
+    for place, axis in enumerate(axes):
+        reach = (result_dims[axis] - 1) * strides[place] + (windows[place] - 1) * dilations[place] + 1
+        before[axis], after[axis] = pads[place], max(0, reach - dims[axis] - pads[place])
+    dtype = str(x.ty.dtype)
+    least = tirx.const(-float("inf"), dtype) if dtype.startswith("float") else tirx.min_value(dtype)
+    combine = larger if dtype.startswith("float") else tirx.max
+    reducer = te.comm_reducer(combine, lambda _: least, name="max")
+
+    def pool(tensor: te.Tensor) -> te.Tensor:
+        """The maxima of windows."""
+        if any(before) or any(after):
+            tensor = topi.nn.pad(tensor, before, after, least)
+        offsets = [te.reduce_axis((0, size), f"k{place}") for place, size in enumerate(windows)]
+
+        def element(*index: tirx.Var) -> tirx.Expr:
+            """An element of the result."""
+            places = list(index)
+            for axis, offset, stride, dilation in zip(axes, offsets, strides, dilations, strict=True):
+                places[axis] = index[axis] * stride + offset * dilation
+            return reducer(tensor(*places), axis=offsets)
+
+        return te.compute(result_dims, element, name="pool_max")
+
+    return builder.call_te(pool, x, primfunc_name_hint=call.op.name.rpartition(".")[2])
+
+
+def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's kernel; LLVM has no comparison of one bit, so that bool is compared as int8."""
+    function = topi.equal if call.op.name == "relax.equal" else topi.not_equal
+    if str(call.args[0].ty.dtype) != "bool":
+        return builder.call_te(function, *call.args, primfunc_name_hint="equal")
+
+    def compare(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        """The comparison."""
+        return function(topi.cast(a, "int8"), topi.cast(b, "int8"))
+
+    return builder.call_te(compare, *call.args, primfunc_name_hint="equal")
+
+
+LEGAL = {
+    "relax.sign": elementwise(sign, "sign"),
+    "relax.nn.relu": elementwise(relu, "relu"),
+    "relax.nn.leakyrelu": _leakyrelu,
+    "relax.clip": _clip,
+    "relax.maximum": _binary_kernel(larger, tirx.max, "maximum"),
+    "relax.minimum": _binary_kernel(smaller, tirx.min, "minimum"),
+    **{f"relax.nn.max_pool{rank}d": _max_pool for rank in (1, 2, 3)},
+    "relax.max": _extreme(larger, 1, "max"),
+    "relax.min": _extreme(smaller, -1, "min"),
+    "relax.argmax": _extreme_place(1, "argmax"),
+    "relax.argmin": _extreme_place(-1, "argmin"),
+    "relax.equal": _equal,
+    "relax.not_equal": _equal,
+}

@@ -1,0 +1,169 @@
+"""Run the operator tests of the ONNX standard: ``onnx_node_tests.py [--sample N] [--seed S] [--match TEXT]``.
+
+They come with the package `onnx`: a model, its inputs, and the outputs that the standard asks for. Each model
+is built by `tvm.relay.build` for ``llvm+pim``. What is refused is tried once more with all inputs but the
+first as constants, as real networks have shapes, axes and scales. The exit code is 1 if a test is wrong or
+broken.
+"""
+
+import argparse
+import collections
+import multiprocessing
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+
+from pimflow.errors import PimflowError
+
+RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN = "right", "right, constants", "refused", "wrong", "broken"
+OTHERS = "no tensors"  # sequences, optional values and texts
+SECONDS = 120.0  # of a test
+FP16_TOLERANCE = 4e-3  # of the largest value: borders of devices are stored in fp16
+
+
+def node_tests() -> dict[str, TestCase]:
+    """All operator tests by name."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tests = [test for test in collect_testcases(None) if test.model is not None and test.data_sets]
+    return {test.name: test for test in tests}
+
+
+def sample(names: Sequence[str], count: int, seed: int | str) -> list[str]:
+    """`count` names that are drawn by `seed`; all if there are fewer."""
+    return random.Random(seed).sample(sorted(names), min(count, len(names)))
+
+
+def outcome(test: TestCase) -> tuple[str, str]:
+    """What becomes of a test, and why."""
+    values = [value for data in test.data_sets for value in (*data[0], *data[1])]
+    if any(not isinstance(v, np.ndarray | np.generic) or np.asarray(v).dtype.kind in "OUS" for v in values):
+        return OTHERS, ""
+    kind, reason = _attempt(test.model, test.data_sets, test.rtol, test.atol)
+    if kind == REFUSED and len(test.data_sets) == 1 and len(_input_names(test.model)) > 1:
+        again, again_reason = _attempt(*_with_constants(test.model, test.data_sets[0]), test.rtol, test.atol)
+        return (CONSTANTS, reason) if again == RIGHT else (again, again_reason)
+    return kind, reason
+
+
+def _input_names(model: onnx.ModelProto) -> list[str]:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [value.name for value in model.graph.input if value.name not in stored]
+
+
+def _attempt(model: onnx.ModelProto, data_sets: Sequence, rtol: float, atol: float) -> tuple[str, str]:
+    """Build and run a model, and compare with the outputs of the standard."""
+    import tvm
+    from tvm import relay
+    from tvm.contrib import graph_executor
+
+    names = _input_names(model)
+    try:
+        shapes = {name: np.shape(value) for name, value in zip(names, data_sets[0][0])}
+        module, params = relay.frontend.from_onnx(model, shapes)
+        library = relay.build(module, target="llvm+pim", params=params)
+        executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
+        for inputs, outputs in data_sets:
+            for name, value in zip(names, inputs):
+                executor.set_input(name, np.asarray(value))
+            executor.run()
+            for index, expected in enumerate(map(np.asarray, outputs)):
+                if difference := _difference(executor.get_output(index).numpy(), expected, rtol, atol):
+                    return WRONG, f"output {index}: {difference}"
+    except PimflowError as error:
+        return REFUSED, str(error)
+    except Exception as error:  # whatever comes out is the result
+        return BROKEN, f"{type(error).__name__}: {next(reversed(str(error).splitlines()), '')}"
+    return RIGHT, ""
+
+
+def _difference(result: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> str:
+    """How a result differs from what is expected; empty if it is as good as equal."""
+    if (result.shape, result.dtype) != (expected.shape, expected.dtype):
+        return f"{result.dtype}{result.shape} for {expected.dtype}{expected.shape}"
+    if expected.dtype.kind not in "fcV":
+        is_equal = np.array_equal(result, expected)
+    else:
+        a, b = result.astype(np.float64), expected.astype(np.float64)
+        largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+        bounds = {"rtol": max(rtol, FP16_TOLERANCE), "atol": max(atol, FP16_TOLERANCE * largest)}
+        with np.errstate(all="ignore"):
+            is_equal = np.allclose(a, b, **bounds, equal_nan=True)
+    return "" if is_equal else f"{result.ravel()[:4]} for {expected.ravel()[:4]}"
+
+
+def _with_constants(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
+    """The model with all inputs but the first as initializers, and its data without them."""
+    names, (inputs, outputs) = _input_names(model), data
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for name, value in list(zip(names, inputs))[1:]:
+        changed.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        changed.graph.input.remove(next(entry for entry in changed.graph.input if entry.name == name))
+    return changed, [(inputs[:1], outputs)]
+
+
+def _serve(connection) -> None:
+    """Answer names of tests by their outcomes, until there is no other name."""
+    tests = node_tests()
+    for name in iter(connection.recv, None):
+        connection.send(outcome(tests[name]))
+
+
+def outcomes(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Name, outcome and reason of each test; a process that dies or takes too long is a broken test."""
+    context = multiprocessing.get_context("spawn")
+    process = None
+    for name in names:
+        if process is None:
+            connection, far_end = context.Pipe()
+            process = context.Process(target=_serve, args=(far_end,), daemon=True)
+            process.start()
+            far_end.close()
+        try:
+            connection.send(name)
+            if not connection.poll(SECONDS):
+                raise EOFError
+            yield (name, *connection.recv())
+        except (EOFError, OSError):
+            process.kill()
+            process.join()
+            process = None
+            yield name, BROKEN, f"the process ended, or took more than {SECONDS:g} s"
+    if process is not None:
+        connection.send(None)
+        process.join()
+
+
+def main() -> int:
+    """Read the arguments of the command line, and do what the top of this file says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sample", type=int, help="how many tests to draw; all by default")
+    parser.add_argument("--seed", default="0", help="what draws them (default: %(default)s)")
+    parser.add_argument("--match", default="", help="a text that names of tests have")
+    parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
+    args = parser.parse_args()
+    names = [name for name in node_tests() if args.match in name]
+    counts: collections.Counter[str] = collections.Counter()
+    for name, kind, reason in outcomes(sample(names, args.sample or len(names), args.seed)):
+        counts[kind] += 1
+        if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
+            print(f"{kind}: {name}: {reason}", flush=True)
+    tensors = counts.total() - counts[OTHERS]
+    print("| outcome | tests | of those on tensors |\n|---|---|---|")
+    for kind in (RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN):
+        print(f"| {kind} | {counts[kind]} | {100 * counts[kind] / max(1, tensors):.1f} % |")
+    print(f"| {OTHERS} | {counts[OTHERS]} | |")
+    return int(bool(counts[WRONG] or counts[BROKEN]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
