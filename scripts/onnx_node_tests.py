@@ -13,11 +13,13 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
+from update_readme import fill
 
 from pimflow.errors import PimflowError
 
@@ -143,6 +145,15 @@ def outcomes(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
         process.join()
 
 
+def table(counts: collections.Counter[str]) -> str:
+    """A Markdown table of outcomes."""
+    tensors = counts.total() - counts[OTHERS]
+    lines = ["| outcome | tests | of those on tensors |", "|---|---|---|"]
+    for kind in (RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN):
+        lines.append(f"| {kind} | {counts[kind]} | {100 * counts[kind] / max(1, tensors):.1f} % |")
+    return "\n".join([*lines, f"| {OTHERS} | {counts[OTHERS]} | |"])
+
+
 def main() -> int:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -150,6 +161,7 @@ def main() -> int:
     parser.add_argument("--seed", default="0", help="what draws them (default: %(default)s)")
     parser.add_argument("--match", default="", help="a text that names of tests have")
     parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
     names = [name for name in node_tests() if args.match in name]
     counts: collections.Counter[str] = collections.Counter()
@@ -157,11 +169,11 @@ def main() -> int:
         counts[kind] += 1
         if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
             print(f"{kind}: {name}: {reason}", flush=True)
-    tensors = counts.total() - counts[OTHERS]
-    print("| outcome | tests | of those on tensors |\n|---|---|---|")
-    for kind in (RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN):
-        print(f"| {kind} | {counts[kind]} | {100 * counts[kind] / max(1, tensors):.1f} % |")
-    print(f"| {OTHERS} | {counts[OTHERS]} | |")
+    text = table(counts)
+    print(text)
+    if args.update:
+        page = args.update.read_text(encoding="utf-8")
+        args.update.write_text(fill(page, "onnx", text), encoding="utf-8")
     return int(bool(counts[WRONG] or counts[BROKEN]))
 
 

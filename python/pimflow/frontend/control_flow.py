@@ -11,7 +11,7 @@ from onnx import helper, shape_inference
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import ConstantValues
-from pimflow.zoo.foreign.builder import GraphBuilder
+from pimflow.zoo.foreign.builder import NodeBuilder
 from pimflow.zoo.nodes import attributes, constant_nodes
 
 OPERATORS = ("If", "Loop", "Scan")
@@ -99,13 +99,13 @@ class _Inliner:
 
     def bind(self, values: Sequence[str], node: onnx.NodeProto) -> None:
         """Let `values` be the results of `node`."""
-        builder = GraphBuilder(node.name or node.output[0])
+        builder = NodeBuilder(node.name or node.output[0])
         for value, result in zip(values, node.output):
             if result:
                 builder.bind(value, result)
         self.add(builder.nodes)
 
-    def add_built(self, builder: GraphBuilder) -> None:
+    def add_built(self, builder: NodeBuilder) -> None:
         """Append the nodes and constants of a builder."""
         self.values.weights |= {tensor.name: tensor for tensor in builder.constants}
         self.add(builder.nodes)
@@ -120,7 +120,7 @@ class _Inliner:
             self.bind(self.inline(branches[bool(condition.reshape(-1)[0])], [], prefix), node)
             return
         chosen, otherwise = (self.inline(branches[key], [], f"{prefix}/{key}") for key in (True, False))
-        builder = GraphBuilder(f"{prefix}/choice")
+        builder = NodeBuilder(f"{prefix}/choice")
         flag = builder.emit("Reshape", [node.input[0], builder.constant(np.zeros(0, "int64"))])
         results = [builder.emit("Where", [flag, *pair]) for pair in zip(chosen, otherwise)]
         self._require_equal_shapes(node, list(zip(chosen, otherwise)))
@@ -175,7 +175,7 @@ class _Inliner:
                 break
             if trip == MOST_TRIPS:
                 raise self._unsupported(node, f"makes more than {MOST_TRIPS} trips; use fewer")
-            builder = GraphBuilder(f"{prefix}/{trip}")
+            builder = NodeBuilder(f"{prefix}/{trip}")
             number = builder.constant(np.array(trip, "int64"))
             flag = builder.constant(np.array(True))
             self.add_built(builder)
@@ -223,7 +223,7 @@ class _Inliner:
         count = len(body.output) - split
         columns: list[list[str]] = [[] for _ in range(count)]
         for trip in range(trips):
-            builder = GraphBuilder(f"{prefix}/{trip}")
+            builder = NodeBuilder(f"{prefix}/{trip}")
             places = [trips - 1 - trip if reverse else trip for reverse in backward]
             elements = [
                 builder.emit("Gather", [name, builder.constant(np.array(place))], axis=axis)
@@ -246,7 +246,7 @@ class _Inliner:
         backward: Sequence[int],
     ) -> None:
         """Let the last carried values, and the rows of all trips stacked along `axes`, be the results."""
-        builder = GraphBuilder(f"{node.name or node.output[0]}/rows")
+        builder = NodeBuilder(f"{node.name or node.output[0]}/rows")
         results = list(carried)
         for rows, axis, reverse, name in zip(columns, axes, backward, node.output[len(carried) :]):
             if not rows and name:

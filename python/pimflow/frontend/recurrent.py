@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import ConstantValues
-from pimflow.zoo.foreign.builder import GraphBuilder
+from pimflow.zoo.foreign.builder import NodeBuilder
 from pimflow.zoo.nodes import attributes
 
 LIMIT = 256  # upper bound on steps; each is a dozen nodes
@@ -88,7 +88,7 @@ class _UnrolledLayer:
         self.node = node
         self.kind = "LSTM" if node.op_type == DYNAMIC else node.op_type
         self.constants = constants
-        self.builder = GraphBuilder(node.name or node.output[0])
+        self.builder = NodeBuilder(node.name or node.output[0])
         attrs = attributes(node)
         operands = [*node.input, *[""] * (12 - len(node.input))]
         x, _, _, b, lengths, h0, c0 = operands[:7]

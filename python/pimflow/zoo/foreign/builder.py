@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from pimflow.errors import UnsupportedOpError
 
 
-class GraphBuilder:
+class NodeBuilder:
     """Nodes and constants that replace a node; their names begin with its name."""
 
     def __init__(self, prefix: str) -> None:
@@ -65,7 +65,7 @@ class ExpandedNode:
 
     Attributes
     ----------
-    builder : GraphBuilder
+    builder : NodeBuilder
         Takes the nodes that replace it.
     weights : mapping of str to TensorProto
         Constants of the network, by name.
@@ -76,7 +76,7 @@ class ExpandedNode:
     """
 
     proto: onnx.NodeProto
-    builder: GraphBuilder
+    builder: NodeBuilder
     weights: Mapping[str, onnx.TensorProto]
     shapes: Mapping[str, list[int]]
     opset: int

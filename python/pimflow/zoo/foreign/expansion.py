@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from pimflow.zoo.foreign import quantized, tabular, transformer
-from pimflow.zoo.foreign.builder import ExpandedNode, GraphBuilder
+from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 
 MICROSOFT = transformer.MICROSOFT
 _POOL = ("kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "count_include_pad")
@@ -134,7 +134,7 @@ def _replace(
         if id(proto) not in ready:
             nodes.append(proto)
             continue
-        builder = GraphBuilder(proto.name or proto.output[0])
+        builder = NodeBuilder(proto.name or proto.output[0])
         node = ExpandedNode(proto=proto, builder=builder, weights=weights, shapes=shapes, opset=opset)
         expansions[operator_key(proto)](node)
         nodes += builder.nodes

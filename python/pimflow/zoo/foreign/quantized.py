@@ -6,7 +6,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -61,14 +61,14 @@ def qgemm(node: ExpandedNode) -> None:
 def mat_mul_integer_to_float(node: ExpandedNode) -> None:
     """Expand MatMulIntegerToFloat: an exact product in int32, scaled, with a bias in fp32."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = (node.operand(i) for i in range(7))
-    node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
+    node.bind(_float_product(node, [a, b, a_zero, b_zero], _product_scale(node, a_scale, b_scale), bias))
 
 
 def dynamic_quantize_mat_mul(node: ExpandedNode) -> None:
     """Expand DynamicQuantizeMatMul: operands are quantised by their own range."""
     x, b, b_scale, b_zero, bias = (node.operand(i) for i in range(5))
     a, a_scale, a_zero = node.builder.emit_tuple("DynamicQuantizeLinear", [x], 3)
-    node.bind(_float_product(node, a, b, a_zero, b_zero, _product_scale(node, a_scale, b_scale), bias))
+    node.bind(_float_product(node, [a, b, a_zero, b_zero], _product_scale(node, a_scale, b_scale), bias))
 
 
 def qattention(node: ExpandedNode) -> None:
@@ -76,16 +76,17 @@ def qattention(node: ExpandedNode) -> None:
     node.refuse("do_rotary", beyond=9)
     x, weights, bias, x_scale, w_scale, _, x_zero, w_zero = (node.operand(i) for i in range(8))
     scale = _product_scale(node, x_scale, w_scale)
-    packed = _float_product(node, x, weights, x_zero, w_zero, scale, bias)
+    packed = _float_product(node, [x, weights, x_zero, w_zero], scale, bias)
     width = int(node.weights[weights].dims[1]) if weights in node.weights else 0
     emit_heads(node, packed, width, 5, 8, None)
 
 
-def _float_product(
-    node: ExpandedNode, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str
-) -> str:
-    """The product of two 8-bit tensors, times `scale`, plus `bias`, in fp32."""
-    builder = node.builder
+def _float_product(node: ExpandedNode, operands: Sequence[str], scale: str, bias: str) -> str:
+    """The product of two 8-bit tensors, times `scale`, plus `bias`, in fp32.
+
+    `operands` are the tensors and their zero points, which may be missing.
+    """
+    builder, (a, b, a_zero, b_zero) = node.builder, operands
     zeros = [a_zero, b_zero] if b_zero else [a_zero] if a_zero else []
     total = builder.emit("Cast", [builder.emit("MatMulInteger", [a, b, *zeros])], to=TensorProto.FLOAT)
     scaled = builder.emit("Mul", [total, scale])
@@ -123,6 +124,7 @@ def qlinear_binary(op: str) -> Callable[[ExpandedNode], None]:
     """The expansion of QLinearAdd and QLinearMul, by `op`."""
 
     def expand(node: ExpandedNode) -> None:
+        """Compute in fp32, and round."""
         operands = [_dequantize(node, begin) for begin in (0, 3)]
         _quantize(node, node.builder.emit(op, operands), node.operand(6), node.operand(7))
 
@@ -133,6 +135,7 @@ def qlinear_unary(op: str, *names: str) -> Callable[[ExpandedNode], None]:
     """The expansion of an operator of one 8-bit tensor as `op` in fp32, with the attributes `names`."""
 
     def expand(node: ExpandedNode) -> None:
+        """Compute in fp32, and round."""
         _refuse_channels_last(node)
         kept = {name: node.attrs[name] for name in names if name in node.attrs}
         value = node.builder.emit(op, [_dequantize(node, 0)], **kept)

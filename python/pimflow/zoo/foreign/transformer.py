@@ -7,7 +7,7 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from pimflow.zoo.foreign.builder import ExpandedNode, GraphBuilder
+from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 
 MICROSOFT = "com.microsoft"
 
@@ -99,7 +99,7 @@ def fused_mat_mul(node: ExpandedNode) -> None:
     node.bind(_scaled(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
 
 
-def _scaled(builder: GraphBuilder, x: str, factor: float) -> str:
+def _scaled(builder: NodeBuilder, x: str, factor: float) -> str:
     return x if factor == 1 else builder.emit("Mul", [x, builder.scalar(factor)])
 
 
