@@ -197,7 +197,7 @@ def _extreme_place(sign: int, name: str) -> Callable:
 
 
 def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """A pooling kernel that keeps NaN, and whose padding is less than all numbers; TVM's for integers."""
+    """A pooling kernel that keeps NaN, and whose padding is less than all numbers."""
     x, attrs = call.args[0], call.attrs
     dims, result_dims = ([int(size) for size in value.ty.shape] for value in (x, call))
     axes = [attrs.layout.index(axis) for axis in "DHW" if axis in attrs.layout]
@@ -211,7 +211,7 @@ def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         before[axis], after[axis] = pads[place], max(0, reach - dims[axis] - pads[place])
     dtype = str(x.ty.dtype)
     least = tirx.const(-float("inf"), dtype) if dtype.startswith("float") else tirx.min_value(dtype)
-    combine = larger if dtype.startswith("float") else tirx.max
+    combine = larger if dtype.startswith("float") else lambda a, b: tirx.max(a, b)
     reducer = te.comm_reducer(combine, lambda _: least, name="max")
 
     def pool(tensor: te.Tensor) -> te.Tensor:

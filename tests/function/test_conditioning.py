@@ -1,7 +1,9 @@
 """Are outputs bounded by what rounding does to the network, and wrong builds refused all the same?"""
 
+import itertools
 import json
 import runpy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +24,21 @@ from pimflow.commands.main import main
 from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import RUNS, OutputReference, output_checks, reference_deviations
-from pimflow.compiler.verification import Verification, verify
+from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.commands import Comp
-from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, OutputCheck, error_text
+from pimflow.core.output_error import (
+    DEVIATION_MULTIPLE,
+    LARGEST_BOUND,
+    OUTPUT_BOUND,
+    OutputCheck,
+    error_text,
+    relative_error,
+)
 from pimflow.core.program import PimProgram
 from pimflow.errors import VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, nodes_of_layers, perturb
-from pimflow.frontend.reference import Fp16Storage
+from pimflow.frontend.reference import Fp16Storage, Perturbed
 from pimflow.pim_backend.runtime import codegen
 
 KINDS = ("amplifies", "damps")
@@ -160,9 +169,8 @@ def test_the_report_has_both_figures(capsys, tmp_path):
     report = json.loads((tmp_path / "out/report.json").read_text())
     error, deviation = report["max_relative_error"], report["reference_deviation"]
     assert code == 0 and OUTPUT_BOUND["fp16"] < error < report["tolerance"] == DEVIATION_MULTIPLE * deviation
-    assert report["outputs"] == [
-        {"relative_error": error, "bound": report["tolerance"], "reference_deviation": deviation}
-    ]
+    bounds = {"bound": report["tolerance"], "reference_deviation": deviation}
+    assert report["outputs"] == [{"relative_error": error, **bounds, "undecided": 0}]
     (line,) = [line for line in out.splitlines() if line.startswith("check ")]
     assert f"max rel {error:.1e}" in line and f"moves the reference by {deviation:.1e}" in line
     assert PlacedRegions.load(tmp_path / "out").bounds == (report["tolerance"],)
@@ -266,6 +274,45 @@ def test_zeros_are_refused_whatever_the_network(cases):
     reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
     (check,) = output_checks(reference, stored, "fp16", case.inputs, wrong)
     assert check.reference_deviation > LARGEST_BOUND == check.bound and not check.matches
+
+
+def moving_reference(runs: Sequence[np.ndarray]) -> Perturbed:
+    """A reference whose runs give `runs`, one after another."""
+    values = itertools.cycle(runs)
+    return lambda stored: lambda inputs: [next(values)]
+
+
+def test_places_of_maxima_that_roundings_decide():
+    """Of a hundred places, two are of nearly equal values; a build may choose either, and no third."""
+    expected = np.arange(100, dtype=np.int64)
+    flipped = expected.copy()
+    flipped[[7, 90]] = [60, 2]
+    reference = OutputReference(expected=[expected], perturbed=moving_reference([expected, flipped]))
+    (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [flipped])
+    assert check.matches and check.undecided == 2 and "decides 2 elements" in error_text(check)
+    wrong = flipped.copy()
+    wrong[7] = 61
+    (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [wrong])
+    assert not check.matches
+
+
+def test_many_elements_that_jump_verify_nothing():
+    expected = np.arange(10, dtype=np.int64)
+    reference = OutputReference(expected=[expected], perturbed=moving_reference([expected[::-1]]))
+    (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [expected[::-1]])
+    assert not check.matches and not check.undecided
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_special_values_are_right_where_the_reference_has_them(special):
+    expected = np.array([1.0, special, 2.0], "float32")
+    assert relative_error(expected.copy(), expected) == 0
+    assert relative_error(np.array([1.0, 5.0, 2.0], "float32"), expected) == np.inf
+    assert relative_error(np.array([special, special, 2.0], "float32"), expected) == np.inf
+    assert relative_error(np.array([1.5, special, 2.0], "float32"), expected) == 0.25
+    require_finite([expected])
+    with pytest.raises(VerificationError, match="NaN or infinity everywhere"):
+        require_finite([expected[1:2]])
 
 
 def test_one_output_lends_another_no_bound():

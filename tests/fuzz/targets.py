@@ -377,7 +377,7 @@ def _values(path: Path) -> str:
         code = main(
             ["compile", str(path), "-o", str(out), "--dtype", "fp32", "--conventions", "none", "--quiet"]
         )
-    if code == 5 and "of the reference has NaN or infinity" not in err.getvalue():
+    if code == 5 and "of the reference is NaN or infinity" not in err.getvalue():
         return f"wrong value: {err.getvalue()}"
     if code:
         return "" if code in RIGHT_CODES else f"exit code {code}: {err.getvalue()}"

@@ -16,7 +16,7 @@ from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import FLAT, OMITTED, JsonTree, named, report_from
-from pimflow.core.output_error import OutputCheck
+from pimflow.core.output_error import OutputCheck, max_error_check
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
@@ -512,11 +512,7 @@ class VerificationReport:
     @property
     def worst(self) -> OutputCheck:
         """The output whose error is nearest to its bound."""
-        return OutputCheck(
-            relative_error=self.max_relative_error,
-            bound=self.tolerance,
-            reference_deviation=self.reference_deviation,
-        )
+        return max_error_check(self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
