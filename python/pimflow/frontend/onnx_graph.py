@@ -80,8 +80,6 @@ def _convert_or_simplify(
     except (ModelError, UnsupportedOpError) as error:
         light.graph.initializer.extend(zoo.with_weights(model).graph.initializer)
         rewritten = simplify(light)
-        if rewritten is None:
-            raise
         try:
             return convert(inference_graph(rewritten), rewritten.graph)
         except ModelError:  # is less precise than the error of the original network

@@ -35,13 +35,13 @@ def is_supported(node: onnx.NodeProto) -> bool:
     return (domain, node.op_type) in CONVERTERS or (not domain and node.op_type in operator_names())
 
 
-def simplify(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """The network in a newer opset and simpler operators, with operators on shapes folded.
 
     Returns
     -------
-    ModelProto or None
-        With inferred shapes; None if ONNX Runtime cannot read it.
+    ModelProto
+        With inferred shapes.
 
     Raises
     ------
@@ -49,9 +49,8 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto | None:
         For a recurrent layer or a loop that cannot be unrolled, and for branches that cannot both be
         computed.
     """
-    folded = _fold_shapes(_inline_unknown(inline_control_flow(_upgrade_opset(model))))
-    if folded is None:
-        return None
+    simple = _inline_unknown(inline_control_flow(_upgrade_opset(model)))
+    folded = _fold_shapes(simple) or simple
     folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
     return drop_empty_operands(unroll(folded))
 
