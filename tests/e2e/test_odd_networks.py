@@ -84,7 +84,6 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "filters", "dims", "says"),
     [
-        ("Concat", (1, 0), (1, 4), "1x0"),
         ("Conv", (0, 4, 3, 3), (1, 4, 8, 8), "0x3x3x4"),
         ("MatMul", (16, 0), (4, 16), "16x0"),
         ("Slice", (16, 32), (4, 16), "0x16"),
@@ -92,8 +91,7 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
 )
 def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says):
     """Files with constants without elements could not be loaded; products of nothing were tracebacks."""
-    axis = {"axis": 1} if kind == "Concat" else {}
-    nodes = [helper.make_node(kind, ["x", "w"], ["y"], "last", **axis)]
+    nodes = [helper.make_node(kind, ["x", "w"], ["y"], "last")]
     weights = [weight("w", *filters)]
     if kind == "Slice":
         nodes = [

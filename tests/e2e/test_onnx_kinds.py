@@ -32,11 +32,10 @@ REFUSED = {
     "Det": "operator Det of node 'n'",
     "GN18": "GroupNormalization is deprecated",
     "MaxPool idx": "MaxPool of node 'n'.*only the first of its 2 results",
-    "NMS": "non_max_suppression is not supported",
+    "NMS": "NonMaxSuppression of node 'n'.*the number of its results",
     "Resize aspect": "Resize of node 'n'.*aspect ratio",
     "Scatter part": "ScatterElements of node 'n'.*along axis 1 alone",
     "Resize channels": "Resize of node 'n'.*of channels",
-    "Resize half sym refused": "Resize of node 'n'.*half_pixel_symmetric with mode cubic",
     "ReverseSequence": "operator ReverseSequence of node 'n'",
 }
 TOGETHER = 12
