@@ -529,7 +529,7 @@ op(
     opset=19,
 )
 op(
-    "Resize half sym cubic",
+    "Resize half sym cubic 1.7",
     "Resize",
     "x  s",
     weights={"s": np.float32([1, 1, 1.7, 1.7])},
