@@ -1,4 +1,4 @@
-"""Do the forms of a decomposed network take what is said of them, and compute the same?"""
+"""Do the variants of a decomposed network take what is said of them, and compute the same?"""
 
 import importlib
 import itertools

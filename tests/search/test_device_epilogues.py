@@ -1,4 +1,4 @@
-"""Layers that PIM finishes: which they are, what they cost, and that nobody has to take them."""
+"""Layers whose epilogue PIM does: which they are, what they cost, and that nobody has to take them."""
 
 from dataclasses import replace
 
