@@ -68,21 +68,21 @@ class GoalOptions(OptionSet, group="search"):
     max_latency_ns: float | None = option(
         None,
         "--max-latency X[ns|us|ms]",
-        "take no plan that is slower",
+        "upper bound on the latency of the plan",
         parse=parse_latency,
         check=check_above_zero,
     )
     max_energy_pj: float | None = option(
         None,
         "--max-energy X[pJ|nJ|uJ|mJ]",
-        "take no plan that needs more energy",
+        "upper bound on the energy of the plan",
         parse=parse_energy,
         check=check_above_zero,
     )
     max_memory_bytes: float | None = option(
         None,
         "--memory-budget BYTES",
-        "take no plan that needs more memory, such as 50MiB",
+        "upper bound on the memory of the plan, such as 50MiB",
         group="memory",
         parse=parse_bytes,
         check=check_above_zero,
@@ -90,14 +90,14 @@ class GoalOptions(OptionSet, group="search"):
     max_error: float | None = option(
         None,
         "--max-error X",
-        "with --decompose: take no plan whose layers have errors of a larger sum, each a share of the "
+        "with --decompose: upper bound on the sum of the errors of layers, each a share of the "
         "largest output (with --calibration) or of the norm of the filters",
         check=_check_error,
     )
     modes: Sequence[str] = option(
         MODES,
         "--modes MODE,…",
-        f"ways in which layers may run; gpu is always one of them (default: {','.join(MODES).lower()})",
+        f"modes that a layer may have; gpu is always one of them (default: {','.join(MODES).lower()})",
         check=_check_modes,
     )
     primitives: bool = option(False)

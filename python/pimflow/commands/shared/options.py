@@ -121,7 +121,7 @@ class NetworkOptions(ShapeOptions):
         `frontend.load`.
     states : mapping of str to str, optional
         With a context: inputs that are caches, and the outputs that are their next content, where names and
-        shapes do not tell.
+        shapes do not identify.
     decompose : Request, optional
         Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` only those that a search for the same
         goal finds cheaper as chains. A text is parsed by `decomposition.request.Request.parse`.
@@ -153,7 +153,7 @@ class NetworkOptions(ShapeOptions):
         None,
         "--state PAST=PRESENT",
         "with --context: an input that is a cache, and the output that it becomes, where names and "
-        "shapes do not tell; repeat it for each",
+        "shapes do not identify; repeat it for each",
         parse=_parse_state,
         is_mapping=True,
         check=_check_states,
