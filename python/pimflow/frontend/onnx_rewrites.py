@@ -49,8 +49,8 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         For a recurrent layer or a loop that cannot be unrolled, and for branches that cannot both be
         computed.
     """
-    simple = _inline_unknown(inline_control_flow(_upgrade_opset(model)))
-    folded = _fold_shapes(simple) or simple
+    simple = inline_control_flow(_inline_unknown(_upgrade_opset(model)))  # bodies of operators have loops
+    folded = inline_control_flow(_fold_shapes(simple) or simple)  # ONNX Runtime inlines bodies too
     folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
     return drop_empty_operands(unroll(folded))
 
@@ -84,21 +84,23 @@ def _upgrade_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators that the importer does not support by their definition in the standard."""
-    used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-    unknown = used - operator_names()
-    if not unknown:
-        return model
-    functions = [("", op) for op in sorted(unknown)]
-    typed = onnx.ModelProto()
-    typed.CopyFrom(model)
-    for tensor in model.graph.initializer:  # the inliner does not read types of initializers
-        typed.graph.value_info.append(
-            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        )
-    try:
-        return inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
-    except RuntimeError:  # the importer then names the unsupported operator
-        return model
+    known: list[tuple[str, str]] = []
+    while True:
+        used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
+        functions = [("", op) for op in sorted(used - operator_names())]
+        if functions == known:
+            return model  # what is left has no definition
+        typed = onnx.ModelProto()
+        typed.CopyFrom(model)
+        for tensor in model.graph.initializer:  # the inliner does not read types of initializers
+            typed.graph.value_info.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+        try:
+            inlined = inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
+        except RuntimeError:  # the importer then names the unsupported operator
+            return model
+        model, known = inlined, functions  # definitions may contain operators that are not supported
 
 
 # ONNX Runtime's optimiser ends its process on some networks, so it has one of its own.
