@@ -125,6 +125,14 @@ def test_a_loop_of_too_many_trips():
         onnx_graph.from_onnx(zoo.load_model(model))
 
 
+def test_loops_of_too_many_nodes_end_soon():
+    steps = [helper.make_node("Relu", ["b"], [f"r{number}"]) for number in range(200)]
+    with pytest.raises(UnsupportedOpError, match="more than 20000 nodes"):
+        model = loop("three", "yes", ALWAYS, *steps)
+        model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(np.array(250), "three"))
+        onnx_graph.from_onnx(zoo.load_model(model))
+
+
 @pytest.mark.parametrize("backward", [0, 1])
 def test_a_scan(backward):
     element, state = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("e", "s"))

@@ -221,6 +221,13 @@ def test_an_operator_of_8_bits_is_exact(model):
     ("model", "why"),
     [
         (
+            lambda: single(
+                *("MatMulNBits", "x w s", (2, 5), {"w": np.zeros((5, 1, 6), "uint8"), "s": weight(5)}),
+                **{"x": (2, 16), "N": 5, "K": 16, "bits": 3, "block_size": 16},
+            ),
+            "of 3 bits",
+        ),
+        (
             lambda: single("Normalizer", "x", (3, 4), (), LEARNING, (3, 4), norm="L3"),
             "norm 'L3' is not supported",
         ),

@@ -262,6 +262,18 @@ def test_nodes_without_a_name_of_their_own_get_one():
     assert named == ["same", "same.3", "same.2", "same.4"]
 
 
+@pytest.mark.parametrize(
+    ("dims", "place", "why"), [([2, 3], 9, "outside of its shape"), ([1 << 40], 0, "more than 2147483647")]
+)
+def test_damaged_sparse_weights_are_one_line(dims, place, why):
+    model = onnx_model([helper.make_node("Mul", ["x", "w"], ["y"])], {"x": [2, 3]}, {"y": [2, 3]})
+    values = numpy_helper.from_array(np.ones(1, "float32"), "w")
+    places = numpy_helper.from_array(np.array([place]), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, dims))
+    with pytest.raises(ModelError, match=why):
+        zoo.load_model(model)
+
+
 # ---- precision ----
 
 

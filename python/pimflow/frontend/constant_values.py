@@ -74,7 +74,7 @@ class ConstantValues:
             if not tensor or tensor in constants:
                 continue
             if tensor in self.weights:
-                constants[tensor] = self._named(tensor)
+                constants[tensor] = self._rename(tensor)
                 continue
             node = self.producers.get(tensor)
             if node is None or len(nodes) > _LARGEST_CONE or any(a.HasField("g") for a in node.attribute):
@@ -93,7 +93,7 @@ class ConstantValues:
                 stack += [(operand, False) for operand in node.input]
         return nodes, list(constants.values())
 
-    def _named(self, tensor: str) -> onnx.TensorProto:
+    def _rename(self, tensor: str) -> onnx.TensorProto:
         """A constant under the name by which nodes read it."""
         stored = self.weights[tensor]
         return (

@@ -38,11 +38,6 @@ def inline_control_flow(model: onnx.ModelProto) -> onnx.ModelProto:
     while any(node.op_type in OPERATORS for node in model.graph.node):
         typed = shape_inference.infer_shapes(model, data_prop=True)
         model = _Inliner(typed).model()
-        if len(model.graph.node) > MOST_NODES:
-            raise UnsupportedOpError(
-                f"model '{model.graph.name}': more than {MOST_NODES} nodes after its loops are unrolled; "
-                "use fewer trips"
-            )
     return model
 
 
@@ -66,6 +61,11 @@ class _Inliner:
     def add(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Append nodes, on which later conditions may depend."""
         self.nodes += nodes
+        if len(self.nodes) > MOST_NODES:
+            raise UnsupportedOpError(
+                f"model '{self.source.graph.name}': more than {MOST_NODES} nodes after its loops are "
+                "unrolled; use fewer trips"
+            )
         self.values.add_nodes(nodes)
 
     def inline(

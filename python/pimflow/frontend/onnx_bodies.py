@@ -60,7 +60,7 @@ def reduce_log_sum_exp(node: ExpandedNode) -> None:
     node.bind(result)
 
 
-def _normalised(node: ExpandedNode, x: str, axes: list[int], epsilon: float) -> tuple[str, str, str]:
+def _normalise(node: ExpandedNode, x: str, axes: list[int], epsilon: float) -> tuple[str, str, str]:
     """`x` less its mean, over its deviation; the mean, and the inverse of the deviation."""
     emit = node.builder.emit
     mean = node.reduce("ReduceMean", x, axes)
@@ -74,14 +74,14 @@ def _normalised(node: ExpandedNode, x: str, axes: list[int], epsilon: float) -> 
 def mean_variance_normalization(node: ExpandedNode) -> None:
     """Expand MeanVarianceNormalization; TVM's importer subtracts squares, which cancel for large means."""
     axes = list(node.attrs.get("axes", (0, 2, 3)))
-    node.bind(_normalised(node, node.operand(0), axes, 1e-18)[0])  # 1e-9, squared, beside the deviation
+    node.bind(_normalise(node, node.operand(0), axes, 1e-18)[0])  # 1e-9, squared, beside the deviation
 
 
 def layer_normalization(node: ExpandedNode) -> None:
     """Expand a LayerNormalization whose mean is a result, or whose scale has one element."""
     rank, emit = node.rank(0), node.builder.emit
     first = node.attrs.get("axis", -1) % rank
-    value, mean, inverse = _normalised(
+    value, mean, inverse = _normalise(
         node, node.operand(0), list(range(first, rank)), node.attrs.get("epsilon", 1e-5)
     )
     value = emit("Mul", [value, node.operand(1)])

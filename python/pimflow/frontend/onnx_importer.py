@@ -25,6 +25,7 @@ from pimflow.relay_passes.flat import operator, shape
 _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
 
 
+_LARGEST_POWER = 1 << 16  # whose products are written out; 2 of a larger one is no number of 64 bits
 _SYMMETRIC = b"half_pixel_symmetric"
 # By operator, the operands that have to be constants.
 _CONSTANTS = {"Squeeze": {1: "axes"}, "Unsqueeze": {1: "axes"}, "Trilu": {1: "diagonals"}}
@@ -238,10 +239,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         result = self._normal(relax.op.ones_like(base))
         if isinstance(constant, np.ndarray) and constant.size == 1:
             number = int(constant.reshape(()))
-            for digit in f"{number:b}" if 0 <= number < 1 << 16 else ():
+            for digit in f"{number:b}" if 0 <= number <= _LARGEST_POWER else ():
                 result = self._normal(relax.op.multiply(result, result))
                 result = self._normal(relax.op.multiply(result, base)) if digit == "1" else result
-            return result if 0 <= number < 1 << 16 else None
+            return result if 0 <= number <= _LARGEST_POWER else None
         whole = self._normal(relax.op.astype(exponent, "int64"))
         for place in reversed(range(6)):  # of more than 63 factors, only those of 0, 1 and -1 fit 64 bits
             result = self._normal(relax.op.multiply(result, result))

@@ -84,11 +84,11 @@ def _upgrade_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators that the importer does not support by their definition in the standard."""
-    known: list[tuple[str, str]] = []
+    previous: list[tuple[str, str]] = []
     while True:
         used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
         functions = [("", op) for op in sorted(used - operator_names())]
-        if functions == known:
+        if functions == previous:
             return model  # what is left has no definition
         typed = onnx.ModelProto()
         typed.CopyFrom(model)
@@ -100,7 +100,7 @@ def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
             inlined = inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
         except RuntimeError:  # the importer then names the unsupported operator
             return model
-        model, known = inlined, functions  # definitions may contain operators that are not supported
+        model, previous = inlined, functions  # definitions may contain operators that are not supported
 
 
 # ONNX Runtime's optimiser ends its process on some networks, so it has one of its own.

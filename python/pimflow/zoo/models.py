@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from pathlib import Path
 from typing import TypeGuard
@@ -15,7 +16,7 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.precision import require_types, to_single
-from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
+from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
 
 
@@ -148,12 +149,19 @@ def _store_densely(model: onnx.ModelProto) -> None:
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
+    """A sparse tensor with all its elements; raises `ModelError` for one that is damaged or too large."""
+    name = sparse.values.name
+    if any(size < 0 for size in sparse.dims) or math.prod(sparse.dims) > LARGEST:
+        raise ModelError(f"sparse tensor '{name}' has more than {LARGEST} elements")
     values, places = (numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
     array = np.zeros(tuple(sparse.dims), values.dtype)
-    if places.ndim == 1:
-        array.reshape(-1)[places] = values
-    else:
-        array[tuple(places.T)] = values
+    try:
+        if places.ndim == 1:
+            array.reshape(-1)[places] = values
+        else:
+            array[tuple(places.T)] = values
+    except (IndexError, ValueError):
+        raise ModelError(f"sparse tensor '{name}' has indices outside of its shape") from None
     return numpy_helper.from_array(array, sparse.values.name)
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Container, Mapping
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from pimflow.errors import ModelError, UnsupportedOpError
 from pimflow.zoo.foreign import quantized, tabular, transformer
 from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 
 MICROSOFT = transformer.MICROSOFT
+DYNAMIC = "DynamicQuantizeLSTM"
 _POOL = ("kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "count_include_pad")
 EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     (MICROSOFT, "Attention"): transformer.attention,
@@ -136,7 +138,10 @@ def _replace(
             continue
         builder = NodeBuilder(proto.name or proto.output[0])
         node = ExpandedNode(proto=proto, builder=builder, weights=weights, shapes=shapes, opset=opset)
-        expansions[operator_key(proto)](node)
+        try:
+            expansions[operator_key(proto)](node)
+        except KeyError as error:
+            raise ModelError(f"'{proto.name}': {proto.op_type} has no attribute {error}") from None
         nodes += builder.nodes
         model.graph.initializer.extend(builder.constants)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -182,9 +187,11 @@ def _widen_dynamic_recurrent(model: onnx.ModelProto) -> None:
     """Replace each DynamicQuantizeLSTM by an LSTM of the same shapes, in place; only its types count."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type != "DynamicQuantizeLSTM":
+        if node.op_type != DYNAMIC:
             continue
         node.op_type, node.domain = "LSTM", ""
+        if not {*node.input[1:3]} <= tensors.keys():
+            raise UnsupportedOpError(f"'{node.name}': {DYNAMIC} with computed weights is not supported")
         for index in (1, 2):
             wide = f"{node.name}.typed{index}"
             directions, width, gates = tensors[node.input[index]].dims

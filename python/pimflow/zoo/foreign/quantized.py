@@ -173,6 +173,8 @@ def mat_mul_nbits(node: ExpandedNode) -> None:
     if node.operand(4):
         raise node.unsupported("with 'g_idx' is not supported")
     rows, columns, bits, block = (int(attrs[name]) for name in ("N", "K", "bits", "block_size"))
+    if bits not in (2, 4, 8) or block < 1:
+        raise node.unsupported(f"of {bits} bits in blocks of {block} is not supported")
     blocks = -(-columns // block)
     weights = _unpack(node.value(1).reshape(rows, blocks, -1), bits)[:, :, :block].astype("float32")
     zero = np.float32(1 << bits >> 1)
@@ -189,7 +191,5 @@ def mat_mul_nbits(node: ExpandedNode) -> None:
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of `bits` bits from bytes along the last axis, the lowest bits first."""
-    if bits not in (2, 4, 8):
-        raise ValueError(f"{bits} bits are no part of a byte")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return (packed[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)

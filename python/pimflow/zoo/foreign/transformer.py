@@ -15,7 +15,7 @@ MICROSOFT = "com.microsoft"
 def gelu(node: ExpandedNode) -> None:
     """Expand Gelu and BiasGelu: by the error function."""
     emit = node.builder.emit
-    x = _biased(node)
+    x = _add_bias(node)
     wave = emit("Erf", [emit("Div", [x, node.builder.scalar(math.sqrt(2))])])
     half = emit("Mul", [x, emit("Add", [wave, node.builder.scalar(1)])])
     node.bind(emit("Mul", [half, node.builder.scalar(0.5)]))
@@ -24,7 +24,7 @@ def gelu(node: ExpandedNode) -> None:
 def fast_gelu(node: ExpandedNode) -> None:
     """Expand FastGelu: by tanh, with an optional bias."""
     emit, scalar = node.builder.emit, node.builder.scalar
-    x = _biased(node)
+    x = _add_bias(node)
     cube = emit("Mul", [emit("Mul", [x, x]), x])
     inner = emit("Add", [x, emit("Mul", [cube, scalar(0.044715)])])
     wave = emit("Tanh", [emit("Mul", [inner, scalar(math.sqrt(2 / math.pi))])])
@@ -39,7 +39,7 @@ def quick_gelu(node: ExpandedNode) -> None:
     node.bind(emit("Mul", [x, emit("Sigmoid", [steep])]))
 
 
-def _biased(node: ExpandedNode) -> str:
+def _add_bias(node: ExpandedNode) -> str:
     return (
         node.builder.emit("Add", [node.operand(0), node.operand(1)]) if node.operand(1) else node.operand(0)
     )
@@ -96,10 +96,10 @@ def fused_mat_mul(node: ExpandedNode) -> None:
             axes = list(range(node.rank(index)))
             operand = node.builder.emit("Transpose", [operand], perm=[*axes[:-2], *axes[-2:][::-1]])
         operands.append(operand)
-    node.bind(_scaled(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
+    node.bind(_scale(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
 
 
-def _scaled(builder: NodeBuilder, x: str, factor: float) -> str:
+def _scale(builder: NodeBuilder, x: str, factor: float) -> str:
     return x if factor == 1 else builder.emit("Mul", [x, builder.scalar(factor)])
 
 
