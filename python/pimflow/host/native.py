@@ -50,8 +50,8 @@ def load() -> tvm_ffi.Module:
         tvm_ffi.register_error(
             error.__name__, _with_message_constructor(error)
         )  # the name back to a Python error
-    # ctypes never unloads what it loads. Else the library may go when Python ends, before tvm-ffi, which then calls
-    # the deleters of functions that the library registered.
+    # ctypes never unloads what it loads. Else the library may go when Python ends, before tvm-ffi, which then
+    # calls the deleters of functions that the library registered.
     ctypes.CDLL(str(LIBRARY))
     return tvm_ffi.load_module(str(LIBRARY))
 
