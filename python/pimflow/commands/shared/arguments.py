@@ -13,8 +13,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, ParamSpec, TypeVar
 
 from pimflow.core import keywords
-from pimflow.core.options import Check, type_check
-from pimflow.errors import UsageError
+from pimflow.core.options import Check, type_check, type_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +28,7 @@ def _value_check(expected: str, allows: Callable[[Any], bool]) -> Check:
     def check(name: str, value: Any) -> Any:
         """Return the value, or raise `UsageError`."""
         if not allows(value):
-            raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
+            raise type_error(name, value, expected)
         return value
 
     return check
