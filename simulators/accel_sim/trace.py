@@ -169,17 +169,6 @@ class TraceHeader:
         ]
 
 
-@dataclass(frozen=True)
-class ThreadBlock:
-    """The instructions of one thread block, by warp."""
-
-    index: tuple[int, int, int]
-    warps: tuple[tuple[SassInstruction, ...], ...]
-
-    def __str__(self) -> str:
-        return block_text(self.index, [(len(warp), "".join(f"{i}\n" for i in warp)) for warp in self.warps])
-
-
 def block_text(index: tuple[int, int, int], warps: Iterable[tuple[int, str]]) -> str:
     """Text of a thread block, from the number of instructions and the lines of each warp."""
     parts = ["\n#BEGIN_TB\n\nthread block = {},{},{}\n".format(*index)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from calibration.latency_bound import lower_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PimLayer, axis, flat
@@ -21,7 +22,7 @@ from pimflow.errors import TraceError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.schedule import groups_per_matrix, schedules
-from pimflow.simulators.pim.bound import lower_bound, min_work_ns
+from pimflow.simulators.pim.bound import min_work_ns
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.functional import PimDevice

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import as_module, outputs
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -10,24 +10,20 @@ from tvm.script import relax as R
 from pimflow.relay_passes import keep_nan
 
 
-@I.ir_module
-class NanFloats:
-    @R.function
-    def main(x: R.Tensor((8,), "float32")):
-        with R.dataflow():
-            y = R.sign(x)
-            R.output(y)
-        return y
+@as_module
+def NanFloats(x: R.Tensor((8,), "float32")):
+    with R.dataflow():
+        y = R.sign(x)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class NanIntegers:
-    @R.function
-    def main(x: R.Tensor((8,), "int32")):
-        with R.dataflow():
-            y = R.sign(x)
-            R.output(y)
-        return y
+@as_module
+def NanIntegers(x: R.Tensor((8,), "int32")):
+    with R.dataflow():
+        y = R.sign(x)
+        R.output(y)
+    return y
 
 
 @pytest.mark.parametrize("mod", [NanFloats, NanIntegers])

@@ -6,12 +6,11 @@ import itertools
 import numpy as np
 import pytest
 import tvm
-from graphs import PLAIN_CODE, inputs
+from graphs import PLAIN_CODE, as_module, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow import system
@@ -221,18 +220,16 @@ def test_a_part_that_begins_off_the_alignment_is_copied():
 # ---- KeepViews ----
 
 
-@I.ir_module
-class PooledHalves:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 8), "float32")):
-        with R.dataflow():
-            top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
-            bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
-            above = R.nn.relu(top)
-            below = R.exp(bottom)
-            y = R.concat((above, below), axis=1)
-            R.output(y)
-        return y
+@as_module
+def PooledHalves(x: R.Tensor((1, 4, 4, 8), "float32")):
+    with R.dataflow():
+        top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
+        bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
+        above = R.nn.relu(top)
+        below = R.exp(bottom)
+        y = R.concat((above, below), axis=1)
+        R.output(y)
+    return y
 
 
 def test_keep_views():

@@ -151,7 +151,6 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
     edges = st.one_of(st.none(), st.just("gpu"))
     table = CostTable(
         candidates={name: tuple(options) for name, options in candidates.items()},
-        unsupported_reasons={},
         epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
         fused_epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
     )

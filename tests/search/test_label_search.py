@@ -244,9 +244,7 @@ def lanes(count: int, length: int, seed: int) -> tuple:
         region.name: tuple(candidate(region.name, *pair[::-1]) for pair in enumerate(resources))
         for region in graph.regions
     }
-    return graph, CostTable(
-        candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={}
-    )
+    return graph, CostTable(candidates=candidates)
 
 
 LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
@@ -316,7 +314,7 @@ def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
         "r2": (candidate("r2", "GPU", IN_ALL_CHANNELS, IN_ALL_CHANNELS, 1.0),),
         "r3": (candidate("r3", "GPU", IN_ALL_CHANNELS, IN_GPU_CHANNELS, 1.0),),
     }
-    table = CostTable(candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={})
+    table = CostTable(candidates=candidates)
     plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
     fastest = plans.minimum(LATENCY)
     assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]

@@ -73,7 +73,7 @@ def test_no_split_is_faster(toy, name):
         for group in groups.values():
             best_ns = min(time_ns for time_ns, _ in group)
             assert best_ns == min(time_ns for time_ns, split in group if split in offered)
-            inner += min(group)[1].gpu not in (1, region.output_rows - 1)
+            inner += min(group)[1].gpu not in (1, region.geometry.oh - 1)
     assert layers >= 5 and (inner or name in ("full", "free launches"))
 
 
@@ -213,7 +213,7 @@ class Measuring:
 def test_the_papers_grid_is_there_and_what_measurements_get(toy):
     grid = CandidateGenerator(toy, system(splits="grid"))
     region = toy.region("stem.conv")
-    tenths = [Split("rows", round(region.output_rows * tenth / 10)) for tenth in range(1, 10)]
+    tenths = [Split("rows", round(region.geometry.oh * tenth / 10)) for tenth in range(1, 10)]
     assert list(grid.splits(region)) == sorted({split for split in tenths if split.gpu > 0})
     measuring = Measuring()
     measured = CandidateGenerator(toy, system(), Costs(system(), Profiling(gpu=measuring)))

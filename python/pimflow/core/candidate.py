@@ -406,9 +406,9 @@ class CostTable:
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
-    unsupported_reasons: dict[str, str]
-    epilogue_cost: dict[str, EdgeCost]
-    fused_epilogue_cost: dict[str, EdgeCost]
+    unsupported_reasons: dict[str, str] = field(default_factory=dict)
+    epilogue_cost: dict[str, EdgeCost] = field(default_factory=dict)
+    fused_epilogue_cost: dict[str, EdgeCost] = field(default_factory=dict)
     transforms: Transforms = field(default_factory=dict)
     inputs: dict[str, TensorPlacement] = field(default_factory=dict)
     switch: EdgeCost = EdgeCost()

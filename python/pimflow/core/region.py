@@ -539,11 +539,6 @@ class Region:
         """Elements of its result."""
         return math.prod(self.output_shape)
 
-    @property
-    def output_rows(self) -> int:
-        """Rows that a split may divide; 1 where the result is no feature map."""
-        return self.geometry.oh if self.geometry else 1
-
     @functools.cached_property
     def input_elements(self) -> tuple[int, ...]:
         """Elements of each of `inputs`."""

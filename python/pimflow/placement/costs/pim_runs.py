@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -99,26 +98,6 @@ class PimCost:
             gwrite_bursts=timing.gwrite_bursts,
             write_bursts=sum(timing.channel_write_bursts),
             ahead_ns=ahead_ns,
-        )
-
-    def extrapolate(self, reference: PimCost, steps: float) -> PimCost:
-        """Extrapolate linearly: the cost `steps` times as far from this one as `reference`."""
-
-        def extrapolate_figure(figure: float, reference_figure: float) -> float:
-            return figure + steps * (reference_figure - figure)
-
-        return replace(
-            self,
-            rows=math.ceil(extrapolate_figure(self.rows, reference.rows)),
-            results=round(extrapolate_figure(self.results, reference.results)),
-            time_ns=extrapolate_figure(self.time_ns, reference.time_ns),
-            commands={
-                name: round(extrapolate_figure(n, reference.commands[name]))
-                for name, n in self.commands.items()
-            },
-            gwrite_bursts=round(extrapolate_figure(self.gwrite_bursts, reference.gwrite_bursts)),
-            write_bursts=round(extrapolate_figure(self.write_bursts, reference.write_bursts)),
-            ahead_ns=extrapolate_figure(self.ahead_ns, reference.ahead_ns),
         )
 
     @classmethod
