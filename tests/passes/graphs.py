@@ -28,6 +28,16 @@ def as_module(function) -> tvm.IRModule:
 as_module.dispatch_token = "relax"  # the language, for TVM's parser
 
 
+def main_module(params: list[relax.Var], result) -> tvm.IRModule:
+    """The module whose ``main`` takes `params` and gives ``result(builder)``."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            output = builder.emit_output(result(builder))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
 def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
     """Random operands for ``main``, of any sign and order 1."""
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from graphs import as_module
+from graphs import as_module, main_module
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import relax as R
@@ -21,12 +21,7 @@ def constant(*dims: int) -> relax.Expr:
 def graph(network, *shapes: tuple[int, ...]) -> tvm.IRModule:
     """``main`` of `network`, a function of Relax expressions."""
     params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            out = builder.emit_output(network(builder.emit, *params))
-        builder.emit_func_output(out)
-    return builder.get()
+    return main_module(params, lambda builder: network(builder.emit, *params))
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, names, operators, same_bits
+from graphs import as_module, main_module, names, operators, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -49,13 +49,8 @@ def test_a_product_and_its_bias_become_a_matrix():
 
 
 def module(dims, body) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(dims, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(body(builder.emit, x))
-        builder.emit_func_output(output)
-    return rebuild(builder.get(), lambda *_: None)
+    return rebuild(main_module([x], lambda builder: body(builder.emit, x)), lambda *_: None)
 
 
 def constant(*dims: int, seed: int = 0) -> relax.Expr:

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
-from graphs import PLAIN_CODE, as_module, inputs
+from graphs import PLAIN_CODE, as_module, inputs, main_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -155,13 +155,8 @@ def test_what_shares_bytes_of_any_graph(mod):
 
 def graph(make) -> tvm.IRModule:
     """``main`` of a map of 4 rows of 64 B in fp16, whose result `make` gives."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 4, 4, 8), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(make(builder, x))
-        builder.emit_func_output(output)
-    return builder.get()
+    return main_module([x], lambda builder: make(builder, x))
 
 
 def rows(builder, x, begin, end, axis=1, stride=1):
@@ -207,12 +202,7 @@ def test_which_parts_are_no_copies(make, expected, reason):
 
 def test_a_part_that_begins_off_the_alignment_is_copied():
     x = relax.Var("x", relax.TensorType((1, 4, 4, 7), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(rows(builder, x, 1, 3))
-        builder.emit_func_output(output)
-    (copied,) = copies(builder.get())
+    (copied,) = copies(main_module([x], lambda builder: rows(builder, x, 1, 3)))
     assert "begins 56 B into its tensor" in copied.reason
     assert copied.size_bytes == 2 * 4 * 7 * 4
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from problems import (
+    criteria,
     graph_of,
     launch_ahead_problems,
     layout_problems,
@@ -49,15 +50,6 @@ KINDS = {
     "wide, shared channels": shared_channel_problems(inputs=WIDE, fused=False),
 }
 EXAMPLES = 100
-criteria = st.sampled_from(
-    [
-        LATENCY,
-        Criterion(per_pj=1.0),
-        Criterion(per_ns=3.0, per_pj=2.0),
-        ERROR,
-        Criterion(per_ns=1.0, per_error=9.0),
-    ]
-)
 shares = st.floats(0, 1)
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()

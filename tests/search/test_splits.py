@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.region import ConvGeometry
 from pimflow.core.rewrite import SplitRewrite
@@ -18,7 +17,6 @@ from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget
 from pimflow.placement.costs.splits import NEAR, NonPimTimes, SplitCharges, SplitLayer, all_splits, grid
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import min_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
@@ -42,11 +40,6 @@ SYSTEMS = {
     "copies made": replace(SLOW, copies="made"),
     "lanes": slow_system("hbm-pim"),
 }
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return extract_regions(frontend.load("toy").module, "toy")
 
 
 def split_candidates(generator, region):
