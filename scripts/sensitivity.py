@@ -175,10 +175,8 @@ def operands_row(system: System) -> str:
 
 def _energy(search_result: SearchResult, dram_pj: Callable[[float, float], float]) -> float:
     """Energy of a plan if `dram_pj` gives a transfer's DRAM energy, by its charge and by all its bytes."""
-    energy_pj, per_byte = (
-        search_result.evaluation.energy_pj,
-        8 * search_result.system.gpu.energy["dram_pj_per_bit"],
-    )
+    energy_pj = search_result.evaluation.energy_pj
+    per_byte = 8 * search_result.system.gpu.energy["dram_pj_per_bit"]
     for task in (task for candidate in search_result.candidates for task in candidate.tasks):
         charged = task.energies_pj.get("gpu_dram", 0.0) if "crossbar" in task.energies_pj else 0.0
         if "crossbar" in task.energies_pj:

@@ -272,11 +272,9 @@ def channel_units(units: int, channels: int) -> list[tuple[int, int]]:
 
 def channel_tiles(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
     """Tiles whose weights `channel` of `program` holds, in the order of their rows."""
-    pixels, channels, schedule = (
-        program.pixel_end - program.pixel_begin,
-        len(program.channels),
-        program.schedule,
-    )
+    pixels = program.pixel_end - program.pixel_begin
+    channels = len(program.channels)
+    schedule = program.schedule
     assert isinstance(schedule, LoopOrder), "weights lie as the loop order of a layer says"
     if schedule.pixel_groups:
         phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)

@@ -257,10 +257,8 @@ class _Channel:
         """
         if not self.between_reads:
             return 0
-        reads, writes = (
-            units + self._partial_reads(units, tiles_per_write),
-            self._vector_writes(units, tiles, tiles_per_write),
-        )
+        reads = units + self._partial_reads(units, tiles_per_write)
+        writes = self._vector_writes(units, tiles, tiles_per_write)
         runs = -(-reads // self.latches)
         runs_of_writes = -(-writes // (self.buffers * self.slots))
         waiting = (runs - 1) * self.between_reads + max(0, runs_of_writes - runs) * self.between_writes
@@ -341,10 +339,8 @@ class _Channel:
         during a run of GWRITEs.
         """
         vectors = self._vector_writes(units, tiles, tiles_per_write)
-        write_total, read_total = (
-            vectors * (self.write_cycles - self.overlap_cycles),
-            units * (self.result_cycles - self.overlap_cycles),
-        )
+        write_total = vectors * (self.write_cycles - self.overlap_cycles)
+        read_total = units * (self.result_cycles - self.overlap_cycles)
         if partial_reads := self._partial_reads(units, tiles_per_write):
             return (
                 write_total

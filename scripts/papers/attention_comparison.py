@@ -342,10 +342,8 @@ def decode_limited_ns(
     mode_change, _ = mode_changes(pim, ("channel", "buffer"))
     if pim.global_buffers == 1:
         columns, burst = pim.vector_columns(lanes), burst_gap("GWRITE")
-        extra_uses, use_cycles = (
-            (uses - 1) * rows,
-            pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0),
-        )
+        extra_uses = (uses - 1) * rows
+        use_cycles = pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0)
         if lanes > 1:
             extra_uses, use_cycles = uses * rows * (pim.columns_per_row // columns) - rows, burst
         row_cycles += max(0.0, extra_uses) * min(use_cycles, columns * burst) / (1 - pim.refresh_share)

@@ -155,10 +155,8 @@ def test_a_launch_hidden_by_a_switch_of_channels_and_a_copy_back():
     wide = replace(plain, name="wide", tasks=(task,), output=IN_ALL_CHANNELS, **use)
     on_pim = {"channel_mode": ChannelMode.PIM, "final_channel_mode": ChannelMode.PIM}
     transfer = Task(label="transfer", resource="crossbar", execution_ns=21.0)
-    first, last = (
-        make_candidate("r1", "pim", 2, 4),
-        replace(make_candidate("r2", "pim", 25, 10), requires_open="form"),
-    )
+    first = make_candidate("r1", "pim", 2, 4)
+    last = replace(make_candidate("r2", "pim", 25, 10), requires_open="form")
     first = replace(first, tasks=(*first.tasks, transfer), leaves_open="form")
     back = EdgeCost(task=Task(label="back", resource="gpu", execution_ns=2.0))
     table = CostTable(
