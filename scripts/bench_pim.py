@@ -149,7 +149,6 @@ class ByValue:
 
     Attributes
     ----------
-    macs : int
     seconds : float
         Of all layers, one after the other.
     slowest : tuple of (float, str)

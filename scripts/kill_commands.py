@@ -68,7 +68,6 @@ class CommandOutcome:
         From when it took signals.
     finished : bool
         It was through before the signal came.
-    detail : str
     """
 
     flaws: tuple[str, ...] = ()

@@ -28,7 +28,6 @@ class LatencyBound:
 
     Attributes
     ----------
-    cycles : int
     comp_cycles : int
         Cycles of COMPs.
     activation_cycles : int

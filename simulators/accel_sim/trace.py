@@ -40,7 +40,6 @@ class SassInstruction:
     ----------
     pc : int
         In bytes; a SASS instruction has 16.
-    opcode : str
     destinations, sources : tuple of int
         Register numbers; 255 is the one that reads as zero. Accel-Sim accepts at most 1 and 4.
     mask : int
@@ -115,15 +114,12 @@ class TraceHeader:
     ----------
     name : str
         Name of the kernel in logs.
-    kernel_id : int
     grid, block : tuple of int
         Thread blocks, and threads of one, by (x, y, z).
     shared_memory_bytes, registers : int
         Shared memory of a block, and registers of a thread.
-    binary_version, stream_id : int
     shared_base, local_base : int
         Addresses of shared and local memory.
-    nvbit_version : str
     """
 
     name: str

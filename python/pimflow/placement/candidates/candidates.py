@@ -42,8 +42,6 @@ class CandidateGenerator:
 
     Parameters
     ----------
-    graph : RegionGraph
-    system : System
     costs : Costs, optional
         Costs on the system, or on one that differs only in launch times.
     modes : sequence of str

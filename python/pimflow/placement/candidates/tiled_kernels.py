@@ -21,7 +21,6 @@ class Tiles:
 
     Attributes
     ----------
-    blocks : int
     touched : mapping of str to int
         Elements over all tiles: loaded of tensors from outside the group, computed of each region's result.
     waits : int

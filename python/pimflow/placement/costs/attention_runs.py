@@ -52,7 +52,6 @@ class CacheWork:
 
     Attributes
     ----------
-    pim_target : PimTarget
     attention : Attention
         Normalised by `from_attention`: attention with the same programs is equal.
     product : str

@@ -27,8 +27,6 @@ class PimRun:
 
     Attributes
     ----------
-    program : PimProgram
-    timing : TimingResult
     gpu_part : ConvGeometry, optional
         The GPU's part of a split layer, if known.
     """
@@ -54,7 +52,6 @@ class PimCost:
         Output elements.
     readres_bursts : int
         Bursts of a READRES, and of a WRBIAS.
-    time_ns : float
     commands : dict of str to int
         Issued, over all channels.
     gwrite_bursts : int
@@ -128,12 +125,10 @@ class PimTarget:
 
     Attributes
     ----------
-    pim : PimSpec
     channels : int
         PIM channels over which a layer is distributed.
     dtype : str
         Storage type of operands and results.
-    profiler : PimProfiler
     level : str
         Which loop orders are allowed: one of `hardware.systems.SCHEDULINGS`.
     """

@@ -37,7 +37,6 @@ class PlanMemory:
 
     Parameters
     ----------
-    graph : RegionGraph
     dtype : str
         Storage type of tensors.
     table : CostTable, optional
