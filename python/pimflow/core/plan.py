@@ -67,7 +67,6 @@ class Choice:
 
     Attributes
     ----------
-    regions : tuple of str
     rewrite : Rewrite
         The kind of candidate, with what an edited plan says of it.
     channels : ChannelUse

@@ -19,7 +19,6 @@ class Evaluation:
 
     Attributes
     ----------
-    timeline : Timeline
     latency_ns : float
         End of the last event.
     region_ns : dict of str to float
@@ -101,7 +100,6 @@ class TimelineState:
         By resource that was used, when it becomes free.
     ready_ns : dict of str to float
         By region, when its result is complete.
-    state : State
     """
 
     free_ns: dict[str, float]

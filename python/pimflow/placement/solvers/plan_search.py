@@ -42,7 +42,6 @@ class PlanSearch:
     ----------
     graph, table, system
         The network, its candidates and the system.
-    goal : Goal
     """
 
     def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
