@@ -51,7 +51,7 @@ def outcome(test: TestCase) -> tuple[str, str]:
         return OTHERS, ""
     kind, reason = _attempt(test.model, test.data_sets, test.rtol, test.atol)
     if kind == REFUSED and len(test.data_sets) == 1 and len(_input_names(test.model)) > 1:
-        again, again_reason = _attempt(*_with_constants(test.model, test.data_sets[0]), test.rtol, test.atol)
+        again, again_reason = _attempt(*constants_model(test.model, test.data_sets[0]), test.rtol, test.atol)
         return (CONSTANTS, reason) if again == RIGHT else (again, again_reason)
     return kind, reason
 
@@ -102,7 +102,7 @@ def _difference(result: np.ndarray, expected: np.ndarray, rtol: float, atol: flo
     return "" if is_equal else f"{result.ravel()[:4]} for {expected.ravel()[:4]}"
 
 
-def _with_constants(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
+def constants_model(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
     """The model with all inputs but the first as initializers, and its data without them."""
     names, (inputs, outputs) = _input_names(model), data
     changed = onnx.ModelProto()
