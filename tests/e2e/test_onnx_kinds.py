@@ -25,11 +25,11 @@ from pimflow.pim_backend.runtime.network_module import infer
 
 REFUSED = {
     "Dropout training": "Dropout of node 'n' is in training mode",
-    **dict.fromkeys(("NonZero", "Unique"), r"the shape of (nonzero|unique) .*depends on the data"),
+    "NonZero": "the shape of nonzero .*depends on the data",
     **dict.fromkeys(("Resize antialias", "Resize antialias cubic"), "Resize of node 'n'.*against aliasing"),
     "GN18": "GroupNormalization is deprecated",
-    "MaxPool idx": "MaxPool of node 'n'.*only the first of its 2 results",
     "NMS": "NonMaxSuppression of node 'n'.*the number of its results",
+    "Unique": "Unique of node 'n'.*the number of its results",
     "Scatter part": "ScatterElements of node 'n'.*along axis 1 alone",
 }
 TOGETHER = 12

@@ -23,6 +23,7 @@ FAMILIES = {
     "DFT": "test_dft",
     "EyeLike": "test_eyelike",
     "LSTM": "test_lstm_batchwise",
+    "MaxPool": "test_maxpool_with_argmax",
     "MaxUnpool": "test_maxunpool",
     "OneHot": "test_onehot",
     "QuantizeLinear": "test_quantizelinear_blocked_asym",

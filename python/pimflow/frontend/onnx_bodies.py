@@ -10,7 +10,14 @@ from onnx import TensorProto, helper
 
 from pimflow.frontend.onnx_algebra import cumulative_product, determinant
 from pimflow.frontend.onnx_deformable import deform_conv
-from pimflow.frontend.onnx_indexing import col2im, max_unpool, one_hot, reverse_sequence, tensor_scatter
+from pimflow.frontend.onnx_indexing import (
+    col2im,
+    max_pool,
+    max_unpool,
+    one_hot,
+    reverse_sequence,
+    tensor_scatter,
+)
 from pimflow.frontend.onnx_ngrams import tf_idf_vectorizer
 from pimflow.frontend.onnx_signal import dft, stft
 from pimflow.zoo.foreign import operator_key
@@ -190,6 +197,7 @@ BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     ("", "IsInf"): is_inf,
     ("", "LayerNormalization"): layer_normalization,
     ("", "LpPool"): lp_pool,
+    ("", "MaxPool"): max_pool,
     ("", "MaxUnpool"): max_unpool,
     ("", "MeanVarianceNormalization"): mean_variance_normalization,
     ("", "OneHot"): one_hot,
@@ -218,6 +226,8 @@ def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
         return bool(attrs.get("block_size", 0))
     if node.op_type in RECURRENT:
         return bool(attrs.get("layout", 0))
+    if node.op_type == "MaxPool":
+        return any(node.output[1:])
     if node.op_type == "RMSNormalization":
         return attrs.get("axis", -1) != -1
     return node.op_type != "SpaceToDepth" or attrs.get("mode", b"DCR") == b"CRD"

@@ -22,6 +22,7 @@ from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_bodies import BODIES, needs_body
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
+    drop_unread_results,
     inference_graph,
     is_supported,
     opset_of,
@@ -89,6 +90,7 @@ def _convert_or_simplify(
 
 def _expand(model: onnx.ModelProto, weights: onnx.GraphProto) -> None:
     """Replace operators that the importer lacks, or gets wrong, in place; `weights` has all weights."""
+    drop_unread_results(model.graph)
     tensors = {tensor.name: tensor for tensor in weights.initializer}
     fold_empty_tensors(model, tensors)
     foreign.expand(model, tensors)

@@ -136,7 +136,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
             count = len(node_inputs[0].ty.fields)
             return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
-        if op_name == "NonMaxSuppression":
+        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
+        if op_name == "NonMaxSuppression" or computes_count:
             raise UnsupportedOpError("the number of its results depends on the data")
         if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
             raise UnsupportedOpError("mode 'max' is not supported")

@@ -135,3 +135,54 @@ def col2im(node: ExpandedNode) -> None:
     padded = builder.emit("Pad", [flat, builder.constant(np.array([0, 0, 0, 0, 0, 1]))])
     parts = builder.emit("Gather", [padded, builder.constant(source)], axis=2)
     node.bind(builder.reshape(node.reduce("ReduceSum", parts, [2]), [batch, channels, *image]))
+
+
+def max_pool(node: ExpandedNode) -> None:
+    """Expand a MaxPool whose places of maxima are a result: all elements of windows, side by side."""
+    attrs, builder, dims = node.attrs, node.builder, node.shape(0)
+    window = list(attrs["kernel_shape"])
+    rank, sizes, taps = len(window), dims[2:], math.prod(window)
+    strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    counts, begins = zip(
+        *(
+            _window_places(node, axis, sizes[axis], (window[axis] - 1) * dilations[axis] + 1, strides[axis])
+            for axis in range(rank)
+        )
+    )
+    tap, place = np.indices((taps, math.prod(counts)))
+    column_major = attrs.get("storage_order", 0)
+    pixel, flat, inside = np.zeros_like(tap), np.zeros_like(tap), np.ones(tap.shape, bool)
+    for axis in range(rank):
+        step = tap // math.prod(window[axis + 1 :]) % window[axis]
+        number = place // math.prod(counts[axis + 1 :]) % counts[axis]
+        where = number * strides[axis] + step * dilations[axis] - begins[axis]
+        inside &= (where >= 0) & (where < sizes[axis])
+        pixel = pixel * sizes[axis] + where
+        flat += where * math.prod(sizes[:axis] if column_major else sizes[axis + 1 :])
+    elements = builder.reshape(node.operand(0), [*dims[:2], math.prod(sizes)])
+    parts = builder.emit("Gather", [elements, builder.constant(np.where(inside, pixel, 0))], axis=2)
+    parts = builder.emit("Where", [builder.constant(inside), parts, builder.scalar(-np.inf)])
+    node.bind(builder.reshape(node.reduce("ReduceMax", parts, [2]), [*dims[:2], *counts]))
+    first = builder.emit("ArgMax", [parts], axis=2, keepdims=1)
+    is_first = builder.emit("Equal", [builder.constant(np.arange(taps)[:, None]), first])
+    zero = builder.constant(np.int64(0))
+    chosen = builder.emit("Where", [is_first, builder.constant(np.where(inside, flat, 0)), zero])
+    maps = math.prod(sizes) * np.arange(dims[0] * dims[1]).reshape(*dims[:2], 1, 1)
+    places = builder.emit("Add", [node.reduce("ReduceSum", chosen, [2]), builder.constant(maps)])
+    node.bind(builder.reshape(places, [*dims[:2], *counts]), 1)
+
+
+def _window_places(node: ExpandedNode, axis: int, size: int, reach: int, stride: int) -> tuple[int, int]:
+    """Along an axis, the number of windows of `reach` elements, and the padding before the first."""
+    attrs, rank = node.attrs, node.rank(0) - 2
+    pads, mode = attrs.get("pads", [0] * 2 * rank), attrs.get("auto_pad", b"NOTSET")
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        count = -(-size // stride)
+        total = max(0, (count - 1) * stride + reach - size)
+        return count, total // 2 if mode == b"SAME_UPPER" else total - total // 2
+    before, after = (0, 0) if mode == b"VALID" else (pads[axis], pads[rank + axis])
+    free = size + before + after - reach
+    count = free // stride + 1
+    if attrs.get("ceil_mode", 0) and free % stride and count * stride < size + before:
+        count += 1  # the last window begins inside
+    return count, before

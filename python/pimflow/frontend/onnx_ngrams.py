@@ -20,7 +20,7 @@ def tf_idf_vectorizer(node: ExpandedNode) -> None:
     rows, length = (1, *dims)[-2:]
     tokens = builder.emit("Cast", [node.operand(0)], to=TensorProto.INT64)
     tokens = builder.reshape(tokens, [rows, length])
-    counts = [_counts(node, tokens, (rows, length), grams) for grams in _pools(attrs)]
+    counts = [_counts(node, tokens, (rows, length), grams) for grams in _pools(attrs) if len(grams)]
     counts.append(builder.constant(np.zeros((rows, 1), "float32")))  # of columns without an n-gram
     places = np.full(outputs, len(columns))
     places[columns] = np.arange(len(columns))
@@ -46,7 +46,7 @@ def _counts(node: ExpandedNode, tokens: str, dims: tuple[int, int], grams: np.nd
     builder, (rows, length), (count, n) = node.builder, dims, grams.shape
     attrs = node.attrs
     total = builder.constant(np.zeros((rows, count), "float32"))
-    if not count or not attrs["min_gram_length"] <= n <= attrs["max_gram_length"]:
+    if not attrs["min_gram_length"] <= n <= attrs["max_gram_length"]:
         return total
     for step in range(1, 2 if n == 1 else attrs["max_skip_count"] + 2):
         begins = np.arange(length - step * (n - 1))

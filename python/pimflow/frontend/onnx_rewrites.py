@@ -103,6 +103,7 @@ def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
             inlined = inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
         except RuntimeError:  # the importer then names the unsupported operator
             return model
+        zoo.name_nodes(inlined)  # those of definitions have no names
         model, previous = inlined, functions  # definitions may contain operators that are not supported
 
 
@@ -203,6 +204,15 @@ def refuse_training(model: onnx.ModelProto) -> None:
             )
 
 
+def drop_unread_results(graph: onnx.GraphProto) -> None:
+    """Remove further results of nodes that nobody reads, in place."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    used.discard("")
+    for node in graph.node:
+        while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
+            node.output.pop()
+
+
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without weights, with sums as additions, and without nodes that do nothing at inference.
 
@@ -211,6 +221,7 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     copy = strip_weights(model)
     graph = copy.graph
+    drop_unread_results(graph)
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     used.discard("")
     outputs = {value.name for value in graph.output}
@@ -219,8 +230,6 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = source_by_name.get(name, name)
-        while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
-            node.output.pop()
         skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
             node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
         )

@@ -31,8 +31,12 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     """Raise :class:`ModelError` for errors of types that `to_single` would hide from ONNX Runtime.
 
     These are tensors without a type, and operands of different floating-point types where all have to be
-    equal.
+    equal. Raise :class:`UnsupportedOpError` for an input that is no tensor.
     """
+    for value in model.graph.input:
+        kind = (value.type.WhichOneof("value") or "").removesuffix("_type")
+        if kind in ("optional", "sequence", "map"):
+            raise UnsupportedOpError(f"{where}: input '{value.name}' is of type '{kind}'; make it a tensor")
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     for value in values:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:

@@ -57,8 +57,16 @@ _NUMBERS = {"value_float": "float32", "value_floats": "float32", "value_int": "i
 # Their expansions differ by the shapes of operands.
 _BY_SHAPE = {
     *("ArrayFeatureExtractor", "Attention", "Col2Im", "CumProd", "DeformConv", "DequantizeLinear", "Det"),
-    *("DFT", "EyeLike", "FusedMatMul", "LayerNormalization", "LpPool", "MaxUnpool", "OneHot", "QAttention"),
-    *("QuantizeLinear", "ReduceLogSumExp", "ReverseSequence", "RMSNormalization", "SpaceToDepth", "STFT"),
+    *("DFT", "EyeLike", "FusedMatMul", "LayerNormalization", "LpPool", "MaxPool", "MaxUnpool", "OneHot"),
+    *(
+        "QAttention",
+        "QuantizeLinear",
+        "ReduceLogSumExp",
+        "ReverseSequence",
+        "RMSNormalization",
+        "SpaceToDepth",
+        "STFT",
+    ),
     *("TensorScatter", "TfIdfVectorizer", "TransposeMatMul"),
 }
 
