@@ -9,8 +9,10 @@ broken.
 import argparse
 import collections
 import multiprocessing
+import queue
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,7 +53,7 @@ def outcome(test: TestCase) -> tuple[str, str]:
         return OTHERS, ""
     kind, reason = _attempt(test.model, test.data_sets, test.rtol, test.atol)
     if kind == REFUSED and len(test.data_sets) == 1 and len(_input_names(test.model)) > 1:
-        again, again_reason = _attempt(*_with_constants(test.model, test.data_sets[0]), test.rtol, test.atol)
+        again, again_reason = _attempt(*constants_model(test.model, test.data_sets[0]), test.rtol, test.atol)
         return (CONSTANTS, reason) if again == RIGHT else (again, again_reason)
     return kind, reason
 
@@ -102,7 +104,7 @@ def _difference(result: np.ndarray, expected: np.ndarray, rtol: float, atol: flo
     return "" if is_equal else f"{result.ravel()[:4]} for {expected.ravel()[:4]}"
 
 
-def _with_constants(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
+def constants_model(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
     """The model with all inputs but the first as initializers, and its data without them."""
     names, (inputs, outputs) = _input_names(model), data
     changed = onnx.ModelProto()
@@ -120,8 +122,23 @@ def _serve(connection) -> None:
         connection.send(outcome(tests[name]))
 
 
-def outcomes(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, outcome and reason of each test; a process that dies or takes too long is a broken test."""
+def outcomes(names: Sequence[str], jobs: int = 1) -> Iterator[tuple[str, str, str]]:
+    """Name, outcome and reason of each test, by so many processes at once."""
+    results: queue.SimpleQueue[tuple[str, str, str]] = queue.SimpleQueue()
+
+    def work(part: Sequence[str]) -> None:
+        """Put the outcomes of tests into the queue."""
+        for result in _outcomes_in_order(part):
+            results.put(result)
+
+    for job in range(jobs):
+        threading.Thread(target=work, args=(names[job::jobs],), daemon=True).start()
+    for _ in names:
+        yield results.get()
+
+
+def _outcomes_in_order(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """The outcomes of a process; if that dies or takes too long, the test is broken, and another goes on."""
     context = multiprocessing.get_context("spawn")
     process = None
     for name in names:
@@ -161,11 +178,12 @@ def main() -> int:
     parser.add_argument("--seed", default="0", help="what draws them (default: %(default)s)")
     parser.add_argument("--match", default="", help="a text that names of tests have")
     parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
     names = [name for name in node_tests() if args.match in name]
     counts: collections.Counter[str] = collections.Counter()
-    for name, kind, reason in outcomes(sample(names, args.sample or len(names), args.seed)):
+    for name, kind, reason in outcomes(sample(names, args.sample or len(names), args.seed), args.jobs):
         counts[kind] += 1
         if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
             print(f"{kind}: {name}: {reason}", flush=True)
