@@ -76,21 +76,27 @@ class DecomposedNetwork:
         return (self, *others)
 
     def summary(
-        self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
+        self,
+        samples: Sequence[Mapping[str, np.ndarray]] = (),
+        sample_outputs: Sequence[Sequence[np.ndarray]] = (),
     ) -> DecompositionReport:
         """What a report says of the decomposition.
 
         Parameters
         ----------
-        inputs : mapping of str to ndarray, optional
+        samples : sequence of mappings of str to ndarray
             Inputs on which the original network is run for comparison; without them nothing is compared.
-        outputs : sequence of ndarray
+        sample_outputs : sequence of sequences of ndarray
             Outputs of the decomposed network for the same inputs.
         """
         difference = None
-        if inputs is not None:
-            originals = self.original.reference(inputs)
-            difference = max(relative_error(y, x) for y, x in zip(outputs, originals, strict=True))
+        if samples:
+            original_outputs = self.original.reference.outputs(samples)
+            difference = max(
+                relative_error(y, x)
+                for outputs, originals in zip(sample_outputs, original_outputs, strict=True)
+                for y, x in zip(outputs, originals, strict=True)
+            )
         return DecompositionReport(
             request=self.request.text,
             weight_bytes=self.weight_bytes,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
 
-__all__ = ["Network", "load"]
+__all__ = ["Network", "load", "with_values"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class Network:
     table_rows : dict of str to int
         Number of rows or places, by input that selects rows of a table, such as token ids, or places of a
         cache; see `zoo.index_bounds`.
+    draws : dict of str to Draw
+        Distributions of the other inputs that are not drawn as usual; see `zoo.example_arrays`.
     output_names : tuple of str
         Names of the outputs, in order; empty where the model does not name them.
     perturbed : Perturbed, optional
@@ -60,6 +62,7 @@ class Network:
     inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Reference
     table_rows: dict[str, int] = field(default_factory=dict)
+    draws: dict[str, zoo.Draw] = field(default_factory=dict)
     output_names: tuple[str, ...] = ()
     perturbed: Perturbed | None = None
     states: tuple[State, ...] = ()
@@ -86,8 +89,13 @@ class Network:
                 subject, needed, available, "bytes", ["a smaller --batch", "smaller shapes"]
             )
 
-    def example_inputs(self) -> dict[str, np.ndarray]:
+    def example_inputs(self, draws: Mapping[str, zoo.Draw] | None = None) -> dict[str, np.ndarray]:
         """Example values of all inputs, equal on every machine; see `zoo.example_inputs`.
+
+        Parameters
+        ----------
+        draws : mapping of str to Draw, optional
+            By input, a distribution that replaces that of the network.
 
         Raises
         ------
@@ -95,9 +103,12 @@ class Network:
             See `require_memory`.
         """
         self.require_memory()
-        arrays = zoo.example_arrays(self.inputs, rows=self.table_rows)
+        draws = draws or {}
+        arrays = zoo.example_arrays(self.inputs, rows=self.table_rows, draws={**self.draws, **draws})
         if self.states:
+            given = {name: arrays[name] for name in draws}
             full_caches(self.table_rows, arrays)
+            arrays |= given
         return arrays
 
 
@@ -159,6 +170,19 @@ def load(
     if program:
         return _torch_network(model, shapes, context, places, states)
     return _onnx_network(model, shapes, batch, context, places, states)
+
+
+def with_values(model: Model, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """An ONNX model with inputs as constants; see `zoo.with_values`, whose errors it raises.
+
+    Raises
+    ------
+    UsageError
+        For a model of another kind.
+    """
+    if isinstance(model, str | os.PathLike | onnx.ModelProto) and zoo.is_onnx(model):
+        return zoo.with_values(model, values)
+    raise UsageError("values of inputs are set in ONNX models alone; export the program with these constants")
 
 
 def _torch_network(

@@ -11,6 +11,7 @@ from onnx import helper
 
 from pimflow.errors import ModelError
 from pimflow.zoo import weights
+from pimflow.zoo.draws import Draw
 from pimflow.zoo.indices import index_bounds
 from pimflow.zoo.shapes import Shape, fixed_dims
 
@@ -56,14 +57,25 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
 
 
 def example_arrays(
-    types: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+    types: Mapping[str, tuple[tuple[int, ...], object]],
+    seed: int = 0,
+    rows: Mapping[str, int] | None = None,
+    draws: Mapping[str, Draw] | None = None,
 ) -> dict[str, np.ndarray]:
     """Draw what :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 
-    `rows` has the sizes of tables that inputs index, as :func:`index_bounds` returns them.
+    Parameters
+    ----------
+    rows : mapping of str to int, optional
+        The sizes of tables that inputs index, as :func:`index_bounds` returns them.
+    draws : mapping of str to Draw, optional
+        By input, another distribution.
     """
     arrays = {}
     for name, (dims, dtype) in types.items():
+        if draws and name in draws:
+            arrays[name] = draws[name].array(name, dims, dtype, seed)
+            continue
         first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
         normal = (first + second + third).reshape(dims)
         if np.issubdtype(dtype, np.bool_):

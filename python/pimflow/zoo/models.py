@@ -66,7 +66,7 @@ def load_model(
         If the file cannot be read, is no valid ONNX model, has a dynamic input that `shapes` does not
         fix, or contradicts `shapes`.
     """
-    where, new_model = _open_copy(model, context)
+    where, new_model = open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
         require_types(new_model, where)
@@ -106,8 +106,8 @@ def load_model(
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
 
 
-def _open_copy(
-    model: str | os.PathLike | onnx.ModelProto, context: int | None
+def open_copy(
+    model: str | os.PathLike | onnx.ModelProto, context: int | None = None
 ) -> tuple[str, onnx.ModelProto]:
     """What errors call `model`, and a copy of it that may be changed; its weights are in it."""
     if isinstance(model, onnx.ModelProto):
@@ -184,15 +184,16 @@ def _is_path(text: str) -> bool:
     return text != "" and Path(text).exists()
 
 
-def read_model(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file, unchanged, with its external data; raises `ModelError`."""
+def read_model(path: Path, external_data: bool = True) -> onnx.ModelProto:
+    """Read an ONNX file, unchanged, with its external data unless told otherwise; raises `ModelError`."""
     try:
         if path.is_char_device():
             raise ModelError(f"'{path}': is a device, which may have no end")
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
             raise DecodeError("a string is not UTF-8")
-        external_data_helper.load_external_data_for_model(model, str(path.parent))
+        if external_data:
+            external_data_helper.load_external_data_for_model(model, str(path.parent))
     except OSError as error:
         place = f" '{error.filename}'" if error.filename not in (None, str(path)) else ""
         raise ModelError(f"'{path}': cannot be read{place}: {error.strerror or error}") from None

@@ -50,10 +50,6 @@ ARGUMENT_CHECKS = {
     "path": type_check("a file", *_PATH),
     "layer": type_check("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
     "out": type_check("a directory or file to write, or None", *_PATH, _NONE),
-    "inputs": _value_check(
-        "a mapping of names to arrays, or None",
-        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
-    ),
     "format": type_check("the name of a format", str),
     "pim_channels": _value_check(
         "'auto', or None: the system says how many", lambda value: value in (None, "auto")
