@@ -9,10 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pimflow.hardware.pim import PimSpec
+from pimflow.hardware.constraints import Constraint
+
+
+class RuledDevice(Protocol):
+    """What the rules read of a device; its fields are those of `PimSpec`."""
+
+    @property
+    def tCK_ps(self) -> float: ...
+
+    @property
+    def tCK_ns(self) -> float: ...
+
+    @property
+    def gangs(self) -> int: ...
+
+    @property
+    def banks(self) -> int: ...
+
+    @property
+    def banks_per_gang(self) -> int: ...
+
+    @property
+    def faw_banks(self) -> int: ...
+
+    @property
+    def timing(self) -> dict[str, int]: ...
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]: ...
+
+    @property
+    def can_write(self) -> bool: ...
+
+    @property
+    def can_write_latches(self) -> bool: ...
+
+    @property
+    def can_activate(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +62,12 @@ class DeviceRule:
     text : str
         What it requires, in a line.
     fault : callable
-        Takes a `PimSpec`; returns why the device breaks the rule, empty if it does not.
+        Takes a device; returns why the device breaks the rule, empty if it does not.
     """
 
     term: str
     text: str
-    fault: Callable[[PimSpec], str]
+    fault: Callable[[RuledDevice], str]
 
 
 # Plausible times in ns: those of JEDEC's DRAMs, with room of about ten times on both sides.
@@ -64,7 +100,7 @@ _WRITE_GAPS: tuple[tuple[str, str, str, bool, str, str], ...] = (
 )
 
 
-def device_rules(spec: PimSpec) -> tuple[DeviceRule, ...]:
+def device_rules(spec: RuledDevice) -> tuple[DeviceRule, ...]:
     """The rules for a device, in the order in which they are checked."""
     gaps = (*_GAPS, *(_WRITE_GAPS if spec.can_write else ()))
     return (
@@ -86,14 +122,14 @@ def device_rules(spec: PimSpec) -> tuple[DeviceRule, ...]:
     )
 
 
-def rule_faults(spec: PimSpec) -> Iterator[str]:
+def rule_faults(spec: RuledDevice) -> Iterator[str]:
     """Why a device breaks each rule that it breaks, with the rule's term first."""
     for rule in device_rules(spec):
         if fault := rule.fault(spec):
             yield f"{rule.term}: {fault}"
 
 
-def _period_fault(spec: PimSpec) -> str:
+def _period_fault(spec: RuledDevice) -> str:
     low, high = _PERIOD_PS
     if low <= spec.tCK_ps <= high:
         return ""
@@ -103,7 +139,7 @@ def _period_fault(spec: PimSpec) -> str:
 
 
 def _time_rule(term: str, latency: str, low_ns: float, high_ns: float) -> DeviceRule:
-    def fault(spec: PimSpec) -> str:
+    def fault(spec: RuledDevice) -> str:
         time_ns = spec.timing[latency] * spec.tCK_ns
         if low_ns <= time_ns <= high_ns:
             return ""
@@ -115,7 +151,7 @@ def _time_rule(term: str, latency: str, low_ns: float, high_ns: float) -> Device
     return DeviceRule(term=term, text=f"{latency} is in cycles: {low_ns:g} to {high_ns:g} ns", fault=fault)
 
 
-def _gang_fault(spec: PimSpec) -> str:
+def _gang_fault(spec: RuledDevice) -> str:
     if spec.banks_per_gang <= spec.faw_banks:
         return ""
     return (
@@ -124,7 +160,7 @@ def _gang_fault(spec: PimSpec) -> str:
     )
 
 
-def _window_fault(spec: PimSpec) -> str:
+def _window_fault(spec: RuledDevice) -> str:
     gangs_in_window = spec.faw_banks // spec.banks_per_gang
     if not gangs_in_window or spec.banks <= spec.faw_banks:
         return ""
@@ -140,17 +176,17 @@ def _window_fault(spec: PimSpec) -> str:
     )
 
 
-def _cycle_fault(spec: PimSpec) -> str:
+def _cycle_fault(spec: RuledDevice) -> str:
     row, cycle = spec.timing["nRAS"], spec.timing["nRC"]
     return "" if cycle >= row else f"field 'timing.nRC': {cycle} is below nRAS, {row}"
 
 
-def _short_window_fault(spec: PimSpec) -> str:
+def _short_window_fault(spec: RuledDevice) -> str:
     gap, window = spec.timing["nRRD"], spec.timing["nFAW"]
     return "" if window >= gap else f"field 'timing.nFAW': {window} is below nRRD, {gap}"
 
 
-def _turnaround_fault(spec: PimSpec) -> str:
+def _turnaround_fault(spec: RuledDevice) -> str:
     burst, turnaround = spec.timing["nBL"], spec.timing["nTURN"]
     if turnaround >= burst:
         return ""
@@ -160,7 +196,7 @@ def _turnaround_fault(spec: PimSpec) -> str:
 def _gap_rule(
     term: str, before: str, after: str, same_gang: bool, latency: str, per_burst: str
 ) -> DeviceRule:
-    def fault(spec: PimSpec) -> str:
+    def fault(spec: RuledDevice) -> str:
         needed = spec.timing[latency]
         rules = [rule for rule in spec.constraints if _applies(spec, rule.level, same_gang)]
         pairs = [rule for rule in rules if before in rule.before and after in rule.after]
@@ -178,7 +214,7 @@ def _gap_rule(
     return DeviceRule(term=term, text=text, fault=fault)
 
 
-def _refresh_fault(spec: PimSpec) -> str:
+def _refresh_fault(spec: RuledDevice) -> str:
     optional = {"WRITE": spec.can_write, "WRBIAS": spec.can_write_latches, "AF": spec.can_activate}
     for command in ("GWRITE", "G_ACT", "COMP", "READRES", "REF", *(c for c, has in optional.items() if has)):
         cycles = gap_cycles(spec, "REF", command)
@@ -187,12 +223,14 @@ def _refresh_fault(spec: PimSpec) -> str:
     return ""
 
 
-def _applies(spec: PimSpec, level: str, same_gang: bool) -> bool:
+def _applies(spec: RuledDevice, level: str, same_gang: bool) -> bool:
     """Whether rules of a level hold between any two commands of a channel, or of a gang."""
     return level == "channel" or (level == "gang" and (same_gang or spec.gangs == 1))
 
 
-def gap_cycles(spec: PimSpec, before: str, after: str, *, same_gang: bool = False, window: int = 1) -> int:
+def gap_cycles(
+    spec: RuledDevice, before: str, after: str, *, same_gang: bool = False, window: int = 1
+) -> int:
     """Least cycles that the constraints of a device leave between two commands.
 
     Parameters
