@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import html
+import itertools
 import json
 import math
 import operator
@@ -140,6 +141,10 @@ def test_layers_are_those_of_the_report(toy, report):
     assert [row["name"] for row in rows] == [region["name"] for region in report["regions"]]
     for row, region in zip(rows, report["regions"]):
         assert row["before"] == pytest.approx(region["latency_gpu_only_ns"] / 1e3)
+        first = region["covers"][0] == region["name"]
+        for device, kind in itertools.product(("gpu", "pim"), ("busy", "idle")):
+            us = region[f"{kind}_ns"][device] / 1e3
+            assert row[f"{device}_{kind}"] == (pytest.approx(us) if first else None)
         assert row["mode"] == region["mode"]
         ways = [candidate["name"] for candidate in next(d for d in row["details"] if "rows" in d)["rows"]]
         assert ways == [candidate["name"] for candidate in region["candidates"]]

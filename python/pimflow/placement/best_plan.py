@@ -378,8 +378,10 @@ def _plan(network: SearchedNetwork, candidates: tuple[Candidate, ...], lower_bou
             regions=candidate.covers,
             rewrite=candidate.rewrite,
             channels=candidate.channels,
-            latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
+            latency_ns=evaluation.region_times[candidate.covers[0]].latency_ns,
+            reason="it is pinned to the GPU (--pin)"
+            if network.generator.pins.get(candidate.covers[0]) == "gpu"
+            else reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
         )
         for candidate in candidates
     )

@@ -183,6 +183,10 @@ def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
     ]
     rows = [_layer_row(plan, row) for row in plan.report["regions"]]
     yield (
+        column("GPU busy, us", "gpu_busy", digits=2, least=74),
+        column("GPU idle, us", "gpu_idle", digits=2, least=74),
+        column("PIM busy, us", "pim_busy", digits=2, least=74),
+        column("PIM idle, us", "pim_idle", digits=2, least=74),
         '<p class="note">Click a row for its candidates, loop order and commands. Layers that are done '
         "together have their time and energy at the first. Energy is that of the tasks, without constant "
         "power.</p>"
@@ -212,6 +216,10 @@ def _layer_row(plan: StoredPlan, row: Row) -> Row:
         "details": list(_details(plan, row)),
     }
 
+        "gpu_busy": row["busy_ns"]["gpu"] / 1e3 if first else None,
+        "gpu_idle": row["idle_ns"]["gpu"] / 1e3 if first else None,
+        "pim_busy": row["busy_ns"]["pim"] / 1e3 if first else None,
+        "pim_idle": row["idle_ns"]["pim"] / 1e3 if first else None,
 
 def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
     description = f"{' + '.join(row['operators'])}. {row['mode']}"

@@ -67,7 +67,8 @@ def _repeated_cost(
     evaluation: Evaluation, times: int, single_regions: Collection[str]
 ) -> tuple[float, float]:
     """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.from_search`."""
-    once_ns = sum(evaluation.latency_increase_ns.get(name, 0.0) for name in single_regions)
+    times = evaluation.region_times
+    once_ns = sum(times[name].latency_ns for name in single_regions if name in times)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
     once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in single_regions)
     once_pj += static_pj * once_ns / evaluation.latency_ns

@@ -156,7 +156,7 @@ class RegionReport:
     Attributes
     ----------
     covers : tuple of str
-        All regions of its candidate; their common time stands at the first.
+        All regions of its candidate; their common times and energy stand at the first.
     gpu_share : float or None
         The GPU's share of the work; None for a pipeline.
     axis : str
@@ -170,6 +170,14 @@ class RegionReport:
     size : LayerSize
     energy_gpu_only_pj, energy_pj : float
         Energy of its tasks, without constant power.
+    latency_gpu_only_ns, latency_ns : float
+        By how much it prolongs the network on the GPU alone, and the plan: both add up to the total, since
+        time in which layers before it run too counts only there.
+    busy_gpu_only_ns, idle_gpu_only_ns : float
+        On the GPU alone, the time of its kernels, and the time in which the GPU waits for it: together they
+        add up to the total.
+    busy_ns, idle_ns : dict of str to float
+        The same in the plan, by resource (`RegionTimes`): of each, they add up to the plan's latency.
     candidates : tuple of CandidateReport
         All its candidates, the fastest first.
     programs : tuple of ProgramReport
@@ -191,7 +199,11 @@ class RegionReport:
     reason: str
     size: LayerSize = field(metadata=FLAT)
     energy_gpu_only_pj: float
+    busy_gpu_only_ns: float
+    idle_gpu_only_ns: float
     energy_pj: float
+    busy_ns: dict[str, float]
+    idle_ns: dict[str, float]
     candidates: tuple[CandidateReport, ...]
     programs: tuple[ProgramReport, ...]
 

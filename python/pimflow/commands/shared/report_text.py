@@ -24,6 +24,7 @@ from pimflow.primitive_selection.report import primitives_text
 
 MAX_LINES = 25  # largest number of lines of a summary: a screen
 MAX_LAYERS, MIN_LAYERS = 10, 3
+DEVICES = ("gpu", "pim")  # resources whose busy and idle times are printed
 
 
 def table(report: Report, out: str | None) -> str:
@@ -31,6 +32,7 @@ def table(report: Report, out: str | None) -> str:
     lines = _head_lines(report) + _region_lines(report.regions)
     lines += [
         _latency_line(report),
+        _busy_line(report),
         *_baseline_lines(report),
         _search_line(report),
         _savings_line(report.energy.savings_pj),
@@ -44,10 +46,10 @@ def summary(report: Report, out: str | None) -> str:
     It has at most `MAX_LINES` lines, unless other parts are long: then it shows only `MIN_LAYERS` layers.
     """
     first = _head_lines(report) + _mode_lines(report.regions)
-    last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
-    room = (
-        MAX_LINES - len(first) - len(last) - 2
-    )  # a line for the heads of the columns, and one for conventions
+    last = [_latency_line(report), _busy_line(report), *_baseline_lines(report), *_last_lines(report, out)]
+    conventions = _conventions_lines(report)
+    # One line has the heads of the columns; a command that searches conventions later begins with one line.
+    room = MAX_LINES - len(first) - len(last) - 1 - max(len(conventions), 1)
     layers = _layer_lines(report.regions, max(MIN_LAYERS, min(MAX_LAYERS, room)))
     return "\n".join(first + layers + last + _conventions_lines(report))
 
@@ -98,6 +100,21 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
     system, check, extras = report.system, report.verification, report.extras
     legality = _legality_text(check.timing_violations, check.timing_violations_of, system.timing)
     verdict = "match" if check.verified else "DIFFER"
+def _busy_line(report: Report) -> str:
+    """Busy and idle time of the devices: of each, both together are the latency."""
+
+    def text(device: str, busy_ns: float, idle_ns: float) -> str:
+        return f"{device} busy {busy_ns / 1e3:.2f} us, idle {idle_ns / 1e3:.2f} us"
+
+    regions = report.regions
+    alone = (sum(r.busy_gpu_only_ns for r in regions), sum(r.idle_gpu_only_ns for r in regions))
+    devices = [
+        text(device.upper(), sum(r.busy_ns[device] for r in regions), sum(r.idle_ns[device] for r in regions))
+        for device in DEVICES
+    ]
+    return f"devices   GPU only: {text('GPU', *alone)} → plan: {'; '.join(devices)}"
+
+
     lines = [
         f"check     {check.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
         f"outputs {verdict} ({error_text(check.worst)}, {system.dtype}); {legality}",
@@ -171,14 +188,16 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
     """A heading, and a line for each region."""
     width = max([len(r.name) for r in regions] + [6])
     modes = max([len(r.mode) for r in regions] + [5])
-    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    busy_heads = "  ".join(f"{device.upper()} {kind}" for device in DEVICES for kind in ("busy", "idle"))
+    heads = f"{'gpu share':>9}  {'of':<9}  {busy_heads}  {'GPU only → plan':>20}"
     lines = [f"{'region':<{width}}  {'mode':<{modes}}  {heads}"]
     for r in regions:
         before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
         share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
         # The common time of several regions stands at the first.
         time_text = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
-        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {time_text}"
+        busy = "  ".join(f"{ns[device] / 1e3:>8.2f}" for device in DEVICES for ns in (r.busy_ns, r.idle_ns))
+        row = f"{share:>9}  {r.axis:<9}  {busy}  {before:>8.2f} → {time_text}"
         lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
     return lines
 
