@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _NETWORK_OPTIONS = (
-    *("shapes", "batch", "context", "states", "system", "dtype", "target", "weights", "in_place", "reorder"),
+    *("shapes", "batch", "context", "states", "system", "dtype", "target", "weights", "copy_ahead"),
+    *("in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 
@@ -38,6 +39,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(SearchArguments, "target", help=lowered_for)
     options.system_option(sub)
     options.system_fields(sub, "dtype", help="storage type of a network on a GPU: fp16, fp32")
+    options.system_fields(sub, "weights", "copy_ahead")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -104,6 +104,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]
+    if report.memory.streaming:
+        lines.append(f"weights   {report.memory.streaming.text()}")
     if extras.order:
         lines.append(f"order     {order_text(extras.order)}")
     if extras.decomposition:
