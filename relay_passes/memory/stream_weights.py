@@ -124,7 +124,7 @@ class _Streaming:
     def _read_copies(self, number: int, binding: relax.VarBinding) -> relax.VarBinding:
         """The binding, with copies in place of the weights that it reads."""
         call = binding.value
-        if not isinstance(call, relax.Call) or not any(map(is_weight, call.args)):
+        if not isinstance(call, relax.Call) or weight_copy(call) or not any(map(is_weight, call.args)):
             return binding
         args = [self._copy(arg, number) if is_weight(arg) else arg for arg in call.args]
         return _with_args(binding, args)
@@ -163,6 +163,6 @@ class _Streaming:
 
 def _computes(value: relax.Expr) -> bool:
     """Whether `value` calls a kernel or a PIM program."""
-    if not isinstance(value, relax.Call) or view_call(value):
+    if not isinstance(value, relax.Call) or view_call(value) or weight_copy(value):
         return False
     return isinstance(value.op, tvm.ir.GlobalVar | relax.ExternFunc)

@@ -24,7 +24,7 @@ from pimflow.pim_backend.runtime.network_module import infer, load, pack, store
 from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement.solvers.weight_copies import StreamedInference
 from pimflow.relay_passes.memory.buffers import buffers
-from pimflow.relay_passes.memory.stream_weights import AWAIT_COPY, is_weight, weight_copy
+from pimflow.relay_passes.memory.stream_weights import AWAIT_COPY, StreamWeights, is_weight, weight_copy
 
 CHANNELS, SIZE = 8, 4
 
@@ -131,10 +131,18 @@ def test_weights_that_come_earlier_take_more():
     assert pools == sorted(pools) and pools[0] < pools[-1]
 
 
-def test_no_constant_is_left_for_a_kernel():
-    lowered = phases.allocate(
-        frontend.load("toy").module, tvm.target.Target("llvm"), system(weights="streamed")
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_nothing_is_left_to_stream(ahead):
+    """No kernel reads a constant, and the pass finds nothing more; nor where there are no weights."""
+    target, streaming = tvm.target.Target("llvm"), system(weights="streamed", copy_ahead=ahead)
+    lowered = phases.allocate(frontend.load("toy").module, target, streaming)
+    node = helper.make_node("Relu", ["x"], ["y"], name="y")
+    plain = phases.allocate(
+        frontend.load(onnx_model([node], {"x": (1, 8)}, {"y": (1, 8)}, [])).module, target, streaming
     )
+    for module in (lowered, plain):
+        tvm.ir.assert_structural_equal(StreamWeights(ahead)(module), module)
+    assert not buffers(plain).weights
     for binding in (b for block in lowered["main"].body.blocks for b in block.bindings):
         if isinstance(binding.value, relax.Call) and not weight_copy(binding.value):
             assert not any(map(is_weight, binding.value.args))

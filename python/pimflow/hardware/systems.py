@@ -165,7 +165,7 @@ class System(OptionSet, group="system"):
         0,
         "--copy-ahead KERNELS",
         "with streamed weights, begin each copy so many kernels before its weight is used: more memory, less "
-        "waiting (default: %(default)s)",
+        "waiting",
         repr=False,
     )
     host_link_bytes_per_ns: float = field(default=0.0, repr=False)
