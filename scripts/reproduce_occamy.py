@@ -1,8 +1,7 @@
 """Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
 
 Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
-Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times, sweep. See
-docs/results_occamy.md.
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times. See docs/results_occamy.md.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ PAPER = {
 }
 # Section IV-A: pool to lazy memory, to PyTorch's on two GPUs, and speed-up of the pool over eager allocation.
 PAPER_POOL_TO_LAZY, PAPER_POOL_TO_TORCH, PAPER_SPEEDUP = 1.073, 0.654, 1.59
-LARGE_BATCH = dict.fromkeys(PAPER, 32) | {"srgan": 2}  # the paper's, Figure 4
-MEMORY_BATCHES = (1, 16)
-SWEEP_NETWORKS, BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
+BATCHES = (1, 16)
 AHEAD = (0, 1, 4)  # kernels
-PARTS = ("counts", "memory", "ahead", "times", "sweep")
+PARTS = ("counts", "memory", "ahead", "times")
 MB = 1e6
 Row = dict[str, object]
 
@@ -50,9 +47,10 @@ def streaming(ahead: int = 0) -> System:
 def measure_pool(name: str, batch: int, runs: int, ahead: int = 0, *, streams: bool = True) -> dict:
     """Run a network with one pool; peak of what the C library handed out, inputs included, and latency."""
     measured_system = streaming(ahead) if streams else system()
-    run = pimflow.measure_allocations(name, measured_system, batch=batch, runs=runs, allocations=("pool",))[
-        "pool"
-    ]
+    measured = pimflow.measure_allocations(
+        name, measured_system, batch=batch, runs=runs, allocations=("pool",)
+    )
+    run = measured["pool"]
     return {
         "allocated_bytes": run.allocated_bytes + run.input_bytes,
         "peak_bytes": None if run.peak_bytes is None else run.peak_bytes + run.input_bytes,
@@ -65,8 +63,7 @@ def measure_memory(name: str, batch: int, runs: int, torch: bool) -> Row:
     """Memory of a network as built and run, and planned otherwise; and of PyTorch if `torch`."""
     print(f"{name}, batch {batch} …", file=sys.stderr)
     streamed = pimflow.plan_memory(name, streaming(), batch=batch)
-    resident = pimflow.plan_memory(name, system(), batch=batch)
-    weight_bytes = resident.internal.weight_bytes
+    internal = streamed.internal  # what the network computes has a pool of its own where weights are resident
     return {
         "network": name,
         "batch": batch,
@@ -77,7 +74,7 @@ def measure_memory(name: str, batch: int, runs: int, torch: bool) -> Row:
         "optimal": streamed.plan.optimal,
         "lazy_peak_bytes": streamed.lazy_peak_bytes + streamed.input_bytes,
         "eager_bytes": streamed.eager_bytes + streamed.input_bytes,
-        "resident_bytes": resident.plan.pool_bytes + weight_bytes + resident.input_bytes,
+        "resident_bytes": internal.internal_peak_bytes + internal.weight_bytes + streamed.input_bytes,
         "pool": measure_pool(name, batch, runs),
         "torch_peak_bytes": occamy_operators.torch_peak_bytes(name, batch=batch) if torch else None,
         "torch_ns": occamy_operators.torch_ns(name, batch=batch, runs=runs) if torch else None,
@@ -150,10 +147,10 @@ def counts_table(rows: Sequence[dict]) -> str:
 
 
 def memory_table(rows: Sequence[dict]) -> str:
-    """Sizes of the pool, planned and as run, of lazy and of eager allocation, and PyTorch's peak."""
+    """Memory and times of the pool, planned and as run, of lazy and eager allocation, and of PyTorch."""
     head = ["network", "batch", "weights resident (MB)", "streamed: planned (MB)", "as run (MB)"]
     head += ["lazy (MB)", "eager (MB)", "PyTorch, CPU (MB)"]
-    head += ["planned / lazy", "resident / PyTorch", "as run / PyTorch"]
+    head += ["planned / lazy", "resident / PyTorch", "as run / PyTorch", "ours (ms)", "PyTorch, CPU (ms)"]
     body = []
     for row in rows:
         run, torch = row["pool"]["peak_bytes"], row["torch_peak_bytes"]
@@ -172,25 +169,24 @@ def memory_table(rows: Sequence[dict]) -> str:
             (run, torch),
         ]
         cells += [f"{a / b:.3f}" if a and b else "-" for a, b in ratios]
+        cells += [f"{ns / 1e6:.1f}" if ns else "-" for ns in (row["pool"]["latency_ns"], row["torch_ns"])]
         body.append([row["network"], row["batch"], *cells])
     return table(head, body)
 
 
 def headline_means(rows: Sequence[dict]) -> str:
     """Geometric means by batch, beside those that the paper states."""
-    batches = {
-        f"batch {batch}": [row for row in rows if row["batch"] == batch] for batch in MEMORY_BATCHES
-    } | {"the paper's batches": [row for row in rows if row["batch"] == LARGE_BATCH.get(row["network"], 32)]}
     lines = []
-    for name, batch_rows in batches.items():
+    for batch in sorted({row["batch"] for row in rows}):
+        batch_rows = [row for row in rows if row["batch"] == batch]
         ratios = {"planned to lazy": [(row["planned_bytes"], row["lazy_peak_bytes"]) for row in batch_rows]}
-        if all(row["torch_peak_bytes"] and row["pool"]["peak_bytes"] for row in batch_rows):
-            ratios["resident to PyTorch"] = [(r["resident_bytes"], r["torch_peak_bytes"]) for r in batch_rows]
-            ratios["as run to PyTorch"] = [
-                (r["pool"]["peak_bytes"], r["torch_peak_bytes"]) for r in batch_rows
-            ]
+        torch = [row["torch_peak_bytes"] for row in batch_rows]
+        if all(torch):
+            ratios["resident to PyTorch"] = list(zip([row["resident_bytes"] for row in batch_rows], torch))
+        if all(torch) and all(row["pool"]["peak_bytes"] for row in batch_rows):
+            ratios["as run to PyTorch"] = list(zip([row["pool"]["peak_bytes"] for row in batch_rows], torch))
         means = [f"{what} {geometric_mean(a / b for a, b in pairs):.3f}" for what, pairs in ratios.items()]
-        lines.append(f"Geometric means, {name}: {', '.join(means)}")
+        lines.append(f"Geometric means, batch {batch}: {', '.join(means)}")
     difference = max(
         ((row["pool"]["peak_bytes"] or 0) - row["pool"]["allocated_bytes"] for row in rows), default=0
     )
@@ -256,46 +252,20 @@ def times_table(rows: Sequence[dict]) -> str:
     return table(head, body) + text
 
 
-def sweep_table(rows: Sequence[dict]) -> str:
-    """Figure 5: memory and time by batch, ours and PyTorch's."""
-    head = ["network", "batch", "as run (MB)", "PyTorch, CPU (MB)", "ours (ms)", "PyTorch, CPU (ms)"]
-    body = []
-    for row in rows:
-        sizes = row["pool"]["peak_bytes"], row["torch_peak_bytes"]
-        times = row["pool"]["latency_ns"], row["torch_ns"]
-        cells = [
-            f"{value / unit:.2f}" if value else "-"
-            for value, unit in zip((*sizes, *times), (MB, MB, 1e6, 1e6))
-        ]
-        body.append([row["network"], row["batch"], *cells])
-    return table(head, body)
-
-
-def collect(models: Sequence[str], parts: Sequence[str], runs: int, torch: bool) -> dict[str, list[Row]]:
-    """Rows of every table in `parts`; each pair of network and batch is measured once."""
-    keys: list[tuple[str, int]] = []
-    if "memory" in parts:
-        keys += [(name, batch) for name in models for batch in memory_batches(name)]
-    if "sweep" in parts:
-        keys += [(name, batch) for name in SWEEP_NETWORKS if name in models for batch in BATCHES]
-    rows = {key: measure_memory(*key, runs, torch) for key in sorted(set(keys), key=keys.index)}
+def collect(
+    models: Sequence[str], parts: Sequence[str], runs: int, torch: bool, batches: Sequence[int] = BATCHES
+) -> dict[str, list[Row]]:
+    """Rows of every table in `parts`."""
     tables: dict[str, list[Row]] = {}
     if "counts" in parts:
         tables["counts"] = [count_variables(name) for name in models]
     if "memory" in parts:
-        tables["memory"] = [rows[name, batch] for name in models for batch in memory_batches(name)]
+        tables["memory"] = [measure_memory(name, b, runs, torch) for name in models for b in batches]
     if "ahead" in parts:
         tables["ahead"] = [row for name in models for row in compare_ahead(name, runs)]
     if "times" in parts:
         tables["times"] = [time_allocations(name, runs, torch) for name in models]
-    if "sweep" in parts and set(SWEEP_NETWORKS) & set(models):
-        tables["sweep"] = [rows[name, b] for name in SWEEP_NETWORKS if name in models for b in BATCHES]
     return tables
-
-
-def memory_batches(name: str) -> list[int]:
-    """Batches of the memory table: ours, and the paper's."""
-    return sorted({*MEMORY_BATCHES, LARGE_BATCH.get(name, 32)})
 
 
 TABLES = {
@@ -303,7 +273,6 @@ TABLES = {
     "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
     "ahead": ahead_table,
     "times": times_table,
-    "sweep": sweep_table,
 }
 
 
@@ -313,6 +282,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="inferences timed (default: %(default)s)")
+    parser.add_argument("--batches", default="1,16", help="of the memory table (default: %(default)s)")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
@@ -320,8 +290,9 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     torch = not args.no_torch and find_spec("torch") is not None
+    batches = [int(batch) for batch in args.batches.split(",")]
     try:
-        figures = collect(args.models, parts, args.runs, torch)
+        figures = collect(args.models, parts, args.runs, torch, batches)
     except PimflowError as error:
         sys.exit(str(error))
     if args.json:
