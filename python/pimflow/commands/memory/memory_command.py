@@ -16,21 +16,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _NETWORK_OPTIONS = (
-    *(
-        "values",
-        "inputs",
-        "input_values",
-        "shapes",
-        "batch",
-        "context",
-        "states",
-        "system",
-        "dtype",
-        "target",
-        "weights",
-        "in_place",
-        "reorder",
-    ),
+    *("values", "inputs", "input_values", "shapes", "batch", "context", "states", "system", "dtype"),
+    *("target", "weights", "copy_ahead", "in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 
@@ -56,6 +43,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(SearchArguments, "target", help=lowered_for)
     options.system_option(sub)
     options.system_fields(sub, "dtype", help="storage type of a network on a GPU: fp16, fp32")
+    options.system_fields(sub, "weights", "copy_ahead")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
+from pimflow.commands.shared.streaming_report import StreamingReport
 from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
@@ -286,9 +287,9 @@ class PoolReport:
     """The memory pool of the executable for `target`: places of tensors, and parts of them that are copied.
 
     Sizes are those of the type that the target stores; a stand-in CPU stores fp32. Weights (`weight_bytes`,
-    in fp32) are not in the pool. `regions` is empty unless tensors lie in several sets of memory channels;
-    then each set has a range of the pool. If the goal is about memory, `choice` says how the plan was found,
-    and `switched_on` lists options that were switched on for it.
+    in fp32) are not in the pool, unless they are streamed. `regions` is empty unless tensors lie in several
+    sets of memory channels; then each set has a range of the pool. If the goal is about memory, `choice` says
+    how the plan was found, and `switched_on` lists options that were switched on for it.
     """
 
     target: str
@@ -401,6 +402,8 @@ class SystemReport:
     splits: str
     channel_sharing: str
     launches: str
+    weights: str
+    copy_ahead: int
     assumed: list[str]
 
     @classmethod
@@ -537,12 +540,15 @@ class MemoryReport:
         Time to load the weights of the PIM channels, and their size.
     peak_activation_bytes : int
         Largest size of the tensors that live at once, in the system's storage type.
+    streaming : StreamingReport, optional
+        Latencies with copies of weights, if they are streamed.
     """
 
     weight_load_ns: float
     weight_bytes: int
     peak_activation_bytes: int
     pool: PoolReport = field(metadata=named("memory"))
+    streaming: StreamingReport | None = None
 
     @classmethod
     def from_search(cls, search_result: SearchResult, pool: PoolReport) -> MemoryReport:
@@ -555,6 +561,7 @@ class MemoryReport:
             weight_bytes=placed_bytes,
             peak_activation_bytes=plan_memory.pool_bytes(search_result.candidates),
             pool=pool,
+            streaming=StreamingReport.from_search(search_result),
         )
 
 

@@ -121,6 +121,8 @@ def _busy_line(report: Report) -> str:
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]
+    if report.memory.streaming:
+        lines.append(f"weights   {report.memory.streaming.text()}")
     if extras.order:
         lines.append(f"order     {order_text(extras.order)}")
     if extras.decomposition:
