@@ -1,5 +1,7 @@
 """Do splits along channels, the reduction and the batch give the values of the whole layer?"""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tvm
@@ -12,9 +14,7 @@ from tvm.script import relax as R
 
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.splits.split_batch import SplitBatch
-from pimflow.relay_passes.splits.split_channels import SplitChannels
-from pimflow.relay_passes.splits.split_reduction import SplitReduction
+from pimflow.relay_passes.splits.split_axis import SplitAxis
 
 RNG = np.random.default_rng(0)
 FILTERS = RNG.standard_normal((6, 3, 3, 5), np.float32)
@@ -79,9 +79,9 @@ def Reduction(x: R.Tensor((1, 96), "float32")):
 
 
 CASES = {
-    "channels": (SplitChannels, Convolution, 2, Channels),
-    "batch": (SplitBatch, Convolution, 1, Batch),
-    "reduction": (SplitReduction, Product, 32, Reduction),
+    "channels": (partial(SplitAxis, "channels"), Convolution, 2, Channels),
+    "batch": (partial(SplitAxis, "batch"), Convolution, 1, Batch),
+    "reduction": (partial(SplitAxis, "reduction"), Product, 32, Reduction),
 }
 
 
@@ -144,10 +144,10 @@ def layer(batch, side, c, oc, window, product, groups=1) -> tvm.IRModule:
     return builder.get()
 
 
-@pytest.mark.parametrize("split", [SplitChannels, SplitReduction])
-def test_groups_are_not_split_along_channels(split):
+@pytest.mark.parametrize("axis", ["channels", "reduction"])
+def test_groups_are_not_split_along_channels(axis):
     with pytest.raises(PlanError, match="only dense layers"):
-        split({"conv": 2})(layer(1, 4, 4, 4, 1, False, groups=2))
+        SplitAxis(axis, {"conv": 2})(layer(1, 4, 4, 4, 1, False, groups=2))
 
 
 @st.composite

@@ -53,10 +53,8 @@ from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
-from pimflow.relay_passes.splits.split_batch import SplitBatch
-from pimflow.relay_passes.splits.split_channels import SplitChannels
+from pimflow.relay_passes.splits.split_axis import SplitAxis
 from pimflow.relay_passes.splits.split_mddp import SplitMdDp
-from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 codegen.register()
 keep_registers.register()
@@ -137,9 +135,10 @@ def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None 
             SplitMdDp(splits_by_axis["rows"], target_system.has_symmetric_padding, target_system.uses_views),
             splits_by_axis["rows"],
         ),
-        (SplitChannels(splits_by_axis["channels"]), splits_by_axis["channels"]),
-        (SplitReduction(splits_by_axis["reduction"]), splits_by_axis["reduction"]),
-        (SplitBatch(splits_by_axis["batch"]), splits_by_axis["batch"]),
+        *(
+            (SplitAxis(axis, splits_by_axis[axis]), splits_by_axis[axis])
+            for axis in ("channels", "reduction", "batch")
+        ),
         (DecomposeToMatrixVector(names), names),
         (OutlinePim(names), names),
     ]
