@@ -43,7 +43,9 @@ class CopyResults:
                 return builder.emit_te(_nothing, shape(result), str(result.ty.dtype))
             if has_kernel:
                 return result
-            return builder.emit_te(topi.identity, result, primfunc_name_hint="copy")
+            name = result.name if isinstance(result, relax.Var) else "constant"
+            call = builder.call_te(topi.identity, result, primfunc_name_hint="copy")
+            return builder.emit(call, name_hint=f"{name}_copy")
 
         return rebuild(mod, lambda *_: None, rewrite_result=copies)
 

@@ -174,8 +174,10 @@ def test_networks_that_only_look_at_their_inputs_copy_them(capsys, tmp_path, wha
     code, out, _ = run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)
     assert code == 0 and "the outputs match" in out and "(1.000x)" in out
     assert run(capsys, "run", tmp_path / "out")[0] == 0
-    for command in ("memory", "fuse", "profile"):
+    for command in ("memory", "profile"):
         assert run(capsys, command, path)[0] == 0, command
+    code, _, err = run(capsys, "fuse", path)
+    assert code == (3 if what == "another shape" else 0) and err.count("\n") == (code > 0)
 
 
 def test_parts_without_a_name_are_refused(capsys, tmp_path):

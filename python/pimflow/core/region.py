@@ -179,6 +179,8 @@ class Product:
         Largest stride of a convolution.
     weighted : bool
         Whether the second operand is constant.
+    integers : bool
+        Whether the operands are integers.
     """
 
     many: int = 1
@@ -188,6 +190,7 @@ class Product:
     window: int = 1
     stride: int = 1
     weighted: bool = False
+    integers: bool = False
 
     @property
     def macs(self) -> int:

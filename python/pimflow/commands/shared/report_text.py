@@ -83,7 +83,17 @@ def _head_lines(report: Report) -> list[str]:
         f"accounting {system.accounting}{launch_text}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
+        *_obstacle_lines(regions),
     ]
+
+
+def _obstacle_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """Why PIM can compute none of the products of a network, by its largest one."""
+    products = [region for region in regions if region.size.macs]
+    if not products or any(region.pim_capable for region in regions):
+        return []
+    largest = max(products, key=lambda region: region.size.macs)
+    return [f"why       {largest.name}, the largest product, is not for PIM: {largest.reason}"]
 
 
 def _latency_line(report: Report) -> str:
