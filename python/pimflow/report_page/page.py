@@ -434,3 +434,4 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         '<p class="note">With devices of your own, name their files. The same inputs give the same digests, '
         "which stand at the top.</p>"
     )
+    flags += "".join(f" --pin {shlex.quote(f'{layer}={how}')}" for layer, how in report["pins"].items())

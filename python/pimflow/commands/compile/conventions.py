@@ -160,6 +160,7 @@ class ConventionSearch:
                 modes=goal.modes,
                 primitives=goal.primitives,
             )
+                pins=goal.pins,
             return search(graph, system, costs, goal, original)
         plan = self.plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
         if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
@@ -185,7 +186,7 @@ class ConventionSearch:
             "convention",
             tuple(graph and (graph.digest, graph.runs, graph.fusible) for graph in self._graphs(system)),
             (system.identity, search_result.costs.profilers),
-            (goal.objective, goal.modes, goal.primitives),
+            (goal.objective, goal.modes, goal.pins, goal.primitives),
             plan and plan.to_json(),
             *key,
         )

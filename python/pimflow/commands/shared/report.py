@@ -88,6 +88,8 @@ class Estimate:
     objective, solver : str
     modes : tuple of str
         Modes that regions may have, in lower case.
+    pins : dict of str to str
+        How pinned layers are done (`placement.Goal`).
     gap : float
         How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     lower_bound_ns : float
@@ -100,6 +102,7 @@ class Estimate:
 
     objective: str
     modes: tuple[str, ...]
+    pins: dict[str, str]
     solver: str
     gap: float
     lower_bound_ns: float
@@ -112,6 +115,7 @@ class Estimate:
         return cls(
             objective=search_result.goal.objective,
             modes=tuple(mode.lower() for mode in search_result.goal.modes),
+            pins=search_result.goal.how_by_layer,
             solver=search_result.goal.solver,
             gap=search_result.gap,
             lower_bound_ns=search_result.plan.lower_bound_ns,
