@@ -562,7 +562,7 @@ class Region:
     @property
     def first_result_input(self) -> str:
         """The first of `inputs`; empty if that is an extra output."""
-        return "" if 0 in self.extra_inputs else self.inputs[0]
+        return "" if 0 in self.extra_inputs or not self.inputs else self.inputs[0]
 
 
 @dataclass(frozen=True, kw_only=True)
