@@ -22,7 +22,7 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
-MAX_LINES = 25  # largest number of lines of a summary: a screen
+MAX_LINES = 24  # largest number of lines of a summary: a screen
 MAX_LAYERS, MIN_LAYERS = 10, 3
 DEVICES = ("gpu", "pim")  # resources whose busy and idle times are printed
 
@@ -51,21 +51,26 @@ def summary(report: Report, out: str | None) -> str:
     # One line has the heads of the columns; a command that searches conventions later begins with one line.
     room = MAX_LINES - len(first) - len(last) - 1 - max(len(conventions), 1)
     layers = _layer_lines(report.regions, max(MIN_LAYERS, min(MAX_LAYERS, room)))
-    return "\n".join(first + layers + last + _conventions_lines(report))
+    return "\n".join(first + layers + last + conventions)
 
 
 def conventions_text(report: Report) -> str:
-    """The speed-ups under other conventions in a line."""
-    speedups = [
-        f"{convention.what}: {convention.speedup:.3f}x"
-        + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
-        for convention in report.conventions.searched
-    ]
-    return f"range     {'; '.join(speedups)}"
+    """The speed-ups under other conventions, a line for each: of the same plan, and of the best one there."""
+    searched = report.conventions.searched
+    width = max(len(convention.what) for convention in searched)
+    lines = [f"range     {'speed-up with':<{width}}  {'same plan':>9}  {'searched again':>14}"]
+    for convention in searched:
+        same_plan, searched_again = (
+            "-" if speedup is None else f"{speedup:.3f}x"
+            for speedup in (convention.same_plan, convention.searched_again)
+        )
+        gap = f"  gap {100 * convention.gap:.2f} %" if convention.gap else ""
+        lines.append(f"{'':<10}{convention.what:<{width}}  {same_plan:>9}  {searched_again:>14}{gap}")
+    return "\n".join(lines)
 
 
 def _conventions_lines(report: Report) -> list[str]:
-    return [conventions_text(report)] if report.conventions.searched else []
+    return conventions_text(report).splitlines() if report.conventions.searched else []
 
 
 def _head_lines(report: Report) -> list[str]:
@@ -80,7 +85,7 @@ def _head_lines(report: Report) -> list[str]:
     launch_text = "" if system.launches == LAUNCHES[0] else f", launches {system.launches}"
     return [
         f"system    {system.gpu} ({_gpu_source_text(system)}) + {system.pim} ({system.timing}), {channels}, "
-        f"accounting {system.accounting}{launch_text}",
+        f"accounting {system.accounting}{launch_text}, {system.dtype}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
         *_obstacle_lines(regions),
@@ -105,11 +110,6 @@ def _latency_line(report: Report) -> str:
     )
 
 
-def _last_lines(report: Report, out: str | None) -> list[str]:
-    """Lines about verification, sources of times and memory, and about requested extras."""
-    system, check, extras = report.system, report.verification, report.extras
-    legality = _legality_text(check.timing_violations, check.timing_violations_of, system.timing)
-    verdict = "match" if check.verified else "DIFFER"
 def _busy_line(report: Report) -> str:
     """Busy and idle time of the devices: of each, both together are the latency."""
 
@@ -125,6 +125,11 @@ def _busy_line(report: Report) -> str:
     return f"devices   GPU only: {text('GPU', *alone)} → plan: {'; '.join(devices)}"
 
 
+def _last_lines(report: Report, out: str | None) -> list[str]:
+    """Lines about verification, sources of times and memory, and about requested extras."""
+    system, check, extras = report.system, report.verification, report.extras
+    legality = _legality_text(check.timing_violations, check.timing_violations_of, system.timing)
+    verdict = "match" if check.verified else "DIFFER"
     lines = [
         f"check     {check.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
         f"outputs {verdict} ({error_text(check.worst)}, {system.dtype}); {legality}",
@@ -239,7 +244,8 @@ def _search_line(report: Report) -> str:
 
 
 def _memory_line(memory: PoolReport) -> str:
-    proof = "the smallest" if memory.optimal else f"bound {memory.lower_bound_bytes / 1e6:.3f}"
+    bound_mb = memory.lower_bound_bytes / 1e6
+    proof = "no pool of these is smaller" if memory.optimal else f"bound {bound_mb:.3f}"
     copied = sum(copied.size_bytes for copied in memory.copies)
     return (
         f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
