@@ -54,6 +54,8 @@ class NetworkMemory:
         Lifetimes of the tensors that the plan places: those that the network computes and, if the system
         streams them, weights. Inputs and resident weights lie elsewhere.
     plan : MemoryPlan
+    weights : str
+        One of `hardware.systems.WEIGHTS`: whether the plan has weights.
     kernels, inputs, input_bytes : int
         Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
@@ -82,6 +84,7 @@ class NetworkMemory:
 
     liveness: Liveness
     plan: MemoryPlan
+    weights: str
     kernels: int
     inputs: int
     input_bytes: int
@@ -106,6 +109,7 @@ class NetworkMemory:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
         return {
             **self.plan.to_json(),
+            "weights": self.weights,
             "kernels": self.kernels,
             "inputs": self.inputs,
             "input_bytes": self.input_bytes,
@@ -216,6 +220,7 @@ class _MemoryPlanner:
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
+            weights=system.weights,
             kernels=kernels_before[-1],
             inputs=len(lowered["main"].params),
             input_bytes=sum(map(tensor_bytes, lowered["main"].params)),
