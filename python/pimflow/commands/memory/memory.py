@@ -56,6 +56,8 @@ class NetworkMemory:
         Lifetimes of the tensors that the plan places: those that the network computes and, if the system
         streams them, weights. Inputs and resident weights lie elsewhere.
     plan : MemoryPlan
+    weights : str
+        One of `hardware.systems.WEIGHTS`: whether the plan has weights.
     kernels, inputs, input_bytes : int
         Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
@@ -84,6 +86,7 @@ class NetworkMemory:
 
     liveness: Liveness
     plan: MemoryPlan
+    weights: str
     kernels: int
     inputs: int
     input_bytes: int
@@ -108,6 +111,7 @@ class NetworkMemory:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
         return {
             **self.plan.to_json(),
+            "weights": self.weights,
             "kernels": self.kernels,
             "inputs": self.inputs,
             "input_bytes": self.input_bytes,
@@ -228,6 +232,7 @@ class _MemoryPlanner:
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
+            weights=system.weights,
             kernels=kernels_before[-1],
             inputs=len(lowered["main"].params),
             input_bytes=sum(map(tensor_bytes, lowered["main"].params)),

@@ -120,6 +120,10 @@ def _network_text(network: NetworkMemory) -> str:
         "all tensors at once": network.eager_bytes,
     }
     lines = [f"  {name:<{width}} {size:>14} B  {size / pool:.3f} x pool" for name, size in rows.items()]
+    elsewhere = f"{network.input_bytes} B of inputs"
+    if network.weights == "resident":
+        elsewhere += f" and {network.internal.weight_bytes} B of weights (fp32)"
+    lines.append(f"{elsewhere} lie elsewhere")
     lines.append(
         f"{network.overwritten} results take over a dead operand; "
         f"{len(network.copies)} slices and concatenations are copied"
