@@ -245,6 +245,7 @@ def _onnx_network(
         inputs=zoo.input_types(proto),
         reference=onnx_runtime.reference(proto),
         table_rows=zoo.index_bounds(proto),
+        draws=zoo.input_draws(proto),
         output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.reference_with_roundings, read),
     )
