@@ -11,7 +11,7 @@ from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.errors import UsageError
+from pimflow.errors import UsageError, VerificationError
 from pimflow.zoo import Draw
 
 WEIGHTS = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_every_sample_is_verified(file, monkeypatch):
 
     monkeypatch.setattr(Reference, "outputs", outputs)
     x = np.ones((2, 2, 16), np.float32)
-    with pytest.raises(pimflow.errors.VerificationError, match="differ from the reference"):
+    with pytest.raises(VerificationError, match="differ from the reference"):
         pimflow.compile(file, inputs={"x": x}, values={"gain": 1}, conventions="none")
     assert seen == [2]
 
@@ -139,3 +139,45 @@ def test_distributions(text):
         assert (values == np.floor(values)).all()
         with pytest.raises(UsageError, match="does not hold"):
             draw.array("x", (4,), np.int8)
+
+
+def spectrum():
+    """log(max(x^2 @ w, c)): of x about 1 as well as of audio, whose squares leave fp16."""
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["power"], "power"),
+        helper.make_node("MatMul", ["power", "w"], ["energy"], "mel.bank"),
+        helper.make_node("Max", ["energy", "floor"], ["above"], "above"),
+        helper.make_node("Log", ["above"], ["y"], "log"),
+    ]
+    weights = {
+        "w": np.abs(np.random.default_rng(2).standard_normal((128, 64), np.float32)),
+        "floor": np.float32(1e-6),
+    }
+    return onnx_model(nodes, {"x": [8, 128]}, {"y": [8, 64]}, weights)
+
+
+def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
+    keywords = {"conventions": "none", "target_system": pimflow.system(accounting="paper")}
+    compiled = pimflow.compile(spectrum(), tmp_path / "out", modes="gpu,pim", **keywords)
+    assert compiled.programs
+    pimflow.run(tmp_path / "out")
+    loud = np.full((8, 128), 3000, np.float32)
+    for call in (
+        lambda: pimflow.run(tmp_path / "out", loud),
+        lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, modes="gpu,pim", **keywords),
+    ):
+        with pytest.raises(VerificationError, match="layer 'mel.bank' on PIM .* fp16.*--dtype fp32"):
+            call()
+
+
+def test_inputs_are_positive_where_usual_ones_give_nan(tmp_path):
+    """The root of a product: no operator says what its operands may be."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Sqrt", ["p"], ["y"], "root"),
+    ]
+    model = onnx_model(nodes, {"x": [2, 16]}, {"y": [2, 8]}, {"w": np.abs(WEIGHTS)})
+    pimflow.compile(model, tmp_path / "out", conventions="none")
+    interface = json.loads((tmp_path / "out" / "interface.json").read_text())
+    assert interface["inputs"]["x"]["draw"] == "uniform(0.1,0.9)"
+    assert np.isfinite(pimflow.run(tmp_path / "out")[0]).all()

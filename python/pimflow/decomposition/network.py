@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import DecompositionError, UsageError
-from pimflow.frontend import Network, relax_module
+from pimflow.frontend import Network, perturbed_relax, relax_module
 from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
@@ -208,7 +209,10 @@ def with_layers(
     if layers:
         module = Decompose({layer.layer: layer for layer in layers})(network.module)
         new_network = replace(
-            network, module=module, reference=relax_module.reference(module), perturbed=None
+            network,
+            module=module,
+            reference=relax_module.reference(module),
+            perturbed=functools.partial(perturbed_relax.reference_with_roundings, module),
         )
     return DecomposedNetwork(
         network=new_network,

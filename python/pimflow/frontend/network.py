@@ -16,7 +16,14 @@ import tvm
 from pimflow import zoo
 from pimflow.core.state import State
 from pimflow.errors import InfeasibleError, UsageError, one_line
-from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
+from pimflow.frontend import (
+    onnx_graph,
+    onnx_runtime,
+    perturbed_relax,
+    perturbed_torch,
+    relax_module,
+    torch_program,
+)
 from pimflow.frontend.reference import Perturbed, Reference, Run
 from pimflow.frontend.states import POSITION, StatefulDecoder, full_caches
 from pimflow.host import machine
@@ -51,8 +58,7 @@ class Network:
     output_names : tuple of str
         Names of the outputs, in order; empty where the model does not name them.
     perturbed : Perturbed, optional
-        The reference with random roundings, which reads the model again; None for Relax modules and
-        decomposed networks.
+        The reference with random roundings, which reads the model again.
     states : tuple of State
         Inputs that a step updates in place and returns.
     """
@@ -166,7 +172,13 @@ def load(
     if isinstance(model, tvm.IRModule):
         fixed = relax_module.with_shapes(model, shapes)
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
-        return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
+        return Network(
+            name="module",
+            module=module,
+            inputs=relax_module.inputs(module),
+            reference=reference,
+            perturbed=functools.partial(perturbed_relax.reference_with_roundings, fixed),
+        )
     if program:
         return _torch_network(model, shapes, context, places, states)
     return _onnx_network(model, shapes, batch, context, places, states)
@@ -233,6 +245,7 @@ def _onnx_network(
         inputs=zoo.input_types(proto),
         reference=onnx_runtime.reference(proto),
         table_rows=zoo.index_bounds(proto),
+        draws=zoo.input_draws(proto),
         output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.reference_with_roundings, read),
     )

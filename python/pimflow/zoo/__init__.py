@@ -3,8 +3,8 @@
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types
-from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
+from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
@@ -30,6 +30,7 @@ __all__ = [
     "with_values",
     "with_weights",
     "index_bounds",
+    "input_draws",
     "input_types",
     "is_onnx",
     "is_weight",
@@ -41,6 +42,7 @@ __all__ = [
     "parse_shape",
     "shapes_from_arrays",
     "past_name",
+    "positive_draws",
     "present_name",
     "read_model",
     "state_pairs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx
@@ -12,7 +12,7 @@ from onnx import helper
 from pimflow.errors import ModelError
 from pimflow.zoo import weights
 from pimflow.zoo.draws import Draw
-from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.shapes import Shape, fixed_dims
 
 
@@ -31,14 +31,26 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     dict of str to numpy.ndarray
         Arrays of the inputs' shapes and types. Floats have mean 0 and variance 1, and are in [-3, 3] (a sum
         of three uniforms). Integers are 0, 1 or 2; indices into a table are any of its rows. Booleans are
-        true with probability 1/2.
+        true with probability 1/2. Values that the graph restricts are drawn as :func:`input_draws` says.
 
     Raises
     ------
     ModelError
         If an input has a dynamic dimension or does not hold numbers.
     """
-    return example_arrays(input_types(model), seed, index_bounds(model))
+    return example_arrays(input_types(model), seed, index_bounds(model), input_draws(model))
+
+
+def positive_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]) -> dict[str, Draw]:
+    """Distributions above zero of the floating-point inputs that are not in `known`.
+
+    For a network whose reference is NaN for usual inputs: it takes roots or logarithms of what it computes.
+    """
+    return {
+        name: Draw("uniform", 0.1, 0.9)
+        for name, (_, dtype) in types.items()
+        if name not in known and np.issubdtype(dtype, np.floating)
+    }
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:

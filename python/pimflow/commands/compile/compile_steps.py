@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pimflow import zoo
 from pimflow.commands.compile.conventions import ConventionSearch
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.compile.options import CompileOptions
@@ -135,6 +136,8 @@ class ReferenceRun:
         The outputs of the reference for each sample.
     calibration : Calibration, optional
         None once the networks were compared on it.
+    is_drawn : bool
+        Whether all inputs are drawn; then others may be drawn for which the reference is defined.
     states : mapping of str to int
         By input that is a resident cache, the index of the output that is its content after a step.
     decomposition : DecompositionReport, optional
@@ -146,6 +149,7 @@ class ReferenceRun:
     calibration: Calibration | None
     progress: Progress
     states: Mapping[str, int]
+    is_drawn: bool = False
     expected: tuple[Sequence[np.ndarray], ...] = ()
     decomposition: DecompositionReport | None = None
 
@@ -158,6 +162,8 @@ class ReferenceRun:
         """Compute the outputs of `network`, and compare a decomposed network with its original."""
         self.progress("computing the reference")
         self.expected = network.reference.outputs(self.samples)
+        if self.is_drawn and _nan_count(self.expected):
+            self._draw_positive(network)
         for outputs in self.expected:
             require_finite(outputs)
         if change is None:
@@ -168,6 +174,23 @@ class ReferenceRun:
             calibration = agreement(self.calibration, change)
             self.decomposition = replace(self.decomposition, calibration=calibration)
             self.calibration = None
+
+    def _draw_positive(self, network: Network) -> None:
+        """Draw positive inputs instead, if the reference has fewer NaN for them."""
+        draws = zoo.positive_draws(network.inputs, {*network.draws, *network.table_rows})
+        samples = (network.example_inputs(draws),)
+        expected = network.reference.outputs(samples)
+        if draws and _nan_count(expected) < _nan_count(self.expected):
+            self.samples, self.expected = samples, expected
+            texts = {name: str(draw) for name, draw in draws.items()}
+            self.interface = replace(self.interface, draws=self.interface.draws | texts)
+
+
+def _nan_count(outputs: Sequence[Sequence[np.ndarray]]) -> int:
+    """Elements of outputs of samples that are NaN."""
+    return sum(
+        int(np.isnan(y.astype(np.float64)).sum()) for ys in outputs for y in ys if y.dtype.kind not in "biu"
+    )
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
@@ -190,6 +213,7 @@ def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetw
         calibration=None if calibration is None else Calibration.read(calibration, network),
         progress=request.progress,
         states={state.name: state.result for state in network.states},
+        is_drawn=not (request.given_arrays() or request.given_draws),
     )
     prepared = request.prepare_network(network, reference.inspect, request.progress, reference.calibration)
     return prepared, reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,12 @@ from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import FILES, CSource
 from pimflow.compiler.timing import call_times_ns
+from pimflow.compiler.verification import beyond_fp16, leaves_fp16
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
+from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
 from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
@@ -140,7 +143,7 @@ def infer(
         If there is no other target to compare with, or for too many threads.
     VerificationError
         If outputs differ by more than the bound of the storage type (`core.output_error.OUTPUT_BOUND`), and
-        by more than the bound that compilation used.
+        by more than the bound that compilation used; if values of a layer on PIM leave fp16.
     """
     options, path = RunOptions(inputs=inputs, **keywords), Path(directory)
     interface, threads = Interface.load(path), options.threads
@@ -325,6 +328,7 @@ class _Runner:
                 "compile it again here"
             )
         interface.check(path, LIBRARIES[target])
+        self._path = path
         self._network, self._device = load(path / LIBRARIES[target]), target_device(target_by_name(target))
         self.states = load_packed_states(path, interface)
 
@@ -333,8 +337,19 @@ class _Runner:
         return self._network["default"](self._device)
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run one inference."""
-        packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        """Run one inference; raises `VerificationError` if values of a PIM region leave fp16."""
+        overflows: list[str] = []
+
+        def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+            """Note the first region whose values are too large; the runtime calls this."""
+            if not overflows and leaves_fp16(operands, y):
+                overflows.append(symbol)
+
+        with codegen.observe_regions(check):
+            packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        placed = PlacedRegions.load(self._path) if overflows else None
+        if placed is not None and placed.dtype == "fp16":
+            raise VerificationError(beyond_fp16(_layer_of_symbol(overflows[0], placed)))
         return self.states.unpack(packed_outputs)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
@@ -350,6 +365,17 @@ class _Runner:
 
         run()
         return float(median(call_times_ns(run, calls)))
+
+
+def _layer_of_symbol(symbol: str, placed: PlacedRegions) -> str:
+    """The layer that a function of the runtime computes: the longest name that it begins with."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"\W", "_", name)
+
+    variable = symbol.removeprefix("pim_")
+    names = [region.name for region in placed.graph.regions if variable.startswith(plain(region.name))]
+    return max(names, key=len, default=variable)
 
 
 class _CRunner:
