@@ -22,8 +22,11 @@ from kernel_mutations import FAULTS, mutant
 
 from pimflow.compiler.kernel_checks.check import KernelCheck, check_kernel, check_kernels
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
+from pimflow.compiler.kernel_checks.resources import LaunchResources, launch_resources
 from pimflow.errors import PimflowError, last_line
+from pimflow.hardware import GpuSpec, spec_names
 from pimflow.host import workers
+from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 
 NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
@@ -117,6 +120,30 @@ def prove_network(network: str, context: int | None, dtype: str) -> bool:
     return not faulty
 
 
+def show_resources(network: str, context: int | None, dtype: str) -> bool:
+    """Print what the launches of a network need by architecture; returns whether all limits are kept."""
+    gpus = [GpuSpec.load(name) for name in spec_names("gpu")]
+    by_architecture: dict[str, list[LaunchResources]] = defaultdict(list)
+    for resources in launch_resources(network_kernels(network, dtype, context)):
+        by_architecture[resources.architecture].append(resources)
+    problems = []
+    for architecture, launches in by_architecture.items():
+        counts = (
+            len(launches),
+            max(launch.kernel.registers for launch in launches),
+            max(launch.shared_bytes for launch in launches),
+            sum(launch.kernel.local_bytes > 0 for launch in launches),
+            min(launch.resident_blocks(gpu) for launch in launches for gpu in gpus),
+        )
+        print(f"{network:16} {dtype} {architecture}", *(f"{count:12,}" for count in counts), flush=True)
+        for launch in launches:
+            if launch.kernel.local_bytes:
+                print(f"  {launch.kernel.name}: {launch.kernel.local_bytes} bytes of local memory a thread")
+            problems += [f"  {launch.kernel.name}: {problem}" for problem in launch.problems(gpus)]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return not problems
+
+
 def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
     """Print how many of `count` mutants are found; returns whether all are."""
     rng = np.random.default_rng(seed)
@@ -157,12 +184,24 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes of the sweep (default: %(default)s)")
     parser.add_argument(
+        "--resources",
+        action="store_true",
+        help="compile for sm_75, sm_86 and sm_90, and print registers, shared and local memory",
+    )
+    parser.add_argument(
         "--mutations", type=int, metavar="N", help="break N kernels, and see whether it is found"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.mutations:
         sys.exit(not prove_mutants(args.networks, args.mutations, args.seed))
+    if args.resources:
+        if not cuda_compiler():
+            sys.exit(f"no resources are shown: {NO_COMPILER}")
+        heads = ("launches", "registers", "shared bytes", "with local", "resident")
+        print(f"{'network':16} type arch ", *(f"{head:>12}" for head in heads))
+        kept = [show_resources(network, args.context, args.dtype) for network in args.networks]
+        sys.exit(not all(kept))
     if args.sweep is not None:
         sys.exit(not run_sweep(args.sweep, args.jobs))
     held = [prove_network(network, args.context, args.dtype) for network in args.networks]
