@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import pimflow
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
 from pimflow.core.region import ConvGeometry
@@ -109,18 +110,17 @@ def decoder_kernels(query_heads: int, context: int, dtype: str) -> PlainKernels:
 
 def planned_kernels(model: str, dtype: str, **options: object) -> PlainKernels:
     """The kernels of a network by the plan of a search."""
-    system = pimflow.system(dtype=dtype)
-    found = pimflow.search(model, system, **options)
-    network = prepare.prepare(prepare.load(model, found.options), found.options, system).network
-    return PlainKernels.from_network(apply_search_result(network.module, found), system)
+    request = SearchRequest.from_arguments(pimflow.system(dtype=dtype), **options).validate()
+    network, search_result = request.find_plan(prepare.load(model, request.options))
+    return PlainKernels.from_network(apply_search_result(network.module, search_result), request.system)
 
 
-def primitive_kernels(name: str) -> PlainKernels:
-    """The kernels of a primitive of the GPU, for the layers of `LAYERS` that it applies to."""
+def primitive_kernels(name: str, layers: Sequence[ConvGeometry] = LAYERS) -> PlainKernels:
+    """The kernels of a primitive of the GPU, for the layers that it applies to."""
     primitive = PRIMITIVES[name]
     functions = {
         f"layer_{index}": primitive_kernel(primitive, layer)
-        for index, layer in enumerate(LAYERS)
+        for index, layer in enumerate(layers)
         if primitive.applies(layer)
     }
     return PlainKernels(

@@ -22,7 +22,7 @@ from pimflow.frontend import Network
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import SearchResult
 
-WORK = 20_000_000  # statements of all threads of a launch that run; of more, some blocks run
+WORK = 4_000_000  # statements of all threads of a launch that run; of more, some blocks run
 MIN_BLOCKS = 4
 SHARED_BLOCKS = 4  # blocks at borders that run with separate buffers in shared memory
 ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-16, "bfloat16": 2.0**-7}  # of a result, per unit of itself
