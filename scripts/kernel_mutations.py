@@ -149,10 +149,18 @@ def _swapped(store: tirx.BufferStore, rng: np.random.Generator) -> tirx.BufferSt
     rules = [(ir.Var, lambda variable: swaps.get(variable, variable))]
     indices = [tvm_ffi.structural_map(index, rules) for index in store.indices]
     analyzer = sym.Analyzer()
-    pairs = [
-        (old.base, new.base) if isinstance(old, tirx.Ramp) else (old, new)
+    if all(
+        analyzer.can_prove_equal(_first_lane(old), _first_lane(new))
         for old, new in zip(store.indices, indices)
-    ]
-    if all(analyzer.can_prove_equal(old, new) for old, new in pairs):
+    ):
         return None
     return tirx.BufferStore(store.buffer, store.value, indices)
+
+
+def _first_lane(index: ir.Expr) -> ir.Expr:
+    """The first element of a vector of indices; an index alone as it is."""
+    if isinstance(index, tirx.Add):
+        return _first_lane(index.a) + _first_lane(index.b)
+    if isinstance(index, tirx.Ramp):
+        return index.base
+    return index.value if isinstance(index, tirx.Broadcast) else index
