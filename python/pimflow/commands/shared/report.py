@@ -230,6 +230,8 @@ class GpuPart:
         Time of the kernels of one inference, launched back to back, on the device `measured_on`.
     compiler, flaw : str
         The compiler of the CUDA kernels, or why they are not compiled.
+    checked_kernels : int
+        Kernels that were checked thread by thread, and hold; 0 if that was not requested.
     """
 
     target: str
@@ -240,6 +242,7 @@ class GpuPart:
     measured_on: str
     compiler: str
     flaw: str
+    checked_kernels: int = 0
 
     @classmethod
     def from_search(

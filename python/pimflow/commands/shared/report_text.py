@@ -336,4 +336,5 @@ def _gpu_line(part: GpuPart) -> str:
         measured = (
             f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
         )
-    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}"
+    checked = f"; {part.checked_kernels} kernels checked thread by thread" if part.checked_kernels else ""
+    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}{checked}"

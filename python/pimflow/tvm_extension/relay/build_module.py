@@ -132,9 +132,9 @@ def build(
     Notes
     -----
     Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
-    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` is
-    that of `pimflow.compile` (docs/usage.md). An invalid value is an error when the context is created,
-    contradictory options are an error when the network is built.
+    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
+    ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
+    when the context is created, contradictory options are an error when the network is built.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
@@ -145,6 +145,7 @@ def build(
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.compiler.ir_dump import dump_ir
+    from pimflow.compiler.kernel_checks.check import require_cuda, require_kernels
     from pimflow.host.pass_context import all_passes
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
@@ -161,10 +162,15 @@ def build(
     bound_mod, plan, programs = _bind_params(mod, params or {}), None, {}
     if targets.has_pim(resolved):
         system, folder = options.pop("system", None), options.pop("dump_ir", None)
+        checks_kernels = options.pop("check_kernels", False)
+        if checks_kernels:
+            require_cuda(targets.target_name(resolved))
         with all_passes(), dump_ir(folder):
             network, search_result = search_network(
                 frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
             )
+            if checks_kernels:
+                require_kernels(network, search_result)
             network_build = compilation.build(network, search_result, resolved)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
         programs = {program.region: program for program in network_build.programs.values()}

@@ -41,7 +41,7 @@ def _declarations() -> dict[str, Option]:
             if declaration.group != "network" and name not in _OWN_ARGUMENTS:
                 options[name] = declaration
     options[_PROFILER] = options[_PROFILING]
-    return options | {"dump_ir": declarations(CompileOptions)["dump_ir"]}
+    return options | {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
 
 
 OPTIONS = _declarations()
