@@ -20,7 +20,6 @@ from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.bound import dense_equivalents
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class LatencyBound:
     """A lower bound on the cycles of the busiest channel.

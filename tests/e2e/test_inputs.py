@@ -164,7 +164,9 @@ def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
     loud = np.full((8, 128), 3000, np.float32)
     for call in (
         lambda: pimflow.run(tmp_path / "out", loud),
-        lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, modes="gpu,pim", **keywords),
+        lambda: pimflow.compile(
+            spectrum(), input_values={"x": "normal(0,3000)"}, modes="gpu,pim", **keywords
+        ),
     ):
         with pytest.raises(VerificationError, match="layer 'mel.bank' on PIM .* fp16.*--dtype fp32"):
             call()
