@@ -3,7 +3,7 @@
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.examples import example_arrays, example_inputs, input_types
 from pimflow.zoo.indices import index_bounds
-from pimflow.zoo.language.graph import past_name, present_name
+from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
 from pimflow.zoo.models import is_onnx, load_model, name_nodes, read_model
