@@ -11,6 +11,7 @@ import pytest
 from command_line import error_line
 
 from pimflow import zoo
+from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import ModelError
 from pimflow.zoo.language.hf_decoder import read_decoder
@@ -108,6 +109,31 @@ def test_damaged_weights_are_said(folder, content):
     (path / "model-00001-of-00002.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="is not a safetensors file, or is damaged"):
         read_decoder(path)
+
+
+def test_a_folder_writes_what_its_weights_say(folder):
+    """Gemma 2's caps, norms of results and sliding window, which prompt and steps go beyond."""
+    path, arrays = folder
+    block = "model.layers.0."
+    for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        arrays[f"{block}{name}.weight"] = arrays[f"{block}input_layernorm.weight"]
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    write_tensors(path / "model.safetensors", {n: a for n, a in arrays.items() if n != "lm_head.weight"})
+    config = {"model_type": "gemma2", "sliding_window": 3, "query_pre_attn_scalar": 4, "eos_token_id": None}
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    decoder = read_decoder(path)
+    assert (decoder.windows, decoder.score_softcap, decoder.logit_softcap) == ((3,), 50.0, 30.0)
+    assert decoder.tied and decoder.result_norms and decoder.embedding_scale == 4.0
+    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64)
+    logits, tokens = reference.step(np.array([3, 1, 4, 1, 5])), []
+    for _ in range(6):
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    generation = generate(path, tokens=[3, 1, 4, 1, 5], n=6)
+    assert (
+        generation.verified and generation.tokens == tuple(tokens) and generation.weights.startswith("BF16")
+    )
 
 
 SIZES = {
