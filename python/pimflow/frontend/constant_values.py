@@ -126,7 +126,7 @@ def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
     """Replace the nodes that depend on constants and known shapes alone, in place."""
-    constants, folded = set(values.weights), set()
+    constants, folded = set(values.weights), set[int]()
     for index, node in enumerate(graph.node):
         has_known_shape = node.op_type in SHAPES and node.input[0] in values.shapes
         is_constant = constants.issuperset(filter(None, node.input)) and bool(node.input)
@@ -137,7 +137,7 @@ def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
             folded.add(index)
     read = {name for index, node in enumerate(graph.node) if index not in folded for name in node.input}
     read.update(value.name for value in graph.output)
-    results = {}
+    results: dict[str, np.ndarray | None] = {}
     for index in folded:
         names = [name for name in graph.node[index].output if name in read]
         results |= {name: values.value(name) for name in names}
