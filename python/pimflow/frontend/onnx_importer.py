@@ -184,7 +184,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif op_name == "RoiAlign":
             node_inputs[1] = self._centre_regions(node_inputs[1], attrs, opset)
         elif op_name in ("Scatter", "ScatterElements"):
-            _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
+            axis, dims = attrs.get("axis", 0), shape(node_inputs[0])
+            if _is_partial(dims, shape(node_inputs[1]), axis):
+                flat, attrs = self._flat_scatter(*node_inputs, axis), attrs | {"axis": 0}
+                result = self._normal(super()._convert_operator(op_name, flat, attrs, opset))
+                return self._normal(relax.op.reshape(result, dims))
         result = super()._convert_operator(op_name, node_inputs, attrs, opset)
         if operator(result) == "take":  # the importer's reads out of bounds
             result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
@@ -321,6 +325,25 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             operands.append(wide)
         return operands
 
+    def _flat_scatter(self, x: relax.Expr, indices: relax.Expr, updates: relax.Expr, axis: int) -> list:
+        """Operands of a ScatterElements, flat: each index is a place in the whole tensor."""
+        dims, part = shape(x), shape(indices)
+        axis %= len(dims)
+        strides = [math.prod(dims[place + 1 :]) for place in range(len(dims))]
+        begins = sum(
+            (np.indices(part)[a] * stride for a, stride in enumerate(strides) if a != axis), np.zeros(part)
+        )
+        wide = self._normal(relax.op.astype(indices, "int64"))
+        end = self._normal(relax.op.add(wide, relax.const(dims[axis], "int64")))
+        is_negative = self._normal(relax.op.less(wide, relax.const(0, "int64")))
+        place = self._normal(relax.op.where(is_negative, end, wide))
+        place = self._normal(relax.op.multiply(place, relax.const(strides[axis], "int64")))
+        place = self._normal(relax.op.add(place, relax.const(begins.astype("int64"), "int64")))
+        operands = onnx_frontend.onnx_input()
+        for tensor in (x, place, updates):
+            operands.append(self._normal(relax.op.reshape(tensor, (-1,))))
+        return operands
+
     def _centre_regions(self, regions: relax.Expr, attrs: dict, opset: int) -> relax.Expr:
         """Regions that the importer, which subtracts 0.5 before it scales, puts where ONNX does."""
         default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
@@ -455,12 +478,9 @@ def _draw_weight(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
     return tensor
 
 
-def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int) -> None:
-    """Raise `UnsupportedOpError` for indices that are smaller than the tensor, which TVM misreads."""
-    if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
-        raise UnsupportedOpError(
-            f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
-        )
+def _is_partial(dims: Sequence[int], indices: Sequence[int], axis: int) -> bool:
+    """Whether indices of a scatter are fewer than the tensor beside its axis, which TVM misreads."""
+    return any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims))
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:

@@ -61,7 +61,7 @@ def refuse_bit_casts(model: onnx.ModelProto, where: str) -> None:
         kinds = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
     for node in casts:
         for kind in (kinds.get(node.input[0], 0), _cast_target(node).i):
-            if kind in _OTHER_TYPES:
+            if kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE):
                 label, name = node.name or node.output[0], TensorProto.DataType.Name(kind)
                 raise UnsupportedOpError(
                     f"{where}: BitCast '{label}' of {name} is not supported: it is computed in FLOAT"
