@@ -23,7 +23,6 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "isnan": np.isnan,
     "where": np.where,
-    "arange": np.arange,
     "less": np.less,
     "less_equal": np.less_equal,
     "greater": np.greater,
