@@ -157,14 +157,15 @@ def spectrum():
 
 
 def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
-    keywords = {"conventions": "none", "target_system": pimflow.system(accounting="paper")}
-    compiled = pimflow.compile(spectrum(), tmp_path / "out", modes="gpu,pim", **keywords)
+    system = pimflow.system(accounting="paper")
+    keywords = {"conventions": "none", "target_system": system, "modes": "gpu,pim"}
+    compiled = pimflow.compile(spectrum(), tmp_path / "out", **keywords)
     assert compiled.programs
     pimflow.run(tmp_path / "out")
     loud = np.full((8, 128), 3000, np.float32)
     for call in (
         lambda: pimflow.run(tmp_path / "out", loud),
-        lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, modes="gpu,pim", **keywords),
+        lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, **keywords),
     ):
         with pytest.raises(VerificationError, match="layer 'mel.bank' on PIM .* fp16.*--dtype fp32"):
             call()
