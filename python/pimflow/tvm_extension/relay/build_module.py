@@ -11,6 +11,7 @@ import tvm
 
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.tvm_extension.relay import pass_options
+from pimflow.tvm_extension.relay.frontend import OnnxParams
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
@@ -100,6 +101,8 @@ def build(
     ------
     UsageError
         For arguments that Relax has no counterpart of, and unknown targets and parameters.
+    VerificationError
+        If the built module computes other values than the ONNX model that `params` is from; see Notes.
     PimflowError
         The errors of `pimflow.search`.
 
@@ -109,12 +112,18 @@ def build(
     ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` is
     that of `pimflow.compile` (docs/usage.md). An invalid value is an error when the context is created,
     contradictory options are an error when the network is built.
+
+    What came from `frontend.from_onnx` is run on drawn inputs and compared with ONNX Runtime, if the device
+    of the target is here, and `mod` has the inputs and outputs of the model. ``pimflow.verify: False`` leaves
+    that out.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved, options = _resolve_target(target), pass_options.current()
+    model = params.model if isinstance(params, OnnxParams) and options.pop("verify", True) else None
+    options.pop("verify", None)
     from pimflow import frontend
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
@@ -122,6 +131,7 @@ def build(
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
+    from pimflow.tvm_extension.relay.verification import verify_build, verify_module
 
     if options and not targets.has_pim(resolved):
         raise UsageError(
@@ -139,9 +149,13 @@ def build(
                 frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
             )
             network_build = compilation.build(network, search_result, resolved)
+        if model is not None:
+            verify_build(model, bound_mod, network, network_build, search_result.system)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
     else:
         module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+        if model is not None:
+            verify_module(model, bound_mod, module, resolved)
     values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
     return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels)
 

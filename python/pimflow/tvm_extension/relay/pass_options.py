@@ -14,7 +14,7 @@ import tvm_ffi
 
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.shared.search_arguments import SEARCH
-from pimflow.core.options import Option, declarations
+from pimflow.core.options import Option, declarations, type_check
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.host import native
@@ -38,7 +38,8 @@ def _declarations() -> dict[str, Option]:
         for name, declaration in declarations(cls).items():
             if declaration.group != "network" and name not in _OWN_ARGUMENTS:
                 options[name] = declaration
-    return options | {"dump_ir": declarations(CompileOptions)["dump_ir"]}
+    verify = Option(check=type_check("True or False", bool), is_flag=True)
+    return options | {"dump_ir": declarations(CompileOptions)["dump_ir"], "verify": verify}
 
 
 OPTIONS = _declarations()
