@@ -17,6 +17,7 @@ from tvm import relax, te, tirx
 from pimflow.frontend import relax_module
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF, TIE
 from pimflow.frontend.reference import Fp16Storage, Run
+from pimflow.host import stderr
 from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, rebuild, shape, unique_name
 
@@ -82,7 +83,8 @@ def reference_with_roundings(mod: tvm.IRModule, stored: Fp16Storage) -> Run:
     """
     plain = relax.transform.DecomposeOpsForInference()(mod)
     rounded, seed_name = _RoundingInserter(plain, stored).result()
-    executable = tvm.compile(rounded, tvm.target.Target("llvm"))
+    with stderr.hidden():  # warnings do not concern the user
+        executable = tvm.compile(rounded, tvm.target.Target("llvm"))
     network = pack(executable, relax_module.inputs(rounded), relax_module.outputs(rounded))
     seeds = itertools.count(1)
 
