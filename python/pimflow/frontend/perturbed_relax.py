@@ -202,7 +202,7 @@ def _is_single(x: relax.Expr) -> bool:
 
 def _terms(call: relax.Call, result: relax.Var | None) -> int:
     """Number of terms of the sums of a product or reduction."""
-    kind, x = operator(call), shape(call.args[0]) if call.args and _is_single(call.args[0]) else ()
+    kind, x = operator(call), list(shape(call.args[0]) if call.args and _is_single(call.args[0]) else ())
     if kind in _CONVOLUTIONS:
         weights = shape(call.args[1])
         layout = str(call.attrs.kernel_layout)
