@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_mutations import mutants
+from kernel_mutations import FAULTS, mutant
 from tvm.script import tirx as T
 
 import pimflow
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
+from pimflow.compiler.kernel_checks import kernels
 from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, scheduled_kernels
+from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
 
 
 def network_kernels(name: str) -> list[ScheduledKernel]:
     system, options = pimflow.system(), NetworkOptions()
     prepared = prepare.prepare(prepare.load(name, options), options, system)
-    return scheduled_kernels(prepared.network.module, system)
+    return kernels.network_kernels(prepared.network.module, system)
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +134,56 @@ def test_what_two_launches_write_is_written_by_both():
     assert (first != second).all() and (arrays[y] == 1).all()
 
 
-def test_mutants_are_found(toy):
+@pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
+def test_a_barrier_of_a_warp_orders_its_threads(barrier, expected):
+    @T.prim_func(private=True)
+    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        if barrier:
+            T.tvm_storage_sync("warp")
+        y[t + block] = shared[t // 32 * 32 + 31 - t % 32]
+
+    assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
+
+
+def test_a_barrier_of_a_warp_does_not_order_another_one():
+    @T.prim_func(private=True)
+    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        T.tvm_storage_sync("warp")
+        y[t + block] = shared[63 - t]
+
+    found = faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32))
+    assert found == {Fault.THREADS_RACE}
+
+
+def test_blocks_at_borders_of_fused_axes_run():
+    @T.prim_func(private=True)
+    def copy(x: T.Buffer((420,), "float32"), y: T.Buffer((420,), "float32")):
+        block = T.launch_thread("blockIdx.x", 420)
+        t = T.launch_thread("threadIdx.x", 1)
+        y[block // 20 * 20 + block % 20 + t] = x[block]
+
+    borders = set()
+
+    def choose_blocks(launch, _):
+        borders.update(launch.borders)
+        return np.arange(1)
+
+    arrays = {parameter: np.ones(420, np.float32) for parameter in copy.params}
+    KernelExecution(copy, arrays, choose_blocks, lambda *_: None).run()
+    assert borders >= {0, 419} and {block % 20 for block in borders} >= {0, 19}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_mutants_are_found(toy, fault):
     rng = np.random.default_rng(0)
-    tried = [mutant for kernel in toy for mutant in mutants(kernel, rng)]
-    assert {mutant.fault for mutant in tried} >= {
-        "a dropped barrier",
-        "a store that is one element further on",
-    }
-    missed = [(m.kernel.name, m.fault) for m in tried if not check_kernel(m.kernel).findings]
-    assert missed == []
+    mutants = [broken for kernel in toy if (broken := mutant(kernel, fault, rng)) is not None]
+    assert mutants
+    assert [broken.name for broken in mutants if not check_kernel(broken).findings] == []

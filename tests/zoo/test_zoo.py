@@ -186,7 +186,7 @@ def test_inputs_that_name_initializers_are_dropped():
         (("N", 4), {"X": (1, 4)}, UnknownNameError, "unknown input 'X'.*x"),
         (("N", 4), {"x": (1, 5)}, ModelError, "input 'x' has shape .x4, not 1x5"),
         (("N", 4), {"x": (1, 4, 1)}, ModelError, "input 'x' has shape .x4, not 1x4x1"),
-        (("N", 4), {"x": (0, 4)}, UsageError, "input 'x'.* 1 or more"),
+        (("N", 4), {"x": (-1, 4)}, UsageError, "input 'x'.* 0 or more"),
         ((0, 4), None, ModelError, "input 'x' has shape 0x4: .* dimension of 0 .* --shape x=1,4"),
         (("N", 0), None, ModelError, r"input 'x' has shape \?x0: "),
         (("N", "M"), {"x": (1, 5)}, ModelError, "not a valid ONNX model"),

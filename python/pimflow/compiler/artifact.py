@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pimflow.compiler.packed_states import PackedStates
 
 VERSION = "pimflow-artifact/1"
-REPORT_VERSION = "pimflow-report/1"
+REPORT_VERSION = "pimflow-report/2"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
 UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them

@@ -94,10 +94,8 @@ def agreement(data: Calibration, decomposed_network: DecomposedNetwork) -> Class
 
     Both are run by their references, in fp32. Compiled code is verified against the decomposed network's.
     """
-    original, decomposed = (
-        decomposed_network.original.reference.prepared(),
-        decomposed_network.network.reference.prepared(),
-    )
+    original = decomposed_network.original.reference.prepared()
+    decomposed = decomposed_network.network.reference.prepared()
     tally = _MapTally(data.classes) if data.maps else _ClassTally()
     max_values = [0.0, 0.0]  # of differences, and of the original's outputs
     for inputs, labels in data.batches():
@@ -176,9 +174,8 @@ class _ClassTally:
 
     def __init__(self) -> None:
         self.samples = 0
-        self.hits = dict.fromkeys(
-            ("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64)
-        )  # for top-1 and top-5
+        # for top-1 and top-5
+        self.hits = dict.fromkeys(("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64))
 
     def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
         """Count the scores of a batch, [n, classes]; labels are [n, 1]."""

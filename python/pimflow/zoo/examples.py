@@ -13,7 +13,7 @@ from pimflow.errors import ModelError
 from pimflow.zoo import weights
 from pimflow.zoo.draws import Draw
 from pimflow.zoo.indices import index_bounds, input_draws
-from pimflow.zoo.shapes import Shape, require_fixed_dims
+from pimflow.zoo.shapes import Shape, fixed_dims
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
@@ -63,7 +63,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
         kind = value.type.tensor_type.elem_type
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
-        dims = require_fixed_dims(value, f"model '{model.graph.name}'")
+        dims = fixed_dims(value, f"model '{model.graph.name}'")
         types[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
     return types
 

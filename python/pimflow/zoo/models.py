@@ -15,9 +15,18 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
-from pimflow.zoo.precision import NARROW, OTHER_TYPES, has_double, require_types, to_single
+from pimflow.zoo.precision import (
+    NARROW,
+    OTHER_TYPES,
+    has_double,
+    refuse_bit_casts,
+    require_types,
+    to_single,
+)
 from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
+
+DEFAULT_OPSET = 18  # of ONNX's own operators in a network that has none, but gets some
 
 
 def load_model(
@@ -98,6 +107,7 @@ def load_exact(
         _check_split_outputs(new_model, where)
         _check_flags(new_model, where)
         _check_casts(new_model, where)
+        refuse_bit_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
         to_single(new_model, pairs.values(), NARROW if context is None else OTHER_TYPES)
@@ -150,6 +160,8 @@ def open_copy(
         where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
     if not new_model.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    if not any(entry.domain in ("", "ai.onnx") for entry in new_model.opset_import):
+        new_model.opset_import.append(onnx.helper.make_opsetid("", DEFAULT_OPSET))
     _store_densely(new_model)
     if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")

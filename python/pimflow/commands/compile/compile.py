@@ -29,6 +29,7 @@ from pimflow.commands.shared.search_arguments import SEARCH, as_system
 from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
+from pimflow.compiler.kernel_checks.check import require_kernels
 from pimflow.compiler.verification import Verification
 from pimflow.core.options import field_names
 from pimflow.core.plan import Plan
@@ -180,6 +181,9 @@ def compile(
         or names such as ``pim-launch=0`` (docs/conventions.md), as a list or in one text with commas. Each
         takes a few seconds at most. The report has their speed-ups. After an interrupt the directory is
         complete, and its report lists those that are missing (`Compiled.with_conventions`).
+    check_kernels : bool
+        Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
+        accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional
@@ -231,10 +235,15 @@ def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compi
     placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
     build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
+    checked_kernels = 0
+    if request.check_kernels:
+        request.progress("checking kernels")
+        checked_kernels = require_kernels(prepared.network, placed.search_result)
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
+    report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None

@@ -33,6 +33,7 @@ from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.conditioning import OutputReference
+from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
@@ -85,6 +86,8 @@ def check_request(request: CompileRequest) -> CompileRequest:
     request.profiling.require(request.system, plan_modes(goal, request.plan))
     if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
+    if request.check_kernels:
+        require_cuda(request.target)
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
     if request.calibration is not None and request.options.decomposition_request is None:

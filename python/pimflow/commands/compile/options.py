@@ -71,4 +71,10 @@ class CompileOptions(CalibrationOptions, InputOptions, group="output"):
         "write the module after every pass to a directory, numbered, as TVMScript",
         check=type_check("a directory to write, or None", str, os.PathLike, type(None)),
     )
+    check_kernels: bool = option(
+        False,
+        "--check-kernels",
+        "run every CUDA kernel thread by thread on this CPU, and refuse races, accesses out of bounds, "
+        "divergent barriers and wrong values; with --target cuda+pim",
+    )
     emit_traces: bool = option(False, "--emit-traces", "write .pim traces, a file a channel (large)")

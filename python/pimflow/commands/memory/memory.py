@@ -53,10 +53,15 @@ class NetworkMemory:
     Attributes
     ----------
     liveness : Liveness
-        Lifetimes of the tensors that the plan places.
+        Lifetimes of the tensors that the plan places: those that the network computes and, if the system
+        streams them, weights. Inputs and resident weights lie elsewhere.
     plan : MemoryPlan
+    weights : str
+        One of `hardware.systems.WEIGHTS`: whether the plan has weights.
+    kernels, inputs, input_bytes : int
+        Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
-        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, without weights.
+        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, and the same weights.
     eager_bytes : int
         Size of all tensors together (Occamy, section II).
     lazy_peak_bytes : int
@@ -81,6 +86,10 @@ class NetworkMemory:
 
     liveness: Liveness
     plan: MemoryPlan
+    weights: str
+    kernels: int
+    inputs: int
+    input_bytes: int
     tvm_pool_bytes: int
     eager_bytes: int
     lazy_peak_bytes: int
@@ -102,6 +111,10 @@ class NetworkMemory:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
         return {
             **self.plan.to_json(),
+            "weights": self.weights,
+            "kernels": self.kernels,
+            "inputs": self.inputs,
+            "input_bytes": self.input_bytes,
             "tvm_pool_bytes": self.tvm_pool_bytes,
             "eager_bytes": self.eager_bytes,
             "lazy_peak_bytes": self.lazy_peak_bytes,
@@ -147,8 +160,6 @@ def plan_memory(
         See `memory.plan`.
     alignment_bytes : int, optional
         Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
-    weights : str
-        ``resident``, ``streamed``, or empty; see `relay_passes.memory.buffers.Buffers.liveness`.
     in_place : bool
         Whether elementwise results may overwrite operands that are not used later.
     inputs, input_values
@@ -159,8 +170,8 @@ def plan_memory(
     Raises
     ------
     UnknownNameError, UsageError
-        For an unknown criterion or keyword, another value of `weights`, a value of another type, and if skip
-        connections are to be reduced while no layer is decomposed.
+        For an unknown criterion or keyword, a value of another type, and if skip connections are to be
+        reduced while no layer is decomposed.
     InfeasibleError
         If the network does not fit the capacity.
     """
@@ -210,23 +221,32 @@ class _MemoryPlanner:
         tensors = buffers(lowered, in_place=pools.in_place)
         liveness = pools.liveness(tensors)
         plan = pools.plan(liveness, capacity_bytes)
-        internal = pools.plan(tensors.liveness()) if pools.weights else plan
+        internal_bytes = plan.pool_bytes
+        if system.streams_weights:
+            computed = replace(system, weights="resident", copy_ahead=0)
+            internal_bytes = pools.pool_bytes(module, self.lowered_for, computed)
         separate = pools.liveness(buffers(lowered, in_place=False))
         unaliased = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
+        kernels_before = tensors.kernels_before
         copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
+            weights=system.weights,
+            kernels=kernels_before[-1],
+            inputs=len(lowered["main"].params),
+            input_bytes=sum(map(tensor_bytes, lowered["main"].params)),
             tvm_pool_bytes=_tvm_pool_bytes(copying),
             eager_bytes=sum(life.size_bytes for life in unaliased),
             lazy_peak_bytes=separate.peak_bytes,
             eager_allocations=len(unaliased),
-            lazy_groups=len({life.begin for life in unaliased}),  # each before its first use
+            # Each is allocated before its first use, and copies of weights are no kernels.
+            lazy_groups=len({kernels_before[life.begin] for life in unaliased}),
             overwritten=len(tensors.overwritten),
             copies=copies(module, views=system.uses_views),
             internal=InternalMemory(
                 **self.uncompiled,
-                internal_peak_bytes=internal.pool_bytes,
+                internal_peak_bytes=internal_bytes,
                 weight_bytes=relax_module.weight_bytes(network.module),
                 flops=flops(network.module),
             ),

@@ -16,21 +16,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _NETWORK_OPTIONS = (
-    *(
-        "values",
-        "inputs",
-        "input_values",
-        "shapes",
-        "batch",
-        "context",
-        "states",
-        "system",
-        "dtype",
-        "target",
-        "weights",
-        "in_place",
-        "reorder",
-    ),
+    *("values", "inputs", "input_values", "shapes", "batch", "context", "states", "system", "dtype"),
+    *("target", "weights", "copy_ahead", "in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 
@@ -56,6 +43,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(SearchArguments, "target", help=lowered_for)
     options.system_option(sub)
     options.system_fields(sub, "dtype", help="storage type of a network on a GPU: fp16, fp32")
+    options.system_fields(sub, "weights", "copy_ahead")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -132,6 +120,10 @@ def _network_text(network: NetworkMemory) -> str:
         "all tensors at once": network.eager_bytes,
     }
     lines = [f"  {name:<{width}} {size:>14} B  {size / pool:.3f} x pool" for name, size in rows.items()]
+    elsewhere = f"{network.input_bytes} B of inputs"
+    if network.weights == "resident":
+        elsewhere += f" and {network.internal.weight_bytes} B of weights (fp32)"
+    lines.append(f"{elsewhere} lie elsewhere")
     lines.append(
         f"{network.overwritten} results take over a dead operand; "
         f"{len(network.copies)} slices and concatenations are copied"

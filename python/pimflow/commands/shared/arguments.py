@@ -13,8 +13,8 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, ParamSpec, TypeVar
 
 from pimflow.core import keywords
-from pimflow.core.options import Check, type_check
-from pimflow.errors import UsageError
+from pimflow.core.options import Check, type_check, type_error
+from pimflow.host.pass_context import all_passes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def _value_check(expected: str, allows: Callable[[Any], bool]) -> Check:
     def check(name: str, value: Any) -> Any:
         """Return the value, or raise `UsageError`."""
         if not allows(value):
-            raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
+            raise type_error(name, value, expected)
         return value
 
     return check
@@ -94,14 +94,15 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            """Check the arguments, then call the function."""
+            """Check the arguments, then call the function so that it can use all of TVM's passes."""
             arguments = keywords.bind_arguments(
                 function.__name__, own_signature, signature.parameters, args, kwargs
             )
             for name, value in {**arguments.arguments, **kwargs}.items():
                 if name in ARGUMENT_CHECKS:
                     ARGUMENT_CHECKS[name](f"{function.__name__}: {name}", value)
-            return function(*args, **kwargs)
+            with all_passes():
+                return function(*args, **kwargs)
 
         setattr(call, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
         return call
