@@ -363,4 +363,5 @@ def build(
         opt_level=0,
         name="pimflow",
     )
-    return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)
+    with stderr.hidden():  # TVM warns of powers that are right
+        return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

@@ -241,7 +241,8 @@ def _onnx_network(
     # Random weights are drawn later, directly into their final memory.
     state_options = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, seed=None, **state_options)
-    proto = read()
+    exact = zoo.load_exact(model, shapes, batch=batch, seed=None, **state_options)
+    proto = read() if zoo.has_double(exact) else exact
     name = (
         one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _default_name(model)
     )
@@ -249,7 +250,7 @@ def _onnx_network(
         name=name,
         module=onnx_graph.from_onnx(proto),
         inputs=zoo.input_types(proto),
-        reference=onnx_runtime.reference(proto),
+        reference=onnx_runtime.reference(exact, proto),
         table_rows=zoo.index_bounds(proto),
         draws=zoo.input_draws(proto),
         output_names=tuple(output.name for output in proto.graph.output),

@@ -11,6 +11,7 @@ import tvm
 
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.tvm_extension.relay import pass_options
+from pimflow.tvm_extension.relay.frontend import OnnxParams
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
@@ -126,6 +127,8 @@ def build(
     ------
     UsageError
         For arguments that Relax has no counterpart of, and unknown targets and parameters.
+    VerificationError
+        If the built module computes other values than the ONNX model that `params` is from; see Notes.
     PimflowError
         The errors of `pimflow.search`.
 
@@ -135,12 +138,18 @@ def build(
     ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
     ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
     when the context is created, contradictory options are an error when the network is built.
+
+    What came from `frontend.from_onnx` is run on drawn inputs and compared with ONNX Runtime, if the device
+    of the target is here, and `mod` has the inputs and outputs of the model. ``pimflow.verify: False`` leaves
+    that out.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved, options = _resolve_target(target), pass_options.current()
+    model = params.model if isinstance(params, OnnxParams) and options.pop("verify", True) else None
+    options.pop("verify", None)
     from pimflow import frontend
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
@@ -150,6 +159,7 @@ def build(
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
+    from pimflow.tvm_extension.relay.verification import verify_build, verify_module
 
     if options and not targets.has_pim(resolved):
         raise UsageError(
@@ -172,11 +182,15 @@ def build(
             if checks_kernels:
                 require_kernels(network, search_result)
             network_build = compilation.build(network, search_result, resolved)
+        if model is not None:
+            verify_build(model, bound_mod, network, network_build, search_result.system)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
         programs = {program.region: program for program in network_build.programs.values()}
     else:
         with all_passes():
             module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+        if model is not None:
+            verify_module(model, bound_mod, module, resolved)
     values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
     return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels, programs)
 
