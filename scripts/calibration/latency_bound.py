@@ -19,8 +19,6 @@ from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.bound import dense_equivalents
 
-_FOUR_ACTIVATIONS = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyBound:
@@ -141,7 +139,7 @@ class _Channel:
         self.write_cycles, self.result_cycles = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
         self.nCCDS, self.nREFI = n["nCCDS"], n["nREFI"]
         self.turn_cycles = max(0, n["nTURN"] - n["nBL"])
-        window = max(1, _FOUR_ACTIVATIONS // pim.banks_per_gang)
+        window = max(1, pim.faw_banks // pim.banks_per_gang)
         self.opening_cycles = (
             max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
         )

@@ -144,6 +144,7 @@ OTHERS = {
     "--json",
     "--layers",
     "--dump-ir",
+    "--check-kernels",
     "--help",
 }
 PAIRS = list(itertools.combinations(OPTIONS, 2))

@@ -179,6 +179,8 @@ class Product:
         Largest stride of a convolution.
     weighted : bool
         Whether the second operand is constant.
+    integers : bool
+        Whether the operands are integers.
     """
 
     many: int = 1
@@ -188,6 +190,7 @@ class Product:
     window: int = 1
     stride: int = 1
     weighted: bool = False
+    integers: bool = False
 
     @property
     def macs(self) -> int:
@@ -552,7 +555,7 @@ class Region:
     @property
     def first_result_input(self) -> str:
         """The first of `inputs`; empty if that is an extra output."""
-        return "" if 0 in self.extra_inputs else self.inputs[0]
+        return "" if 0 in self.extra_inputs or not self.inputs else self.inputs[0]
 
 
 @dataclass(frozen=True, kw_only=True)
