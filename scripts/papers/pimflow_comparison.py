@@ -42,7 +42,6 @@ class Configuration:
 
     Attributes
     ----------
-    name : str
     scheduling, splits : str
         Of the system: loop orders of PIM programs, and which splits are tried.
     modes : tuple of str

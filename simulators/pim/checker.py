@@ -132,12 +132,10 @@ class _Gaps:
     """Rules that require a minimum number of cycles between two commands."""
 
     def __init__(self, issued: np.ndarray, spec: PimSpec):
-        self.spec, self.clock, self.gang, self.bursts = (
-            spec,
-            issued["clock"],
-            issued["gang"],
-            issued["bursts"],
-        )
+        self.spec = spec
+        self.clock = issued["clock"]
+        self.gang = issued["gang"]
+        self.bursts = issued["bursts"]
         # A latch is one of the buffer that its number names, modulo the number of buffers.
         self.buffer = issued["buffer"] % spec.global_buffers
         self.is_command = [issued["command"] == c for c in range(len(COMMANDS))]

@@ -98,7 +98,6 @@ class Choice:
 
     Attributes
     ----------
-    regions : tuple of str
     rewrite : Rewrite
         The kind of candidate, with what an edited plan says of it.
     channels : ChannelUse

@@ -100,7 +100,6 @@ class SearchResult(SearchedNetwork):
         Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
         Those of the plan, in the order of their first regions.
-    plan : Plan
     evaluation, gpu_only : Evaluation
         Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal

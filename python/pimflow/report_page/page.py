@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -362,9 +362,10 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
         else f"no pool of them is below {memory['lower_bound_bytes'] / 1e6:.3f} MB"
     )
     pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
+    place, boxes = ("copied into it", ", or a weight,") if _streams(report) else ("beside it", ",")
     yield (
         f'<p class="note">{escape(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
-        f"{escape(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
+        f"{escape(memory['target'])}; {weights} of weights {place}. Each box is the result of a layer{boxes} "
         f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
     )
     placed = [
@@ -416,6 +417,11 @@ def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
     yield f"<h3>Assumed values that touch the result</h3>{assumed}"
 
 
+def _streams(report: Mapping[str, Any]) -> bool:
+    """Whether weights are copied from the host's memory; reports of older versions do not say it."""
+    return report.get("weights") == "streamed"
+
+
 def _reproduce(plan: StoredPlan) -> Iterator[str]:
     report = plan.report
     options = {
@@ -431,6 +437,7 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         "--splits": report["splits"],
         "--channel-sharing": report["channel_sharing"],
         "--launches": report["launches"],
+        **({"--weights": "streamed", "--copy-ahead": report["copy_ahead"]} if _streams(report) else {}),
         "--objective": report["objective"],
         "--modes": ",".join(report["modes"]),
         "--target": report["gpu_part"]["target"],

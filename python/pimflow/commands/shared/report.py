@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
+from pimflow.commands.shared.streaming_report import StreamingReport
 from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
@@ -229,6 +230,8 @@ class GpuPart:
         Time of the kernels of one inference, launched back to back, on the device `measured_on`.
     compiler, flaw : str
         The compiler of the CUDA kernels, or why they are not compiled.
+    checked_kernels : int
+        Kernels that were checked thread by thread, and hold; 0 if that was not requested.
     """
 
     target: str
@@ -239,6 +242,7 @@ class GpuPart:
     measured_on: str
     compiler: str
     flaw: str
+    checked_kernels: int = 0
 
     @classmethod
     def from_search(
@@ -295,9 +299,9 @@ class PoolReport:
     """The memory pool of the executable for `target`: places of tensors, and parts of them that are copied.
 
     Sizes are those of the type that the target stores; a stand-in CPU stores fp32. Weights (`weight_bytes`,
-    in fp32) are not in the pool. `regions` is empty unless tensors lie in several sets of memory channels;
-    then each set has a range of the pool. If the goal is about memory, `choice` says how the plan was found,
-    and `switched_on` lists options that were switched on for it.
+    in fp32) are not in the pool, unless they are streamed. `regions` is empty unless tensors lie in several
+    sets of memory channels; then each set has a range of the pool. If the goal is about memory, `choice` says
+    how the plan was found, and `switched_on` lists options that were switched on for it.
     """
 
     target: str
@@ -410,6 +414,8 @@ class SystemReport:
     splits: str
     channel_sharing: str
     launches: str
+    weights: str
+    copy_ahead: int
     assumed: list[str]
 
     @classmethod
@@ -546,12 +552,15 @@ class MemoryReport:
         Time to load the weights of the PIM channels, and their size.
     peak_activation_bytes : int
         Largest size of the tensors that live at once, in the system's storage type.
+    streaming : StreamingReport, optional
+        Latencies with copies of weights, if they are streamed.
     """
 
     weight_load_ns: float
     weight_bytes: int
     peak_activation_bytes: int
     pool: PoolReport = field(metadata=named("memory"))
+    streaming: StreamingReport | None = None
 
     @classmethod
     def from_search(cls, search_result: SearchResult, pool: PoolReport) -> MemoryReport:
@@ -564,6 +573,7 @@ class MemoryReport:
             weight_bytes=placed_bytes,
             peak_activation_bytes=plan_memory.pool_bytes(search_result.candidates),
             pool=pool,
+            streaming=StreamingReport.from_search(search_result),
         )
 
 

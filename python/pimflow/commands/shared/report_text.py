@@ -88,7 +88,17 @@ def _head_lines(report: Report) -> list[str]:
         f"accounting {system.accounting}{launch_text}, {system.dtype}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
+        *_obstacle_lines(regions),
     ]
+
+
+def _obstacle_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """Why PIM can compute none of the products of a network, by its largest one."""
+    products = [region for region in regions if region.size.macs]
+    if not products or any(region.pim_capable for region in regions):
+        return []
+    largest = max(products, key=lambda region: region.size.macs)
+    return [f"why       {largest.name}, the largest product, is not for PIM: {largest.reason}"]
 
 
 def _latency_line(report: Report) -> str:
@@ -126,6 +136,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]
+    if report.memory.streaming:
+        lines.append(f"weights   {report.memory.streaming.text()}")
     if extras.order:
         lines.append(f"order     {order_text(extras.order)}")
     if extras.decomposition:
@@ -324,4 +336,5 @@ def _gpu_line(part: GpuPart) -> str:
         measured = (
             f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
         )
-    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}"
+    checked = f"; {part.checked_kernels} kernels checked thread by thread" if part.checked_kernels else ""
+    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}{checked}"

@@ -68,9 +68,15 @@ def _as_goal(name: str, goal: Any) -> Goal:
 
 
 def _as_profiling(name: str, profiling: Any) -> Profiling:
+    """Profiling, also from a text such as ``gpu=learned,pim=ramulator:PATH``."""
     from pimflow.placement import Profiling
 
-    return _instance(name, profiling, Profiling)
+    if not isinstance(profiling, str):
+        return _instance(name, profiling, Profiling)
+    from pimflow.commands.shared.profilers import parse_profilers
+
+    gpu, pim = parse_profilers(profiling.split(","))
+    return Profiling(**({"gpu": gpu} if gpu else {}), pim=pim)
 
 
 def _as_selection(_: str, select: Any) -> SelectionOptions | None:

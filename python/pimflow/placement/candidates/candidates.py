@@ -42,8 +42,6 @@ class CandidateGenerator:
 
     Parameters
     ----------
-    graph : RegionGraph
-    system : System
     costs : Costs, optional
         Costs on the system, or on one that differs only in launch times.
     modes : sequence of str
@@ -175,10 +173,8 @@ class CandidateGenerator:
 
     def _non_pim_times(self, region: Region, split: Split) -> splits.NonPimTimes:
         """Times of all parts of a split but PIM's."""
-        results, gpu = (
-            split.pim_output_elements(region.layer),
-            self.task_builder.gpu_part_tasks(region, split),
-        )
+        results = split.pim_output_elements(region.layer)
+        gpu = self.task_builder.gpu_part_tasks(region, split)
         return splits.NonPimTimes(
             split=split,
             gpu_ns=self.task_builder.standalone_ns(gpu[:1]),

@@ -55,7 +55,6 @@ class Evaluation:
 
     Attributes
     ----------
-    timeline : Timeline
     latency_ns : float
         End of the last event.
     energies_pj : dict of str to float
@@ -146,7 +145,6 @@ class TimelineState:
         By resource that was used, when it becomes free.
     ready_ns : dict of str to float
         By region, when its result is complete.
-    state : State
     """
 
     free_ns: dict[str, float]
