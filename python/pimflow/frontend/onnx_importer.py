@@ -168,7 +168,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
-            return relax.op.take(*node_inputs, attrs.get("axis", 0))  # the importer emits kernels
+            data, axis = node_inputs[0], attrs.get("axis", 0)
+            index = int(node_inputs[1].value.numpy()) % shape(data)[axis]
+            return relax.op.take(data, relax.const(index, "int64"), axis)  # the importer emits kernels
         if op_name == "Gather" and _is_table(*node_inputs):
             return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None
