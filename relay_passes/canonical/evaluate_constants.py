@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from pimflow.relay_passes.flat import constant, main_bindings, operator, rebuild, shape
 
 _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
+    "arange": np.arange,
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,

@@ -26,6 +26,7 @@ from pimflow.relay_passes.canonical.attention_operands import (
     query_operand,
     scalar,
 )
+from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 
 MASK_THRESHOLD = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
@@ -138,7 +139,7 @@ class _AttentionFinder:
         if operator(value) != "matmul" or not all(isinstance(operand, relax.Var) for operand in value.args):
             return None
         softmax, readers = self._skip_reshapes(value.args[0]), 1
-        if (guarded := self._strip_nan_guard(softmax)) is not None:
+        if (guarded := guarded_softmax(softmax, self.values, self.counts)) is not None:
             softmax, readers = guarded, 2
         if operator(softmax) != "nn.softmax":
             return None
@@ -210,21 +211,6 @@ class _AttentionFinder:
         while _same_elements(value):
             value = self._sole(value.args[0])
         return value
-
-    def _strip_nan_guard(self, value: relax.Expr | None) -> relax.Expr | None:
-        """The softmax of ``where(all(scores == -inf), 0, softmax(scores))``, as PyTorch exports it."""
-        if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
-            return None
-        condition, zeros, weights = value.args
-        softmax = self._sole(weights)
-        if operator(softmax) != "nn.softmax" or zeros.value.numpy().any():
-            return None
-        for kind in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
-            step = self._sole(condition)
-            if operator(step) != kind:
-                return None
-            condition = step.args[0]
-        return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
 
     def _scores(self, var: relax.Expr, readers: int = 1) -> _ScoreChain | None:
         """The operators from the first product to the softmax of `var`; None if there is no such product.

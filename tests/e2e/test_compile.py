@@ -35,7 +35,6 @@ from pimflow.errors import (
     InfeasibleError,
     ModelError,
     PlanError,
-    UnknownNameError,
     UsageError,
     VerificationError,
 )
@@ -446,18 +445,6 @@ def test_paper_accounting_is_never_slower_than_full(toy):
     paper = system(accounting="paper", timing="ramulator-pimflow")
     graph = extract_regions(frontend.load("toy").module, "toy")
     assert search(graph, paper).evaluation.latency_ns <= toy[1].report.plan.latency_ns
-
-
-def test_a_directory_with_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ArtifactError, match=r"holds thesis\.txt"):
-        compile_only("toy", tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_unknown_target_names_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"llvm\+pim"):
-        compile_only("toy", target="llvm+pm")
 
 
 @pytest.mark.parametrize(

@@ -335,3 +335,28 @@ def test_cuda_builds_anywhere(toy, tmp_path):
         for library in (lib, reloaded):
             with pytest.raises(ArtifactError, match=r"llvm\+pim|pimflow\[cuda\]"):
                 library["default"](tvm.cuda())
+
+
+def test_what_was_generated_can_be_read_at_any_level_of_optimisation(toy):
+    """At level 0, TVM leaves out the pass that inlines functions."""
+    paper = pimflow.system(accounting="paper", timing="ramulator-pimflow")
+    config = {"pimflow.system": paper, "pimflow.profiler": "gpu=analytic"}
+    with tvm.transform.PassContext(opt_level=0, config=config):
+        mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+        lib = relay.build(mod, target="cuda+pim", params=params)
+        with pytest.raises(UnknownNameError, match="learned"):
+            tvm.transform.PassContext(config={"pimflow.profiler": "gpu=learnd"})
+    on_pim = {name for choice in lib.plan.choices if choice.mode != "GPU" for name in choice.regions}
+    assert on_pim and lib.programs.keys() == on_pim
+    streams = lib.inspect_source("pim")
+    assert all(name in streams for name in ("GWRITE", "G_ACT", "COMP", "READRES", *on_pim))
+    assert "__global__" in lib.inspect_source("cuda") and streams in lib.inspect_source()
+    with pytest.raises(UnknownNameError, match="cuda, pim"):
+        lib.inspect_source("ptx")
+
+
+def test_an_option_of_two_names_is_given_once(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    config = {"pimflow.profiler": "gpu=learned", "pimflow.profiling": pimflow.Profiling()}
+    with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="are one option"):
+        relay.build(mod, target="llvm+pim", params=params)

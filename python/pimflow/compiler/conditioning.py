@@ -107,9 +107,11 @@ def _widened_check(
                 is_possible = (values == y).any(0)
             is_decided, undecided = ~(jumps & is_possible), int((jumps & is_possible).sum())
     error = relative_error(y, expected, is_decided)
-    deviation = max(relative_error(value, expected, ~jumps if undecided else None) for value in runs)
+    deviations = [relative_error(value, expected, ~jumps if undecided else None) for value in runs]
     # An infinite deviation means that a run left the range of fp16: it does not widen the bound.
-    allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if np.isfinite(deviation) else floor
+    deviation = max(filter(np.isfinite, deviations), default=None)
+    is_known = deviation is not None and all(map(np.isfinite, deviations))
+    allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if is_known else floor
     return OutputCheck(
         relative_error=error,
         bound=max(floor, allowed),

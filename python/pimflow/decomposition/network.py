@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import DecompositionError, UsageError
-from pimflow.frontend import Network, relax_module
+from pimflow.frontend import Network, perturbed_relax, relax_module
 from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
@@ -76,21 +77,27 @@ class DecomposedNetwork:
         return (self, *others)
 
     def summary(
-        self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
+        self,
+        samples: Sequence[Mapping[str, np.ndarray]] = (),
+        sample_outputs: Sequence[Sequence[np.ndarray]] = (),
     ) -> DecompositionReport:
         """What a report says of the decomposition.
 
         Parameters
         ----------
-        inputs : mapping of str to ndarray, optional
+        samples : sequence of mappings of str to ndarray
             Inputs on which the original network is run for comparison; without them nothing is compared.
-        outputs : sequence of ndarray
+        sample_outputs : sequence of sequences of ndarray
             Outputs of the decomposed network for the same inputs.
         """
         difference = None
-        if inputs is not None:
-            originals = self.original.reference(inputs)
-            difference = max(relative_error(y, x) for y, x in zip(outputs, originals, strict=True))
+        if samples:
+            original_outputs = self.original.reference.outputs(samples)
+            difference = max(
+                relative_error(y, x)
+                for outputs, originals in zip(sample_outputs, original_outputs, strict=True)
+                for y, x in zip(outputs, originals, strict=True)
+            )
         return DecompositionReport(
             request=self.request.text,
             weight_bytes=self.weight_bytes,
@@ -202,7 +209,10 @@ def with_layers(
     if layers:
         module = Decompose({layer.layer: layer for layer in layers})(network.module)
         new_network = replace(
-            network, module=module, reference=relax_module.reference(module), perturbed=None
+            network,
+            module=module,
+            reference=relax_module.reference(module),
+            perturbed=functools.partial(perturbed_relax.reference_with_roundings, module),
         )
     return DecomposedNetwork(
         network=new_network,

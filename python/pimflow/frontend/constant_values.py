@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from pimflow.zoo.nodes import SHAPES
+from pimflow.zoo.nodes import SHAPES, attributes
 
 _LARGEST_CONE = 500  # operators; what takes more is no shape, size or scale
 
@@ -81,9 +81,10 @@ class ConstantValues:
                 return None
             if id(node) in done:
                 continue
-            if node.op_type in SHAPES and node.input[0] in self.shapes and not node.attribute:
-                shape = np.array(self.shapes[node.input[0]], "int64")
-                result = shape if node.op_type == "Shape" else shape.prod(dtype="int64")
+            if node.op_type in SHAPES and node.input[0] in self.shapes:
+                shape, attrs = np.array(self.shapes[node.input[0]], "int64"), attributes(node)
+                part = shape[attrs.get("start", 0) : attrs.get("end")]
+                result = part if node.op_type == "Shape" else shape.prod(dtype="int64")
                 constants[tensor] = numpy_helper.from_array(np.asarray(result), tensor)
             elif complete:
                 done.add(id(node))
@@ -101,3 +102,52 @@ class ConstantValues:
             if stored.name == tensor
             else numpy_helper.from_array(numpy_helper.to_array(stored), tensor)
         )
+
+
+# They stay: dequantised weights take four times the memory.
+_NEVER_FOLDED = ("DequantizeLinear", "QuantizeLinear")
+
+
+def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, which has its weights, with what depends on constants and known shapes alone as weights.
+
+    Returns
+    -------
+    ModelProto
+        With inferred shapes.
+    """
+    count = len(model.graph.node) + 1
+    while len(model.graph.node) < count:  # what is folded makes further shapes known
+        count = len(model.graph.node)
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        _fold_once(model.graph, ConstantValues(model, {t.name: t for t in model.graph.initializer}))
+    return model
+
+
+def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
+    """Replace the nodes that depend on constants and known shapes alone, in place."""
+    constants, folded = set(values.weights), set()
+    for index, node in enumerate(graph.node):
+        has_known_shape = node.op_type in SHAPES and node.input[0] in values.shapes
+        is_constant = constants.issuperset(filter(None, node.input)) and bool(node.input)
+        if node.op_type in _NEVER_FOLDED or any(a.HasField("g") for a in node.attribute):
+            continue
+        if node.op_type == "Constant" or has_known_shape or is_constant:
+            constants.update(node.output)
+            folded.add(index)
+    read = {name for index, node in enumerate(graph.node) if index not in folded for name in node.input}
+    read.update(value.name for value in graph.output)
+    results = {}
+    for index in folded:
+        names = [name for name in graph.node[index].output if name in read]
+        results |= {name: values.value(name) for name in names}
+    if any(value is None for value in results.values()):
+        return  # nobody knows how to compute one of them
+    nodes = [
+        onnx.NodeProto.FromString(n.SerializeToString()) for i, n in enumerate(graph.node) if i not in folded
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in results.items()
+    )

@@ -1,8 +1,10 @@
 """The embedded networks, and how any ONNX network is loaded; without TVM."""
 
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types
-from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
+from pimflow.zoo.draws import Draw
+from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
+from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
@@ -14,6 +16,7 @@ from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
     "GRAPHS",
+    "Draw",
     "ModelInfo",
     "context_shapes",
     "decoder",
@@ -24,8 +27,10 @@ __all__ = [
     "all_names",
     "example_arrays",
     "example_inputs",
+    "with_values",
     "with_weights",
     "index_bounds",
+    "input_draws",
     "input_types",
     "is_onnx",
     "is_weight",
@@ -33,8 +38,11 @@ __all__ = [
     "load_model",
     "name_nodes",
     "names",
+    "open_ranks",
     "parse_shape",
+    "shapes_from_arrays",
     "past_name",
+    "positive_draws",
     "present_name",
     "read_model",
     "state_pairs",

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UnsupportedOpError
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _OTHER_TYPES = (*_NARROW, TensorProto.DOUBLE)
@@ -31,8 +31,12 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     """Raise :class:`ModelError` for errors of types that `to_single` would hide from ONNX Runtime.
 
     These are tensors without a type, and operands of different floating-point types where all have to be
-    equal.
+    equal. Raise :class:`UnsupportedOpError` for an input that is no tensor.
     """
+    for value in model.graph.input:
+        kind = (value.type.WhichOneof("value") or "").removesuffix("_type")
+        if kind in ("optional", "sequence", "map"):
+            raise UnsupportedOpError(f"{where}: input '{value.name}' is of type '{kind}'; make it a tensor")
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     for value in values:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
@@ -46,6 +50,22 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
             raise ModelError(
                 f"{where}: not a valid ONNX model: {' '.join(str(error).split())[:240]}"
             ) from None
+
+
+def refuse_bit_casts(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`UnsupportedOpError` for a BitCast from or to a type that `to_single` makes fp32."""
+    casts = [node for node in model.graph.node if node.op_type == "BitCast"]
+    kinds: dict[str, int] = {}
+    if casts:
+        graph = shape_inference.infer_shapes(_strip_weights(model)).graph
+        kinds = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
+    for node in casts:
+        for kind in (kinds.get(node.input[0], 0), _cast_target(node).i):
+            if kind in _OTHER_TYPES:
+                label, name = node.name or node.output[0], TensorProto.DataType.Name(kind)
+                raise UnsupportedOpError(
+                    f"{where}: BitCast '{label}' of {name} is not supported: it is computed in FLOAT"
+                )
 
 
 def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:

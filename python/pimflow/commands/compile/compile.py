@@ -21,6 +21,7 @@ from pimflow.commands.compile.conventions import (
 )
 from pimflow.commands.compile.options import ALL, CompileOptions
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.inputs import network_keywords
 from pimflow.commands.shared.report import Report
 from pimflow.commands.shared.report_text import summary
 from pimflow.commands.shared.search import SearchRequest
@@ -165,8 +166,9 @@ def compile(
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
-    inputs : mapping of str to ndarray, optional
-        Inputs of the verification; random ones of `zoo.example_arrays` by default.
+    inputs, input_values
+        Inputs of the verification, of one sample or several; drawn by default
+        (`commands.shared.inputs.InputOptions`). Arrays also fix the shapes that the model leaves open.
     tolerance : float, optional
         Largest error of outputs, as a fraction of the reference's largest value. By default 2e-3 for fp16 and
         1e-5 for fp32; if an output exceeds that, twice the deviation that roundings alone cause in the
@@ -201,6 +203,7 @@ def compile(
     begin = time.perf_counter()
     settings, search_keywords = _split(keywords)
     convention_names(settings.conventions, as_system(target_system))  # raises before the work
+    search_keywords = network_keywords(model, settings, search_keywords)
     choice = None
     if settings.pim_channels:
         choice = _channels(model, target_system, progress, search_keywords)

@@ -30,11 +30,13 @@ class GraphExecutorFactoryModule:
         The plan; None for a target without PIM.
     kernels : CudaKernels
         CUDA source of the GPU part, if any, and whether it was compiled.
+    programs : dict of str to PimProgram
+        The command streams, by region; a region that is split or pipelined may have several, by their parts.
     """
 
-    def __init__(self, module, ir_mod, target, params, plan, kernels):
+    def __init__(self, module, ir_mod, target, params, plan, kernels, programs):
         self.module, self.ir_mod, self.target = module, ir_mod, target
-        self.params, self.plan, self.kernels = params, plan, kernels
+        self.params, self.plan, self.kernels, self.programs = params, plan, kernels, programs
 
     def __getitem__(self, name: str) -> object:
         try:
@@ -52,6 +54,30 @@ class GraphExecutorFactoryModule:
     def get_lib(self) -> tvm.runtime.Module:
         """The module itself."""
         return self.module
+
+    def inspect_source(self, fmt: str = "") -> str:
+        """The source of what was generated; without `fmt`, all of it.
+
+        Parameters
+        ----------
+        fmt : str
+            ``cuda``: the kernels of the GPU. ``pim``: the command streams, each as a ``.pimprog`` text
+            (docs/formats.md).
+
+        Raises
+        ------
+        UnknownNameError
+            For another format.
+        """
+        sources = {
+            "cuda": self.kernels.source,
+            "pim": "\n".join(program.to_json() for program in self.programs.values()),
+        }
+        if fmt:
+            if fmt not in sources:
+                raise UnknownNameError("format", fmt, sources)
+            return sources[fmt]
+        return "\n".join(filter(None, sources.values()))
 
     def get_graph_json(self) -> str:
         """Not supported: raises `UsageError`; a plan replaces it."""
@@ -120,6 +146,7 @@ def build(
     from pimflow.compiler import build as compilation
     from pimflow.compiler.ir_dump import dump_ir
     from pimflow.compiler.kernel_checks.check import require_cuda, require_kernels
+    from pimflow.host.pass_context import all_passes
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
@@ -132,13 +159,13 @@ def build(
         )
     if options.get("primitives"):
         check_device(SelectionOptions(device=CUDA), targets.target_name(resolved))
-    bound_mod, plan = _bind_params(mod, params or {}), None
+    bound_mod, plan, programs = _bind_params(mod, params or {}), None, {}
     if targets.has_pim(resolved):
         system, folder = options.pop("system", None), options.pop("dump_ir", None)
         checks_kernels = options.pop("check_kernels", False)
         if checks_kernels:
             require_cuda(targets.target_name(resolved))
-        with dump_ir(folder):
+        with all_passes(), dump_ir(folder):
             network, search_result = search_network(
                 frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
             )
@@ -146,10 +173,12 @@ def build(
                 require_kernels(network, search_result)
             network_build = compilation.build(network, search_result, resolved)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
+        programs = {program.region: program for program in network_build.programs.values()}
     else:
-        module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+        with all_passes():
+            module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
     values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
-    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels)
+    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels, programs)
 
 
 def _resolve_target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:

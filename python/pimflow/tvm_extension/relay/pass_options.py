@@ -21,6 +21,8 @@ from pimflow.host import native
 
 # Arguments of a search that `relay.build` has of its own.
 _OWN_ARGUMENTS = ("target", "options", "goal", "select")
+# Two names of one option: that of the command line, and that of Python.
+_PROFILER, _PROFILING = "profiler", "profiling"
 
 
 def _check_system(name: str, value: Any) -> System:
@@ -38,6 +40,7 @@ def _declarations() -> dict[str, Option]:
         for name, declaration in declarations(cls).items():
             if declaration.group != "network" and name not in _OWN_ARGUMENTS:
                 options[name] = declaration
+    options[_PROFILER] = options[_PROFILING]
     return options | {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
 
 
@@ -75,8 +78,19 @@ def register() -> None:
 
 
 def current() -> dict[str, Any]:
-    """The options of the current context, by name without ``pimflow.``."""
+    """The options of the current context, by name without ``pimflow.``.
+
+    Raises
+    ------
+    UsageError
+        If an option is given under both of its names.
+    """
     import tvm
 
     config = tvm.transform.PassContext.current().config
-    return {name: config[f"pimflow.{name}"] for name in OPTIONS if f"pimflow.{name}" in config}
+    options = {name: config[f"pimflow.{name}"] for name in OPTIONS if f"pimflow.{name}" in config}
+    if _PROFILER in options:
+        if _PROFILING in options:
+            raise UsageError("pimflow.profiler and pimflow.profiling are one option; give one")
+        options[_PROFILING] = options.pop(_PROFILER)
+    return options
