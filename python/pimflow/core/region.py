@@ -58,7 +58,6 @@ class ConvGeometry:
         (vertical, horizontal).
     padding : tuple of int
         (top, left, bottom, right).
-    groups : int
     """
 
     n: int
@@ -365,7 +364,6 @@ class KernelShape:
     fusible_inputs : tuple of int
         Positions of those inputs whose deferred epilogue the kernel can apply as it reads them, if no earlier
         region reads them.
-    weight_elements : int
     extra_output_elements : int
         Elements of extra outputs: tensors before its anchor that other regions read too.
     workspace_elements : int
@@ -467,13 +465,10 @@ class Region:
     extra_inputs : tuple of int
         Positions of those `inputs` that are not the result of a region, but an extra output
         (`KernelShape.extra_output_elements`).
-    output_shape : tuple of int
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
     epilogue : Epilogue
         Operators after the convolution.
-    kernel : KernelShape
-    pim : PimShape
     """
 
     name: str
@@ -542,11 +537,6 @@ class Region:
         """Elements of its result."""
         return math.prod(self.output_shape)
 
-    @property
-    def output_rows(self) -> int:
-        """Rows that a split may divide; 1 where the result is no feature map."""
-        return self.geometry.oh if self.geometry else 1
-
     @functools.cached_property
     def input_elements(self) -> tuple[int, ...]:
         """Elements of each of `inputs`."""
@@ -576,7 +566,6 @@ class RegionGraph:
     ----------
     name : str
         Name of the network.
-    regions : tuple of Region
     outputs : tuple of str
         Regions of which the network returns a tensor.
     runs : tuple of tuple of str

@@ -155,6 +155,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
             above = self.bb.normalize(relax.op.greater(x, bound))
             return self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
+        if op_name == "InstanceNormalization":
+            return self._normalise_channels(*node_inputs, attrs)
         if op_name == "LpNormalization":
             return self._normalise_length(node_inputs[0], attrs)
         if op_name == "Dropout" and result_count > 1:
@@ -162,7 +164,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
-            return self._element(*node_inputs, attrs.get("axis", 0))
+            return relax.op.take(*node_inputs, attrs.get("axis", 0))  # the importer emits kernels
         if op_name == "Gather" and _is_table(*node_inputs):
             return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None
@@ -284,6 +286,14 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         line = relax.op.nn.leakyrelu(x, 0.0)
         result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
         return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
+
+    def _normalise_channels(
+        self, x: relax.Expr, scale: relax.Expr, shift: relax.Expr, attrs: dict
+    ) -> relax.Expr:
+        """Convert InstanceNormalization as groups of one channel, a kernel; the importer emits several."""
+        channels, axes = int(x.ty.shape[1]), list(range(2, len(x.ty.shape)))
+        epsilon = attrs.get("epsilon", 1e-5)
+        return self.bb.normalize(relax.op.nn.group_norm(x, scale, shift, channels, 1, axes, epsilon))
 
     def _normalise_length(self, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert LpNormalization: `x` over its norm along an axis; vectors of norm 0 stay 0."""
@@ -424,13 +434,6 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if expr is not None:
             expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
-
-    def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
-        """The slice of `data` at a constant index as operators; the importer emits kernels."""
-        axis %= len(shape(data))
-        begin = int(index.value.numpy()) % shape(data)[axis]
-        part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
-        return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
 
 
 def _all_known(shape: relax.ShapeExpr) -> bool:

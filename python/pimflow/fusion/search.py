@@ -141,10 +141,8 @@ def _try_place(
     if group_cost.positions[-1] - begin >= len(group_cost.positions):
         ancestors = graph.ancestors(group_cost.positions)
         later_layers = set(range(len(costs))) - ancestors - set(group_cost.positions)
-        graph, begin = (
-            graph.with_order([*sorted(ancestors), *group_cost.positions, *sorted(later_layers)]),
-            len(ancestors),
-        )
+        graph = graph.with_order([*sorted(ancestors), *group_cost.positions, *sorted(later_layers)])
+        begin = len(ancestors)
     group = group_cost.group(graph, costs.reuse, begin)
     try:
         placements[group_cost] = (
