@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from papers import onnx_torch
 from pimflow import memory, zoo
 from pimflow.core.liveness import ALIGNMENT_BYTES, Liveness
-from pimflow.frontend import onnx_torch
 from pimflow.memory import MemoryPlan
 
 

@@ -144,6 +144,7 @@ OTHERS = {
     "--json",
     "--layers",
     "--dump-ir",
+    "--check-kernels",
     "--help",
 }
 PAIRS = list(itertools.combinations(OPTIONS, 2))
@@ -241,10 +242,8 @@ def memoize(function, key):
     def wrapper(*args, **keywords):
         cache_key = (function.__qualname__, key(*args, **keywords))
         if cache_key not in _MEMO:
-            _MEMO[cache_key] = (
-                function(*args, **keywords),
-                args,
-            )  # so that no other object gets their identity
+            # so that no other object gets their identity
+            _MEMO[cache_key] = function(*args, **keywords), args
         return _MEMO[cache_key][0]
 
     return wrapper
@@ -434,10 +433,8 @@ def judge(first, second, files, told, capsys):
 
 def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
     """Whether an option changes what comes out beside another, or both are refused."""
-    combined, without = (
-        merge_options(tested_needs, partner_needs, tested, partner),
-        merge_options(tested_needs, partner_needs, partner),
-    )
+    combined = merge_options(tested_needs, partner_needs, tested, partner)
+    without = merge_options(tested_needs, partner_needs, partner)
     if combined is None or combined == without:
         return True
     code, result = outcome(combined, files, told, capsys)

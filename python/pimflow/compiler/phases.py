@@ -30,7 +30,7 @@ from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
-from pimflow.relay_passes.kernels import round_bf16
+from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -53,10 +53,8 @@ from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
-from pimflow.relay_passes.splits.split_batch import SplitBatch
-from pimflow.relay_passes.splits.split_channels import SplitChannels
+from pimflow.relay_passes.splits.split_axis import SplitAxis
 from pimflow.relay_passes.splits.split_mddp import SplitMdDp
-from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 codegen.register()
 keep_registers.register()
@@ -137,9 +135,10 @@ def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None 
             SplitMdDp(splits_by_axis["rows"], target_system.has_symmetric_padding, target_system.uses_views),
             splits_by_axis["rows"],
         ),
-        (SplitChannels(splits_by_axis["channels"]), splits_by_axis["channels"]),
-        (SplitReduction(splits_by_axis["reduction"]), splits_by_axis["reduction"]),
-        (SplitBatch(splits_by_axis["batch"]), splits_by_axis["batch"]),
+        *(
+            (SplitAxis(axis, splits_by_axis[axis]), splits_by_axis[axis])
+            for axis in ("channels", "reduction", "batch")
+        ),
         (DecomposeToMatrixVector(names), names),
         (OutlinePim(names), names),
     ]
@@ -251,7 +250,7 @@ def kernel_phases(
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
@@ -364,4 +363,5 @@ def build(
         opt_level=0,
         name="pimflow",
     )
-    return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)
+    with stderr.hidden():  # TVM warns of powers that are right
+        return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

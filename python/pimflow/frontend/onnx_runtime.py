@@ -28,10 +28,25 @@ WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # alignment of a mapping
 
 
-def reference(model: onnx.ModelProto) -> Reference:
-    """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs."""
+def reference(model: onnx.ModelProto, single: onnx.ModelProto | None = None) -> Reference:
+    """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs.
 
-    return Reference(lambda: open_session(model, strip_weights(model)), model)
+    Parameters
+    ----------
+    single : ModelProto, optional
+        The same model in fp32, which runs if ONNX Runtime lacks an operator in fp64, such as convolution.
+    """
+
+    def prepare() -> Run:
+        """Open a session."""
+        try:
+            return open_session(model, strip_weights(model))
+        except ModelError:
+            if single is None or single is model:
+                raise
+            return open_session(single, strip_weights(single))
+
+    return Reference(prepare, model)
 
 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
@@ -51,6 +66,11 @@ def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp1
 def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`."""
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
+    input_types = {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in light.graph.input
+        if value.type.tensor_type.elem_type
+    }
     _widen_bf16_outputs(light.graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # warnings do not concern the user
@@ -66,7 +86,11 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the model for inputs by name."""
         with convert_runtime_errors():
-            outputs = session.run(None, dict(values))
+            typed = {
+                name: value.astype(input_types.get(name, value.dtype), copy=False)
+                for name, value in values.items()
+            }
+            outputs = session.run(None, typed)
         return [
             y.astype(ml_dtypes.bfloat16) if kind == TensorProto.BFLOAT16 else y
             for y, kind in zip(outputs, types, strict=True)

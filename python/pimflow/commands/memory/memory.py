@@ -13,10 +13,12 @@ from pimflow.commands.memory.internal_memory import InternalMemory, uncompiled_m
 from pimflow.commands.memory.options import MemoryOptions
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.prepare import PreparationRequest, PreparedNetwork
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.compiler import phases
+from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, frugal_plan
@@ -137,7 +139,7 @@ class NetworkMemory:
         )
 
 
-@public(MemoryOptions, NetworkOptions)
+@public(MemoryOptions, InputOptions, NetworkOptions)
 def plan_memory(
     model: Model,
     target_system: System | None = None,
@@ -160,6 +162,8 @@ def plan_memory(
         Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
     in_place : bool
         Whether elementwise results may overwrite operands that are not used later.
+    inputs, input_values
+        Arrays whose shapes fix those that the model leaves open; see `pimflow.compile`.
     **keywords
         Fields that replace those of `options`.
 
@@ -171,7 +175,12 @@ def plan_memory(
     InfeasibleError
         If the network does not fit the capacity.
     """
-    memory_values, network_values = split_keywords(keywords, MemoryOptions, NetworkOptions)
+    memory_values, input_values, network_values = split_keywords(
+        keywords, MemoryOptions, InputOptions, NetworkOptions
+    )
+    settings = InputOptions(**input_values)
+    network_values = network_keywords(model, settings, network_values | {"options": options})
+    del network_values["options"]
     planned = {**vars(MemoryOptions(**memory_values))}
     capacity_bytes = planned.pop("capacity_bytes")
     options = NetworkOptions.from_keywords(network_values, options)
@@ -179,6 +188,9 @@ def plan_memory(
     target_system, pools = as_system(target_system), PoolPlanning(**planned)
     planner = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
     network = prepare.load(model, options)
+    if settings.given_arrays() or settings.given_draws:  # raises for inputs that do not fit
+        interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+        settings.samples(interface, network.example_inputs)
     request = PreparationRequest(target=target, pools=pools, inspect=planner.inspect)
     prepared = prepare.prepare(network, options, target_system, request)
     del network  # frees its weights

@@ -89,6 +89,8 @@ class Estimate:
     objective, solver : str
     modes : tuple of str
         Modes that regions may have, in lower case.
+    pins : dict of str to str
+        How pinned layers are done (`placement.Goal`).
     gap : float
         How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     lower_bound_ns : float
@@ -101,6 +103,7 @@ class Estimate:
 
     objective: str
     modes: tuple[str, ...]
+    pins: dict[str, str]
     solver: str
     gap: float
     lower_bound_ns: float
@@ -113,6 +116,7 @@ class Estimate:
         return cls(
             objective=search_result.goal.objective,
             modes=tuple(mode.lower() for mode in search_result.goal.modes),
+            pins=search_result.goal.how_by_layer,
             solver=search_result.goal.solver,
             gap=search_result.gap,
             lower_bound_ns=search_result.plan.lower_bound_ns,
@@ -123,7 +127,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """A speed-up under another convention than the plan's.
+    """Speed-ups over the GPU alone, under another convention than the plan's.
 
     Attributes
     ----------
@@ -131,6 +135,10 @@ class Convention:
         As `compile` takes it, such as ``pim-launch=0``.
     what : str
         Such as ``PIM launch 0``.
+    same_plan : float or None
+        Of the plan, evaluated under the convention; None if it is impossible there.
+    searched_again : float or None
+        Of the best plan there; None if a plan was given, so that nothing is searched.
     gap : float
         How much better another plan may be there, at most, as a share of the objective; 0 if the search
         ended.
@@ -138,7 +146,8 @@ class Convention:
 
     name: str
     what: str
-    speedup: float
+    same_plan: float | None
+    searched_again: float | None
     gap: float
 
 
@@ -157,11 +166,19 @@ class RegionReport:
     Attributes
     ----------
     covers : tuple of str
-        All regions of its candidate; their common time stands at the first.
+        All regions of its candidate; their common times and energy stand at the first.
     gpu_share : float or None
         The GPU's share of the work; None for a pipeline.
     axis : str
         The axis of a split; empty for other modes.
+    latency_gpu_only_ns, latency_ns : float
+        By how much it prolongs the network on the GPU alone, and the plan: both add up to the total, since
+        time in which layers before it run too counts only there.
+    busy_gpu_only_ns, idle_gpu_only_ns : float
+        On the GPU alone, the time of its kernels, and the time in which the GPU waits for it: together they
+        add up to the total.
+    busy_ns, idle_ns : dict of str to float
+        The same in the plan, by resource (`RegionTimes`): of each, they add up to the plan's latency.
     known : dict of str to Provenance
         By resource, how its time is known.
     schedule : str
@@ -183,7 +200,11 @@ class RegionReport:
     gpu_share: float | None
     axis: str
     latency_gpu_only_ns: float
+    busy_gpu_only_ns: float
+    idle_gpu_only_ns: float
     latency_ns: float
+    busy_ns: dict[str, float]
+    idle_ns: dict[str, float]
     known: dict[str, Provenance]
     schedule: str
     primitive: str
@@ -209,6 +230,8 @@ class GpuPart:
         Time of the kernels of one inference, launched back to back, on the device `measured_on`.
     compiler, flaw : str
         The compiler of the CUDA kernels, or why they are not compiled.
+    checked_kernels : int
+        Kernels that were checked thread by thread, and hold; 0 if that was not requested.
     """
 
     target: str
@@ -219,6 +242,7 @@ class GpuPart:
     measured_on: str
     compiler: str
     flaw: str
+    checked_kernels: int = 0
 
     @classmethod
     def from_search(

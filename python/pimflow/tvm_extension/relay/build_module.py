@@ -11,6 +11,7 @@ import tvm
 
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.tvm_extension.relay import pass_options
+from pimflow.tvm_extension.relay.frontend import OnnxParams
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
@@ -30,11 +31,13 @@ class GraphExecutorFactoryModule:
         The plan; None for a target without PIM.
     kernels : CudaKernels
         CUDA source of the GPU part, if any, and whether it was compiled.
+    programs : dict of str to PimProgram
+        The command streams, by region; a region that is split or pipelined may have several, by their parts.
     """
 
-    def __init__(self, module, ir_mod, target, params, plan, kernels):
+    def __init__(self, module, ir_mod, target, params, plan, kernels, programs):
         self.module, self.ir_mod, self.target = module, ir_mod, target
-        self.params, self.plan, self.kernels = params, plan, kernels
+        self.params, self.plan, self.kernels, self.programs = params, plan, kernels, programs
 
     def __getitem__(self, name: str) -> object:
         try:
@@ -52,6 +55,30 @@ class GraphExecutorFactoryModule:
     def get_lib(self) -> tvm.runtime.Module:
         """The module itself."""
         return self.module
+
+    def inspect_source(self, fmt: str = "") -> str:
+        """The source of what was generated; without `fmt`, all of it.
+
+        Parameters
+        ----------
+        fmt : str
+            ``cuda``: the kernels of the GPU. ``pim``: the command streams, each as a ``.pimprog`` text
+            (docs/formats.md).
+
+        Raises
+        ------
+        UnknownNameError
+            For another format.
+        """
+        sources = {
+            "cuda": self.kernels.source,
+            "pim": "\n".join(program.to_json() for program in self.programs.values()),
+        }
+        if fmt:
+            if fmt not in sources:
+                raise UnknownNameError("format", fmt, sources)
+            return sources[fmt]
+        return "\n".join(filter(None, sources.values()))
 
     def get_graph_json(self) -> str:
         """Not supported: raises `UsageError`; a plan replaces it."""
@@ -100,28 +127,39 @@ def build(
     ------
     UsageError
         For arguments that Relax has no counterpart of, and unknown targets and parameters.
+    VerificationError
+        If the built module computes other values than the ONNX model that `params` is from; see Notes.
     PimflowError
         The errors of `pimflow.search`.
 
     Notes
     -----
     Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
-    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` is
-    that of `pimflow.compile` (docs/usage.md). An invalid value is an error when the context is created,
-    contradictory options are an error when the network is built.
+    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
+    ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
+    when the context is created, contradictory options are an error when the network is built.
+
+    What came from `frontend.from_onnx` is run on drawn inputs and compared with ONNX Runtime, if the device
+    of the target is here, and `mod` has the inputs and outputs of the model. ``pimflow.verify: False`` leaves
+    that out.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
     resolved, options = _resolve_target(target), pass_options.current()
+    model = params.model if isinstance(params, OnnxParams) and options.pop("verify", True) else None
+    options.pop("verify", None)
     from pimflow import frontend
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.compiler.ir_dump import dump_ir
+    from pimflow.compiler.kernel_checks.check import require_cuda, require_kernels
+    from pimflow.host.pass_context import all_passes
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
+    from pimflow.tvm_extension.relay.verification import verify_build, verify_module
 
     if options and not targets.has_pim(resolved):
         raise UsageError(
@@ -131,19 +169,30 @@ def build(
         )
     if options.get("primitives"):
         check_device(SelectionOptions(device=CUDA), targets.target_name(resolved))
-    bound_mod, plan = _bind_params(mod, params or {}), None
+    bound_mod, plan, programs = _bind_params(mod, params or {}), None, {}
     if targets.has_pim(resolved):
         system, folder = options.pop("system", None), options.pop("dump_ir", None)
-        with dump_ir(folder):
+        checks_kernels = options.pop("check_kernels", False)
+        if checks_kernels:
+            require_cuda(targets.target_name(resolved))
+        with all_passes(), dump_ir(folder):
             network, search_result = search_network(
                 frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
             )
+            if checks_kernels:
+                require_kernels(network, search_result)
             network_build = compilation.build(network, search_result, resolved)
+        if model is not None:
+            verify_build(model, bound_mod, network, network_build, search_result.system)
         module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
+        programs = {program.region: program for program in network_build.programs.values()}
     else:
-        module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+        with all_passes():
+            module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
+        if model is not None:
+            verify_module(model, bound_mod, module, resolved)
     values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
-    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels)
+    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels, programs)
 
 
 def _resolve_target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:
