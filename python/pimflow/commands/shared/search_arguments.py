@@ -76,7 +76,7 @@ def _as_profiling(name: str, profiling: Any) -> Profiling:
     from pimflow.commands.shared.profilers import parse_profilers
 
     gpu, pim = parse_profilers(profiling.split(","))
-    return Profiling(**({"gpu": gpu} if gpu else {}), pim=pim)
+    return Profiling(gpu=gpu, pim=pim) if gpu else Profiling(pim=pim)
 
 
 def _as_selection(_: str, select: Any) -> SelectionOptions | None:
