@@ -11,7 +11,8 @@ from onnx_models import onnx_model
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.errors import UsageError, VerificationError
+from pimflow.commands.main import main
+from pimflow.errors import ModelError, UsageError, VerificationError
 from pimflow.zoo import Draw
 
 WEIGHTS = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
@@ -157,18 +158,17 @@ def spectrum():
 
 
 def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
-    keywords = {"conventions": "none", "target_system": pimflow.system(accounting="paper")}
-    compiled = pimflow.compile(spectrum(), tmp_path / "out", modes="gpu,pim", **keywords)
+    system = pimflow.system(accounting="paper")
+    keywords = {"conventions": "none", "target_system": system, "modes": "gpu,pim"}
+    compiled = pimflow.compile(spectrum(), tmp_path / "out", **keywords)
     assert compiled.programs
     pimflow.run(tmp_path / "out")
     loud = np.full((8, 128), 3000, np.float32)
     for call in (
         lambda: pimflow.run(tmp_path / "out", loud),
-        lambda: pimflow.compile(
-            spectrum(), input_values={"x": "normal(0,3000)"}, modes="gpu,pim", **keywords
-        ),
+        lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, **keywords),
     ):
-        with pytest.raises(VerificationError, match="layer 'mel.bank' on PIM .* fp16.*--dtype fp32"):
+        with pytest.raises(VerificationError, match=r"layer 'mel\.bank' on PIM .* fp16.*--dtype fp32"):
             call()
 
 
@@ -183,3 +183,25 @@ def test_inputs_are_positive_where_usual_ones_give_nan(tmp_path):
     interface = json.loads((tmp_path / "out" / "interface.json").read_text())
     assert interface["inputs"]["x"]["draw"] == "uniform(0.1,0.9)"
     assert np.isfinite(pimflow.run(tmp_path / "out")[0]).all()
+
+
+def test_a_power_of_three_says_nothing(capfd, tmp_path):
+    """TVM's C++ warns of it on standard error."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Pow", ["p", "three"], ["y"], "cube"),
+    ]
+    weights = {"w": WEIGHTS, "three": np.float32(3)}
+    onnx.save(onnx_model(nodes, {"x": [2, 16]}, {"y": [2, 8]}, weights), tmp_path / "cube.onnx")
+    assert main(["compile", str(tmp_path / "cube.onnx"), "--quiet", "--conventions", "none"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_filters_that_are_not_finite_are_not_decomposed(value):
+    filters = np.full((16, 8, 3, 3), 0.1, np.float32)
+    filters[0, 0, 0, 0] = value
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], "c", pads=[1] * 4)]
+    model = onnx_model(nodes, {"x": [1, 8, 9, 9]}, {"y": [1, 16, 9, 9]}, {"w": filters})
+    with pytest.raises(ModelError, match="layer 'c': its filters have NaN or infinity"):
+        pimflow.plan_memory(model, decompose="tucker:0.3")

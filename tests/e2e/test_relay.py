@@ -14,12 +14,21 @@ import onnxruntime
 import pytest
 import tvm
 from branching import wide_branches
+from onnx import helper
+from onnx_models import onnx_model
 from skip_networks import hourglass
 from tvm import relax, relay
 from tvm.contrib import graph_executor
 
 from pimflow import frontend, zoo
-from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNameError, UsageError
+from pimflow.errors import (
+    ArtifactError,
+    InfeasibleError,
+    PlanError,
+    UnknownNameError,
+    UsageError,
+    VerificationError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +55,25 @@ def built(toy):
 def check_close(y, reference):
     assert y.shape == reference.shape
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("target", ["llvm+pim", "llvm"])
+def test_wrong_values_are_refused(target):
+    """What `from_onnx` gave is compared with its model, unless one asks for no verification."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Relu", ["p"], ["y"], "relu"),
+    ]
+    weights = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    model = onnx_model(nodes, {"x": [4, 16]}, {"y": [4, 8]}, {"w": weights})
+    mod, params = relay.frontend.from_onnx(model, freeze_params=False)
+    relay.build(mod, target=target, params=params)
+    params["w"] = tvm.runtime.tensor(-weights)
+    with pytest.raises(VerificationError, match="outputs differ from the reference"):
+        relay.build(mod, target=target, params=params)
+    with tvm.transform.PassContext(config={"pimflow.verify": False}):
+        relay.build(mod, target=target, params=params)
+    relay.build(mod, target=target, params=dict(params))  # no model is known
 
 
 @pytest.mark.long

@@ -317,8 +317,32 @@ def test_damaged_sparse_weights_are_one_line(dims, place, why):
 # ---- precision ----
 
 
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
-def test_every_floating_point_type_is_fp32_inside(kind):
+def test_whole_numbers_above_2_to_24_keep_their_digits():
+    """Integers in fp64 stay so to the end of their chain; products and what else is fp64 become fp32."""
+    nodes = [
+        helper.make_node("Cast", ["i"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Div", ["d", "three"], ["q"]),
+        helper.make_node("Floor", ["q"], ["f"]),
+        helper.make_node("Cast", ["f"], ["y"], to=TensorProto.INT64),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+    ]
+    weights = {"three": np.float64(3), "w": np.ones((4, 2))}
+    inputs = {"i": (TensorProto.INT64, [2]), "x": (TensorProto.DOUBLE, [1, 4])}
+    outputs = {"y": (TensorProto.INT64, [2]), "p": (TensorProto.DOUBLE, [1, 2])}
+    file = onnx_model(nodes, inputs, outputs, weights)
+    single, exact = zoo.load_model(file), zoo.load_exact(file)
+    tensors = (*single.graph.input, *single.graph.value_info)
+    types = {value.name: value.type.tensor_type.elem_type for value in tensors}
+    assert {types[name] for name in "dqf"} == {TensorProto.DOUBLE} and types["x"] == TensorProto.FLOAT
+    assert zoo.has_double(exact) and exact.graph.input[1].type.tensor_type.elem_type == TensorProto.DOUBLE
+    values = {"i": np.array([10**12 + 7, 2**24 + 1]), "x": np.full((1, 4), 1 + 2**-40)}
+    (y, p), (y_single, p_single) = (onnx_runtime.reference(model)(values) for model in (exact, single))
+    assert y.tolist() == y_single.tolist() == [(10**12 + 7) // 3, (2**24 + 1) // 3]
+    assert p[0, 0] > 4 == p_single[0, 0] and p_single.dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_every_narrow_floating_point_type_is_fp32_inside(kind):
     unit = helper.make_tensor("one", kind, [1], [1.0])
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=kind),

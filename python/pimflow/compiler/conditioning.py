@@ -108,10 +108,11 @@ def _widened_check(
             is_decided, undecided = ~(jumps & is_possible), int((jumps & is_possible).sum())
     error = relative_error(y, expected, is_decided)
     deviations = [relative_error(value, expected, ~jumps if undecided else None) for value in runs]
+    finite = [deviation for deviation in deviations if np.isfinite(deviation)]
+    deviation, allowed = max(finite, default=None), floor
     # An infinite deviation means that a run left the range of fp16: it does not widen the bound.
-    deviation = max(filter(np.isfinite, deviations), default=None)
-    is_known = deviation is not None and all(map(np.isfinite, deviations))
-    allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if is_known else floor
+    if deviation is not None and len(finite) == len(deviations):
+        allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation)
     return OutputCheck(
         relative_error=error,
         bound=max(floor, allowed),

@@ -17,7 +17,7 @@ from pimflow.decomposition import factorisation
 from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.decomposition.request import DecompositionRequest
-from pimflow.errors import DecompositionError, UsageError
+from pimflow.errors import DecompositionError, ModelError, UsageError
 from pimflow.frontend import Network, perturbed_relax, relax_module
 from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
@@ -186,10 +186,18 @@ def decompose(
         If there is nothing to decompose.
     DecompositionError
         If the file of `request` does not match the network.
+    ModelError
+        If filters are not finite.
     """
     rules = _layer_rules(network, request, rule)
     selected = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
     progress(f"decomposing {len(selected)} layers")
+    for layer in selected:
+        if not np.isfinite(layer.filters).all():
+            raise ModelError(
+                f"layer '{layer.name}': its filters have NaN or infinity, which no chain approximates; "
+                "correct the weights, or keep the layer by a .toml file of ranks"
+            )
     try:
         for layer in selected:
             factorisation.check_ranks(

@@ -17,6 +17,7 @@ from tvm import relax, te, tirx
 from pimflow.frontend import relax_module
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF, TIE
 from pimflow.frontend.reference import Fp16Storage, Run
+from pimflow.host import stderr
 from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, rebuild, shape, unique_name
 
@@ -82,7 +83,8 @@ def reference_with_roundings(mod: tvm.IRModule, stored: Fp16Storage) -> Run:
     """
     plain = relax.transform.DecomposeOpsForInference()(mod)
     rounded, seed_name = _RoundingInserter(plain, stored).result()
-    executable = tvm.compile(rounded, tvm.target.Target("llvm"))
+    with stderr.hidden():  # warnings do not concern the user
+        executable = tvm.compile(rounded, tvm.target.Target("llvm"))
     network = pack(executable, relax_module.inputs(rounded), relax_module.outputs(rounded))
     seeds = itertools.count(1)
 
@@ -200,7 +202,7 @@ def _is_single(x: relax.Expr) -> bool:
 
 def _terms(call: relax.Call, result: relax.Var | None) -> int:
     """Number of terms of the sums of a product or reduction."""
-    kind, x = operator(call), shape(call.args[0]) if call.args and _is_single(call.args[0]) else ()
+    kind, x = operator(call), list(shape(call.args[0]) if call.args and _is_single(call.args[0]) else ())
     if kind in _CONVOLUTIONS:
         weights = shape(call.args[1])
         layout = str(call.attrs.kernel_layout)

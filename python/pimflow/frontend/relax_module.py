@@ -179,7 +179,8 @@ def reference(mod: tvm.IRModule) -> Reference:
     def prepare() -> Run:
         """Compile the module for the CPU."""
         plain = relax.transform.DecomposeOpsForInference()(mod)
-        executable = tvm.compile(plain, tvm.target.Target("llvm"))
+        with stderr.hidden():  # warnings do not concern the user
+            executable = tvm.compile(plain, tvm.target.Target("llvm"))
         return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))
 
     return Reference(prepare)

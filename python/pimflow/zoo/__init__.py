@@ -5,10 +5,11 @@ from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
 from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
 from pimflow.zoo.indices import index_bounds, input_draws
-from pimflow.zoo.language.graph import past_name, present_name
+from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
-from pimflow.zoo.models import is_onnx, load_model, name_nodes, read_model
+from pimflow.zoo.models import is_onnx, load_exact, load_model, name_nodes, read_model, without_double
+from pimflow.zoo.precision import has_double
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
 from pimflow.zoo.weights import is_weight, with_weights
@@ -28,13 +29,16 @@ __all__ = [
     "example_arrays",
     "example_inputs",
     "with_values",
+    "without_double",
     "with_weights",
+    "has_double",
     "index_bounds",
     "input_draws",
     "input_types",
     "is_onnx",
     "is_weight",
     "load",
+    "load_exact",
     "load_model",
     "name_nodes",
     "names",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class Draw:
         """The text that `parse` reads."""
         return f"{self.kind}({_number_text(self.first)},{_number_text(self.second)})"
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: object, seed: int = 0) -> np.ndarray:
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
         """An input of this name, bit-identical everywhere.
 
         Raises
@@ -69,7 +70,7 @@ class Draw:
         UsageError
             If `dtype` does not hold the numbers.
         """
-        kind = np.dtype(dtype)  # type: ignore[call-overload]
+        kind = np.dtype(dtype)
         if kind.kind in "iu":
             spread = 3 * self.second if self.kind == "normal" else 0.0
             low, high = self.first - spread, max(self.first + spread, self.second)

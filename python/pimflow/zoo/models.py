@@ -15,7 +15,14 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
-from pimflow.zoo.precision import refuse_bit_casts, require_types, to_single
+from pimflow.zoo.precision import (
+    NARROW,
+    OTHER_TYPES,
+    has_double,
+    refuse_bit_casts,
+    require_types,
+    to_single,
+)
 from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
 
@@ -31,7 +38,7 @@ def load_model(
     context: int | None = None,
     states: dict[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Load a network with every shape known, from wherever it is.
+    """Load a network with every shape known, from wherever it is, to be compiled.
 
     Parameters
     ----------
@@ -66,6 +73,33 @@ def load_model(
         If the file cannot be read, is no valid ONNX model, has a dynamic input that `shapes` does not
         fix, or contradicts `shapes`.
     """
+    return without_double(load_exact(model, shapes, seed, batch=batch, context=context, states=states))
+
+
+def without_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A result of `load_exact` in the types that networks are compiled in; itself if it has them."""
+    if not has_double(model):
+        return model
+    single = onnx.ModelProto()
+    single.CopyFrom(model)
+    to_single(single)
+    name_nodes(single)
+    return _infer_types(single)
+
+
+def load_exact(
+    model: str | os.PathLike | onnx.ModelProto,
+    shapes: dict[str, Shape] | None = None,
+    seed: int | None = 0,
+    *,
+    batch: int | None = None,
+    context: int | None = None,
+    states: dict[str, str] | None = None,
+) -> onnx.ModelProto:
+    """As :func:`load_model`, but tensors that are fp64 in the file are fp64: what a reference computes.
+
+    ONNX Runtime rounds after every operator in fp16 and bf16, which are fp32 here too.
+    """
     where, new_model = open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
@@ -76,7 +110,7 @@ def load_model(
         refuse_bit_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
-        to_single(new_model, pairs.values())
+        to_single(new_model, pairs.values(), NARROW if context is None else OTHER_TYPES)
         name_nodes(new_model)
         if context is not None:
             if not pairs:

@@ -103,7 +103,7 @@ class InputOptions(OptionSet):
             arrays = dict(self.inputs)
         elif self.inputs is not None:
             arrays = {"": np.asarray(self.inputs)}
-        values = {
+        values: dict[str, Any] = {
             name: read_array(value) if isinstance(value, os.PathLike) else value
             for name, value in (self.input_values or {}).items()
             if not _is_draw(value)

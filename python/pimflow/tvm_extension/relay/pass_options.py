@@ -14,7 +14,7 @@ import tvm_ffi
 
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.shared.search_arguments import SEARCH
-from pimflow.core.options import Option, declarations
+from pimflow.core.options import Option, declarations, type_check
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.host import native
@@ -41,7 +41,9 @@ def _declarations() -> dict[str, Option]:
             if declaration.group != "network" and name not in _OWN_ARGUMENTS:
                 options[name] = declaration
     options[_PROFILER] = options[_PROFILING]
-    return options | {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
+    verify = Option(check=type_check("True or False", bool), is_flag=True)
+    others = {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
+    return options | others | {"verify": verify}
 
 
 OPTIONS = _declarations()
