@@ -13,74 +13,20 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-import tvm_ffi
-from kernel_cases import KernelCase, cases, network_kernels
+from kernel_cases import cases, network_kernels
 from kernel_mutations import FAULTS, mutant
+from kernel_sweep import CaseResult, check_numbered_case
 
-from pimflow.compiler.kernel_checks.check import KernelCheck, check_kernel, check_kernels
-from pimflow.compiler.kernel_checks.kernels import PlainKernels
+from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.compiler.kernel_checks.resources import LaunchResources, launch_resources
-from pimflow.errors import PimflowError, last_line
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.host import workers
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 
 NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
-SWEEP_WORK = 1_000_000  # of each kernel of the sweep, see `check_kernel`
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
-
-
-@dataclass
-class CaseResult:
-    """What the checks of a case found, and the seconds that they took."""
-
-    part: str
-    name: str
-    dtype: str
-    checks: list[KernelCheck] = field(default_factory=list)
-    problem: str = ""
-    seconds: float = 0.0
-
-    def lines(self) -> list[str]:
-        """A line for each kernel that does not hold."""
-        faulty = [f"{check.name}: {check.verdict}" for check in self.checks if not check.holds]
-        return [
-            f"{self.name} ({self.dtype}): {text}" for text in ([self.problem] if self.problem else faulty)
-        ]
-
-
-_known: set[int] = set()  # hashes of kernels that this process has checked
-
-
-def _new_kernels(plain: PlainKernels) -> set[str]:
-    """Names of kernels that this process has not checked yet."""
-    names = set()
-    for gv, func in plain.functions().items():
-        key = tvm_ffi.structural_hash(func.without_attr("global_symbol"))
-        if key not in _known:
-            _known.add(key)
-            names.add(gv.name_hint)
-    return names
-
-
-def check_case(case: KernelCase) -> CaseResult:
-    """Check the kernels of a case that were in none before."""
-    begin, result = time.perf_counter(), CaseResult(case.part, case.name, case.dtype)
-    try:
-        plain = case.make()
-        result.checks = list(check_kernels(plain.schedule(_new_kernels(plain)), SWEEP_WORK))
-    except PimflowError as error:
-        result.problem = last_line(error)
-    result.seconds = time.perf_counter() - begin
-    return result
-
-
-def check_numbered_case(number: int) -> CaseResult:
-    """Check a case by its number, for a worker."""
-    return check_case(list(cases())[number])
 
 
 def run_sweep(parts: Sequence[str], jobs: int) -> bool:
