@@ -97,7 +97,7 @@ def test_what_is_no_character_yet_is_told_when_a_text_ends():
     for n, logits, ended in ((1, [[1, 0]], 1), (3, [[1, 0], [0, 1]], 2)):
         told = []
         tokenizer = SimpleNamespace(decoder=lambda: TokenText([b"\xc3", b""]))
-        language = SimpleNamespace(tokenizer=tokenizer, end=1)
+        language = SimpleNamespace(tokenizer=tokenizer, ends=frozenset({1}))
         request = GenerationRequest(language, [0], "fp16", n, told.append)
         for step_logits in logits:
             request.record_step(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
+from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.reference import Run
 from pimflow.relay_passes.caches import append_tokens
 from pimflow.relay_passes.flat import shape
@@ -100,7 +101,7 @@ def converters() -> dict[str, Callable[[torch.fx.Node, Any], relax.Expr]]:
     def concat(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
         """A Concat; PyTorch ignores empty tensors of one dimension, whatever the others have."""
         parts, *rest = importer.retrieve_args(node)
-        kept = [part for part in parts if shape(part) != (0,)] or list(parts)[:1]
+        kept = [part for part in parts if _static_shape(part) != (0,)] or list(parts)[:1]
         axis = rest[0] if rest else node.kwargs.get("dim", 0)
         return kept[0] if len(kept) == 1 else importer.block_builder.emit(relax.op.concat(kept, axis=axis))
 
@@ -127,16 +128,25 @@ def converters() -> dict[str, Callable[[torch.fx.Node, Any], relax.Expr]]:
 
 def _write_token(importer: Any, cache: relax.Var, place: relax.Expr, new: relax.Expr) -> relax.Expr | None:
     """`cache` with one token `new` at `place`; None if these are something else."""
-    dims, builder = shape(cache), importer.block_builder
-    if len(dims) != _CACHE_RANK or shape(place) != (1,) or str(cache.ty.dtype) != "float32":
+    builder, operands = importer.block_builder, (cache, place, new)
+    dims, place_dims, new_dims = map(_static_shape, operands)
+    if len(dims) != _CACHE_RANK or place_dims != (1,) or str(cache.ty.dtype) != "float32":
         return None
     token_dims = (*dims[:2], 1, dims[3])
-    if shape(new) != token_dims:
-        if (1,) * (_CACHE_RANK - len(shape(new))) + shape(new) != token_dims:
+    if new_dims != token_dims:
+        if (1,) * (_CACHE_RANK - len(new_dims)) + new_dims != token_dims:
             return None
         new = builder.emit(relax.op.reshape(new, token_dims))
     position = place if dims[0] == 1 else builder.emit(relax.op.broadcast_to(place, dims[:1]))
     return append_tokens(cache, new, position, lambda value, name: builder.emit(value, name_hint=name))
+
+
+def _static_shape(expr: relax.Expr) -> tuple[int, ...]:
+    """The shape of a tensor; empty if a dimension is open."""
+    try:
+        return shape(expr)
+    except UnsupportedOpError:
+        return ()
 
 
 def program_runner(

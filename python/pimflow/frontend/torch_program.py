@@ -116,11 +116,15 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgra
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     buffers = written_buffers(functional)
+    # Decomposition renames results; what the caller knows are the names in the file.
+    decomposed = list(map(str, imported.graph_signature.user_outputs))
+    results = (*decomposed[: len(buffers)], *map(str, program.graph_signature.user_outputs))
+    names = dict(zip(decomposed, results, strict=True))
     return TorchProgram(
         name=name,
         module=mod,
-        results=tuple(map(str, imported.graph_signature.user_outputs)),
-        caches=cache_pairs(imported),
+        results=results,
+        caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
         reference=Reference(lambda: program_runner(program, buffers)),
     )
