@@ -32,7 +32,7 @@ from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.gguf_file import read_decoder
+from pimflow.zoo.language.gguf_decoder import read_decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/language_models.md"

@@ -30,7 +30,7 @@ from pimflow.errors import PimflowError
 RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN = "right", "right, constants", "refused", "wrong", "broken"
 STORED = ("pytorch-converted", "pytorch-operator", "simple")
 OTHERS = "no tensors"  # sequences, optional values and texts
-SECONDS = 120.0  # of a test
+SECONDS = 120.0  # of a test; the first of a process also loads TVM
 FP16_TOLERANCE = 4e-3  # of the largest value: borders of devices are stored in fp16
 
 
@@ -159,13 +159,13 @@ def _serve(connection) -> None:
         connection.send(outcome(tests[name]))
 
 
-def outcomes(names: Sequence[str], jobs: int = 1) -> Iterator[tuple[str, str, str]]:
+def outcomes(names: Sequence[str], jobs: int = 1, seconds: float = SECONDS) -> Iterator[tuple[str, str, str]]:
     """Name, outcome and reason of each test, by so many processes at once."""
     results: queue.SimpleQueue[tuple[str, str, str]] = queue.SimpleQueue()
 
     def work(part: Sequence[str]) -> None:
         """Put the outcomes of tests into the queue."""
-        for result in _outcomes_in_order(part):
+        for result in _outcomes_in_order(part, seconds):
             results.put(result)
 
     for job in range(jobs):
@@ -174,7 +174,7 @@ def outcomes(names: Sequence[str], jobs: int = 1) -> Iterator[tuple[str, str, st
         yield results.get()
 
 
-def _outcomes_in_order(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _outcomes_in_order(names: Sequence[str], seconds: float) -> Iterator[tuple[str, str, str]]:
     """The outcomes of a process; if that dies or takes too long, the test is broken, and another goes on."""
     context = multiprocessing.get_context("spawn")
     process = None
@@ -186,14 +186,14 @@ def _outcomes_in_order(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             far_end.close()
         try:
             connection.send(name)
-            if not connection.poll(SECONDS):
+            if not connection.poll(seconds):
                 raise EOFError
             yield (name, *connection.recv())
         except (EOFError, OSError):
             process.kill()
             process.join()
             process = None
-            yield name, BROKEN, f"the process ended, or took more than {SECONDS:g} s"
+            yield name, BROKEN, f"the process ended, or took more than {seconds:g} s"
     if process is not None:
         connection.send(None)
         process.join()
@@ -221,11 +221,14 @@ def main() -> int:
     )
     parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a test (default: %(default)s)")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
     names = [name for name in (stored_tests() if args.stored else node_tests()) if args.match in name]
     counts: collections.Counter[str] = collections.Counter()
-    for name, kind, reason in outcomes(sample(names, args.sample or len(names), args.seed), args.jobs):
+    for name, kind, reason in outcomes(
+        sample(names, args.sample or len(names), args.seed), args.jobs, args.seconds
+    ):
         counts[kind] += 1
         if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
             print(f"{kind}: {name}: {reason}", flush=True)

@@ -1,7 +1,8 @@
 """Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
 
 Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
-Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times. See docs/results_occamy.md.
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times, sweep. See
+docs/results_occamy.md.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from statistics import geometric_mean
 
 from papers import occamy_operators
 
 import pimflow
+from pimflow import frontend
 from pimflow.commands.shared.streaming_report import StreamingReport
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.errors import PimflowError
 from pimflow.hardware import System, system
+from pimflow.pim_backend.runtime.targets import target_by_name
 
 # Table I: operators, variables, allocation groups when lazy.
 PAPER = {
@@ -33,8 +36,9 @@ PAPER = {
 # Section IV-A: pool to lazy memory, to PyTorch's on two GPUs, and speed-up of the pool over eager allocation.
 PAPER_POOL_TO_LAZY, PAPER_POOL_TO_TORCH, PAPER_SPEEDUP = 1.073, 0.654, 1.59
 BATCHES = (1, 16)
-AHEAD = (0, 1, 4)  # kernels
-PARTS = ("counts", "memory", "ahead", "times")
+SWEEP_NETWORKS, SWEEP_BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
+AHEAD = (0, 1, 4, 16)  # kernels
+PARTS = ("counts", "memory", "ahead", "times", "sweep")
 MB = 1e6
 Row = dict[str, object]
 
@@ -44,18 +48,14 @@ def streaming(ahead: int = 0) -> System:
     return system(weights="streamed", copy_ahead=ahead)
 
 
-def measure_pool(name: str, batch: int, runs: int, ahead: int = 0, *, streams: bool = True) -> dict:
+def measure_pool(name: str, batch: int, runs: int) -> dict:
     """Run a network with one pool; peak of what the C library handed out, inputs included, and latency."""
-    measured_system = streaming(ahead) if streams else system()
-    measured = pimflow.measure_allocations(
-        name, measured_system, batch=batch, runs=runs, allocations=("pool",)
-    )
+    measured = pimflow.measure_allocations(name, streaming(), batch=batch, runs=runs, allocations=("pool",))
     run = measured["pool"]
     return {
         "allocated_bytes": run.allocated_bytes + run.input_bytes,
         "peak_bytes": None if run.peak_bytes is None else run.peak_bytes + run.input_bytes,
         "latency_ns": run.latency_ns,
-        "outputs_sha256": run.outputs_sha256,
     }
 
 
@@ -77,7 +77,6 @@ def measure_memory(name: str, batch: int, runs: int, torch: bool) -> Row:
         "resident_bytes": internal.internal_peak_bytes + internal.weight_bytes + streamed.input_bytes,
         "pool": measure_pool(name, batch, runs),
         "torch_peak_bytes": occamy_operators.torch_peak_bytes(name, batch=batch) if torch else None,
-        "torch_ns": occamy_operators.torch_ns(name, batch=batch, runs=runs) if torch else None,
     }
 
 
@@ -99,28 +98,42 @@ def count_variables(name: str) -> Row:
     }
 
 
-def compare_ahead(name: str, runs: int) -> list[Row]:
-    """Memory and time of a network by how far ahead weights are copied; the first row has them resident."""
+def compare_ahead(name: str) -> list[Row]:
+    """Planned memory and modelled time by how far ahead weights are copied; first with them resident."""
     print(f"{name}, copies ahead …", file=sys.stderr)
-    rows = [{"network": name, "ahead": None, **measure_pool(name, 1, runs, streams=False)}]
-    for ahead in AHEAD:
-        result = pimflow.search(name, streaming(ahead), modes="gpu")
-        report = StreamingReport.from_search(result)
-        rows[0]["modelled_ns"] = result.baseline.latency_ns
-        modelled = asdict(report)["gpu_only"]
-        row = {"network": name, "ahead": ahead, **measure_pool(name, 1, runs, ahead)}
-        rows.append(row | {"modelled_ns": modelled["latency_ns"], "copied_bytes": modelled["copied_bytes"]})
+    network, target = frontend.load(name), target_by_name("llvm+pim")
+    result = pimflow.search(name, streaming(), modes="gpu")
+    rows: list[Row] = []
+    for planned_system in (system(), *map(streaming, AHEAD)):
+        pool_bytes = PoolPlanning().pool_bytes(network.module, target, planned_system)
+        row: Row = {"network": name, "ahead": None, "pool_bytes": pool_bytes}
+        row["latency_ns"] = result.baseline.latency_ns
+        report = StreamingReport.from_search(result, planned_system)
+        if report is not None:
+            row |= {"ahead": planned_system.copy_ahead, "copied_bytes": report.gpu_only.copied_bytes}
+            row |= {"copying_ns": report.gpu_only.copying_ns, "latency_ns": report.gpu_only.latency_ns}
+        rows.append(row)
     return rows
 
 
-def time_allocations(name: str, runs: int, torch: bool) -> Row:
+def time_allocations(name: str, runs: int) -> Row:
     """Latencies and allocations of a network by how memory is allocated: pool, eager, lazy."""
     print(f"{name}, {runs} runs …", file=sys.stderr)
-    runs_by_allocation = pimflow.measure_allocations(name, streaming(), runs=runs)
+    runs_by_allocation = pimflow.measure_allocations(name, runs=runs)
     return {
         "network": name,
         **{allocation: vars(allocation_run) for allocation, allocation_run in runs_by_allocation.items()},
-        "torch_ns": occamy_operators.torch_ns(name, runs=runs) if torch else None,
+    }
+
+
+def time_batch(name: str, batch: int, runs: int, torch: bool) -> Row:
+    """Latency of a network with streamed weights, and of PyTorch if `torch`, at a batch."""
+    print(f"{name}, batch {batch}, {runs} runs …", file=sys.stderr)
+    return {
+        "network": name,
+        "batch": batch,
+        "latency_ns": measure_pool(name, batch, runs)["latency_ns"],
+        "torch_ns": occamy_operators.torch_ns(name, batch=batch, runs=runs) if torch else None,
     }
 
 
@@ -147,10 +160,10 @@ def counts_table(rows: Sequence[dict]) -> str:
 
 
 def memory_table(rows: Sequence[dict]) -> str:
-    """Memory and times of the pool, planned and as run, of lazy and eager allocation, and of PyTorch."""
+    """Memory of the pool, planned and as run, of lazy and eager allocation, and of PyTorch."""
     head = ["network", "batch", "weights resident (MB)", "streamed: planned (MB)", "as run (MB)"]
     head += ["lazy (MB)", "eager (MB)", "PyTorch, CPU (MB)"]
-    head += ["planned / lazy", "resident / PyTorch", "as run / PyTorch", "ours (ms)", "PyTorch, CPU (ms)"]
+    head += ["planned / lazy", "resident / PyTorch", "as run / PyTorch"]
     body = []
     for row in rows:
         run, torch = row["pool"]["peak_bytes"], row["torch_peak_bytes"]
@@ -169,7 +182,6 @@ def memory_table(rows: Sequence[dict]) -> str:
             (run, torch),
         ]
         cells += [f"{a / b:.3f}" if a and b else "-" for a, b in ratios]
-        cells += [f"{ns / 1e6:.1f}" if ns else "-" for ns in (row["pool"]["latency_ns"], row["torch_ns"])]
         body.append([row["network"], row["batch"], *cells])
     return table(head, body)
 
@@ -200,41 +212,28 @@ def headline_means(rows: Sequence[dict]) -> str:
 
 
 def ahead_table(rows: Sequence[dict]) -> str:
-    """Memory and time by how far ahead weights are copied."""
-    head = ["network", "kernels ahead", "pool and inputs (MB)", "copied (MB, fp16)", "CPU, measured (ms)"]
+    """Memory and modelled time by how far ahead weights are copied."""
+    head = ["network", "kernels ahead", "pool, planned (MB)", "copied, fp16 (MB)", "link busy (ms)"]
     head.append("GPU, modelled (ms)")
     body = []
     for row in rows:
-        copied = row.get("copied_bytes")
-        cells = ["resident" if row["ahead"] is None else row["ahead"], f"{row['allocated_bytes'] / MB:.3f}"]
-        cells += ["-" if copied is None else f"{copied / MB:.3f}"]
-        cells += [f"{row['latency_ns'] / 1e6:.2f}", f"{row['modelled_ns'] / 1e6:.3f}"]
-        body.append([row["network"], *cells])
-    digests = {(row["network"], row["outputs_sha256"]) for row in rows}
-    same = len(digests) == len({row["network"] for row in rows})
-    verdict = "have the same bits" if same else "DIFFER"
-    return f"{table(head, body)}\n\nOutputs {verdict} in all rows of a network."
+        cells = ["resident" if row["ahead"] is None else row["ahead"], f"{row['pool_bytes'] / MB:.3f}"]
+        copied = (row.get("copied_bytes"), row.get("copying_ns"))
+        cells += ["-" if figure is None else f"{figure / 1e6:.3f}" for figure in copied]  # MB, ms
+        body.append([row["network"], *cells, f"{row['latency_ns'] / 1e6:.3f}"])
+    return table(head, body)
 
 
 def times_table(rows: Sequence[dict]) -> str:
     """Latency by allocation, its share spent on allocating, and the peak against the plan."""
-    head = [
-        "network",
-        "pool (ms)",
-        "eager / pool",
-        "lazy / pool",
-        "PyTorch, CPU (ms)",
-        "allocating, eager",
-        "lazy",
-    ]
-    head += ["pool", "allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
+    head = ["network", "pool (ms)", "eager / pool", "lazy / pool", "allocating, eager", "lazy", "pool"]
+    head += ["allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
     body = []
     for row in rows:
         allocations = [row[allocation] for allocation in ("pool", "eager", "lazy")]
         pool, eager, lazy = allocations
         cells = [f"{pool['latency_ns'] / 1e6:.2f}"]
         cells += [f"{allocation['latency_ns'] / pool['latency_ns']:.3f}" for allocation in (eager, lazy)]
-        cells.append(f"{row['torch_ns'] / 1e6:.2f}" if row["torch_ns"] else "-")
         cells += [
             f"{allocation['allocating_ns'] / allocation['latency_ns']:.4%}"
             for allocation in (eager, lazy, pool)
@@ -252,6 +251,15 @@ def times_table(rows: Sequence[dict]) -> str:
     return table(head, body) + text
 
 
+def sweep_table(rows: Sequence[dict]) -> str:
+    """Figures 4b, 4d, 5b, 5d on the CPU: time by batch, ours and PyTorch's."""
+    body = []
+    for row in rows:
+        times = [f"{ns / 1e6:.2f}" if ns else "-" for ns in (row["latency_ns"], row["torch_ns"])]
+        body.append([row["network"], row["batch"], *times])
+    return table(["network", "batch", "ours (ms)", "PyTorch, CPU (ms)"], body)
+
+
 def collect(
     models: Sequence[str], parts: Sequence[str], runs: int, torch: bool, batches: Sequence[int] = BATCHES
 ) -> dict[str, list[Row]]:
@@ -262,9 +270,12 @@ def collect(
     if "memory" in parts:
         tables["memory"] = [measure_memory(name, b, runs, torch) for name in models for b in batches]
     if "ahead" in parts:
-        tables["ahead"] = [row for name in models for row in compare_ahead(name, runs)]
+        tables["ahead"] = [row for name in models for row in compare_ahead(name)]
     if "times" in parts:
-        tables["times"] = [time_allocations(name, runs, torch) for name in models]
+        tables["times"] = [time_allocations(name, runs) for name in models]
+    if "sweep" in parts:
+        keys = [(name, b) for name in models for b in (SWEEP_BATCHES if name in SWEEP_NETWORKS else (1,))]
+        tables["sweep"] = [time_batch(*key, runs, torch) for key in keys]
     return tables
 
 
@@ -273,6 +284,7 @@ TABLES = {
     "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
     "ahead": ahead_table,
     "times": times_table,
+    "sweep": sweep_table,
 }
 
 
@@ -281,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="inferences timed (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="inferences timed (default: %(default)s)")
     parser.add_argument("--batches", default="1,16", help="of the memory table (default: %(default)s)")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--json", action="store_true", help="print JSON")

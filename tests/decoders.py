@@ -11,6 +11,7 @@ from pimflow.zoo.language import decoder
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 MICROSOFT = "com.microsoft"
 TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+WINDOW = 3
 SMALL = decoder.Decoder(
     name="small",
     layers=1,
@@ -35,7 +36,9 @@ class DecoderModel:
     scaled : str
         What the scale multiplies: ``scores``, ``query`` or ``both`` operands of the first product.
     mask : str
-        None if empty; ``causal``: a constant; ``given``: the input ``attention_mask`` [1, past + tokens].
+        None if empty; ``causal``: a constant; ``given``: the input ``attention_mask`` [1, past + tokens]; or
+        that input and a constant from the length, a ``window`` of `WINDOW` tokens or each ``second`` token,
+        as PyTorch exports them, with zeros for queries that see nothing.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class DecoderModel:
         self.tokens, self.past, self.scaled, self.mask = tokens, past, scaled, mask
         self.width, self.length = heads * head_size, past + tokens
         self.inputs = [helper.make_tensor_value_info("input_ids", INT64, [1, tokens])]
-        if mask == "given":
+        if mask in ("given", "window", "second"):
             self.inputs.append(helper.make_tensor_value_info("attention_mask", FLOAT, [1, self.length]))
         self.outputs = []
         x = self.add("Gather", self.random_weight(vocabulary, self.width), "input_ids", name="embedding")
@@ -104,7 +107,23 @@ class DecoderModel:
         if self.mask == "given":
             shape = self.constant(np.array([1, 1, 1, self.length]))
             scores = self.add("Add", scores, self.add("Reshape", "attention_mask", shape))
-        return self.add("MatMul", self.add("Softmax", scores, axis=-1), value, name=f"layer{layer}.values")
+        weights = self.add("Softmax", self.add_guarded_mask(scores), axis=-1)
+        if self.mask in ("window", "second"):
+            zero = self.constant(np.float32(0))
+            weights = self.add("Where", self.add("IsNaN", weights), zero, weights)
+        return self.add("MatMul", weights, value, name=f"layer{layer}.values")
+
+    def add_guarded_mask(self, scores: str) -> str:
+        """Scores with -inf where a constant, or the input with the mask, hides a key."""
+        if self.mask not in ("window", "second"):
+            return scores
+        behind = self.length - 1 - np.arange(self.length)
+        seen = behind < WINDOW if self.mask == "window" else behind % 2 == 0
+        given = self.add("Cast", "attention_mask", to=TensorProto.BOOL)
+        given = self.add("Reshape", given, self.constant(np.array([1, 1, 1, self.length])))
+        seen = self.add("And", self.constant(seen[None, None, None]), given)
+        zero, hidden = self.constant(np.float32(0)), self.constant(np.float32(-np.inf))
+        return self.add("Add", scores, self.add("Where", seen, zero, hidden))
 
     def append_to_cache(self, layer: int, kind: str, new: str) -> str:
         """What is in the cache after the step."""

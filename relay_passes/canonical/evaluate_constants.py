@@ -23,6 +23,15 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "isnan": np.isnan,
     "where": np.where,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
 }
 _SHAPE_ONLY = ("full_like", "ones_like", "zeros_like")  # they need no values of their operand
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")

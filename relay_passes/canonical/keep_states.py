@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -12,6 +14,7 @@ from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME, attention_from_call, attention_function
 from pimflow.relay_passes.caches import IN_PLACE, append_in_place, append_operands
+from pimflow.relay_passes.canonical.attention_masks import before_moves
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unique_name, use_counts
 
 POSITION = "position"
@@ -75,14 +78,15 @@ class KeepStates:
             if var in appends:
                 append = appends[var]
                 append_position = position if append.position is None else append.position
-                return append_in_place(
-                    builder, append.cache, *(var_remap.get(x, x) for x in (append.new, append_position))
-                )
+                new, append_position = (var_remap.get(x, x) for x in (append.new, append_position))
+                append_position = _positions(builder, append_position, shape(append.cache)[0])
+                return append_in_place(builder, append.cache, new, append_position)
             attention = attention_from_call(mod, value)
-            if attention is None or not any(
-                var_remap.get(append.result) in value.args[1:3] for append in cache_appends
-            ):
+            read = [x for x in cache_appends if attention and var_remap.get(x.result) in value.args[1:3]]
+            if attention is None or not read:
                 return None
+            if not attention.positioned and all(append.position is not None for append in read):
+                return _over_own_places(var.name, attention, value)
             return _with_position(builder, attention, value, position)
 
         return _move_appends_to_attention(rebuild(outer, rewrite, var_remap))
@@ -162,11 +166,13 @@ class _AppendFinder:
         if (
             operator(producer) == "concat"
             and isinstance(producer.args[0], relax.Tuple)
-            and int(producer.attrs.axis) == 2
+            and int(producer.attrs.axis) % len(shape(result)) == 2
         ):
             parts = list(producer.args[0].fields)
             if len(parts) == 2 and parts[0].same_as(past):
                 new = parts[1]
+        elif (placed := _written_place(producer, values)) is not None and placed[0].same_as(past):
+            _, new, position = placed
         elif (parts := append_operands(producer, values)) is not None:
             behind = values.get(parts[0])
             source = behind.args[0] if operator(behind) == "nn.pad" else parts[0]
@@ -192,18 +198,119 @@ class _AppendFinder:
 
 def _require_supported_attention(mod: tvm.IRModule, appends: list[_StateAppend]) -> None:
     """Raise `UnsupportedOpError` for attention over caches that a position cannot describe."""
-    caches = {append.result for append in appends}
+    caches = {append.result for append in appends if append.position is None}
+    values = {binding.var: binding.value for binding in main_bindings(mod)}
     for binding in main_bindings(mod):
         attention = attention_from_call(mod, binding.value)
         if attention is None or attention.positioned:
             continue
         read = sum(operand in caches for operand in binding.value.args[1:3])
+        if read and attention.masked and (name := _placed_constant(binding.value.args[3], values)):
+            raise UnsupportedOpError(
+                f"'{binding.var.name}': its mask follows from lengths by '{name}', which is no window of the "
+                "last tokens; over a cache of fixed length it would hide other tokens"
+            )
         aligned = not attention.causal or attention.offset == attention.keys - attention.queries
         if read and (read < 2 or not aligned or (attention.queries > 1 and attention.masked)):
             raise UnsupportedOpError(
                 f"'{binding.var.name}': attention over a cache of fixed length needs keys and values of "
                 "caches, and with several tokens no mask but a causal one"
             )
+
+
+def _placed_constant(mask: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> str:
+    """Name of a tensor that is computed from a constant with different values for the places of a cache.
+
+    Empty if there is none. Tokens of a cache that grows are at its last places, of one that stays in place at
+    the first, so that such a constant would belong to other tokens. What is added to scores may be a line
+    over the places: softmax does not change if all scores of a query do. Indices of all places in order
+    select what is there.
+    """
+    places, queue, seen = shape(mask)[-1], [(mask, "the mask", True)], set()
+    while queue:
+        expr, name, added = queue.pop()
+        if isinstance(expr, tvm.ir.GenericConst):
+            if _differs_by_place(expr.value.numpy(), places, added):
+                return name
+        elif expr in values and (expr, added) not in seen:
+            seen.add((expr, added))
+            value = values[expr]
+            kind = operator(value)
+            added = added and kind in ("add", "subtract", "reshape", "expand_dims", "broadcast_to")
+            operands = value.args[:1] if _selects_all(value) else value.args
+            queue += [(operand, expr.name, added) for operand in operands]
+    return ""
+
+
+def _differs_by_place(array: np.ndarray, places: int, added: bool) -> bool:
+    """Whether `array` differs along an axis of `places`, or, if it is `added` to scores, is no line."""
+    for axis in range(array.ndim):
+        if array.shape[axis] != places or places == 1:
+            continue
+        if (array == array.take([0], axis)).all():
+            continue
+        steps = np.diff(array.astype(np.float64), axis=axis)
+        if not added or not np.allclose(steps, steps.take([0], axis), rtol=1e-5, atol=0):
+            return True
+    return False
+
+
+def _selects_all(value: relax.Expr) -> bool:
+    """Whether `value` gathers all elements of its operand, or all along an axis, in their order."""
+    kind = operator(value)
+    if kind not in ("take", "gather_nd") or not isinstance(value.args[1], tvm.ir.GenericConst):
+        return False
+    indices, dims = value.args[1].value.numpy(), shape(value.args[0])
+    if kind == "take":
+        size = math.prod(dims) if value.attrs.axis is None else dims[int(value.attrs.axis)]
+        places = indices.reshape(-1)
+    else:
+        lead = dims[: indices.shape[-1]]
+        size, coordinates = math.prod(lead), indices.reshape(-1, indices.shape[-1])
+        if int(value.attrs.batch_dims) or not ((coordinates >= 0) & (coordinates < lead)).all():
+            return False
+        places = np.ravel_multi_index(tuple(coordinates.T), lead)
+    return bool(places.size == size and (places == np.arange(size)).all())
+
+
+def _written_place(
+    value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Var, relax.Var, relax.Var] | None:
+    """Cache, token and position of ``where(arange == position, token, cache)``; None for other values."""
+    if operator(value) != "where":
+        return None
+    condition, new, past = value.args
+    source, moves = before_moves(condition, values)
+    test = values.get(source)
+    if operator(test) != "equal" or shape(new) != (*shape(past)[:2], 1, shape(past)[3]):
+        return None
+    numbers = [side for side in test.args if isinstance(side, tvm.ir.GenericConst)]
+    positions = [side for side in test.args if isinstance(side, relax.Var)]
+    if len(numbers) != 1 or len(positions) != 1 or math.prod(shape(positions[0])) != 1:
+        return None
+    places = np.broadcast_to(numbers[0].value.numpy(), shape(source))
+    for kind, dims in moves:
+        places = np.broadcast_to(places, dims) if kind == "broadcast_to" else places.reshape(dims)
+    expected = np.arange(shape(past)[2]).reshape(1, 1, -1, 1)
+    is_place = places.ndim <= 4 and (np.broadcast_to(places, shape(past)) == expected).all()
+    return (past, new, positions[0]) if is_place else None
+
+
+def _positions(builder: relax.BlockBuilder, expr: relax.Expr, batch: int) -> relax.Expr:
+    """A position as int64 [batch]."""
+    if str(expr.ty.dtype) != "int64":
+        expr = builder.emit(relax.op.astype(expr, "int64"))
+    if shape(expr) == (batch,):
+        return expr
+    return builder.emit(relax.op.broadcast_to(builder.emit(relax.op.reshape(expr, (1,))), (batch,)))
+
+
+def _over_own_places(name: str, attention: Attention, call: relax.Call) -> None:
+    """None: attention stays as it is if its network says where tokens are."""
+    if shape(call.args[1])[2] != attention.keys:
+        raise UnsupportedOpError(
+            f"'{name}': its caches have {attention.keys} places, and no more can be added"
+        )
 
 
 def _with_position(

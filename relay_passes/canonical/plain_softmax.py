@@ -16,20 +16,33 @@ _GUARD = ("logical_not", "astype", "max", "astype", "logical_not", "equal")
 
 def guarded_softmax(
     value: relax.Expr | None, values: Values, counts: dict[relax.Var, int]
-) -> relax.Call | None:
-    """The softmax of ``where(all(scores == -inf), 0, softmax(scores))``, as PyTorch exports it; else None."""
+) -> tuple[relax.Call, int] | None:
+    """The softmax that `value` sets to 0 where all scores are -inf, and readers of the scores; else None.
+
+    PyTorch's programs have ``where(all(scores == -inf), 0, softmax(scores))``, its ONNX networks
+    ``where(isnan(weights), 0, weights)`` with ``weights = softmax(scores)``.
+    """
     if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
         return None
     condition, zeros, weights = value.args
-    softmax = values.get(weights) if counts.get(weights, 0) == 1 else None
+    softmax = values.get(weights)
     if operator(softmax) != "nn.softmax" or zeros.value.numpy().any():
         return None
+
+    def sole(var: relax.Expr) -> relax.Expr | None:
+        """The value of a variable with one reader."""
+        return values.get(var) if counts.get(var, 0) == 1 else None
+
+    test = sole(condition)
+    if operator(test) == "isnan":
+        return (softmax, 1) if test.args[0].same_as(weights) and counts.get(weights, 0) == 2 else None
     for kind in _GUARD:
-        step = values.get(condition) if counts.get(condition, 0) == 1 else None
+        step = sole(condition)
         if operator(step) != kind:
             return None
         condition = step.args[0]
-    return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
+    is_guard = condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf
+    return (softmax, 2) if is_guard and counts.get(weights, 0) == 1 else None
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainSoftmax")
@@ -39,7 +52,7 @@ class PlainSoftmax:
     PyTorch decomposes attention into a softmax that gives zeros for such rows: five kernels more, which ONNX
     files do not have. Products have finite elements, and a constant mask shows which rows it hides.
 
-    Rewrite: ``where(all(x == -inf), 0, softmax(x)) -> softmax(x)``.
+    Rewrite: ``where(all(x == -inf), 0, softmax(x)) -> softmax(x)``, and the same with ``isnan(softmax(x))``.
     Preserves: values where products are finite, names.
     """
 
@@ -49,9 +62,9 @@ class PlainSoftmax:
         counts = use_counts(mod)
         plain: dict[relax.Var, relax.Call] = {}
         for var, value in values.items():
-            softmax = guarded_softmax(value, values, counts)
-            if softmax is not None and _has_visible_rows(softmax, values):
-                plain[var] = softmax
+            guarded = guarded_softmax(value, values, counts)
+            if guarded is not None and _has_visible_rows(guarded[0], values):
+                plain[var] = guarded[0]
         if not plain:
             return mod
         var_remap: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}

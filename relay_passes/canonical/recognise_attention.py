@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -16,7 +15,13 @@ from pimflow.relay_passes.attention import (
     NAME,
     attention_function,
     is_cached_attention,
-    query_visibility,
+)
+from pimflow.relay_passes.canonical.attention_masks import (
+    MASK_THRESHOLD,
+    MaskEmitter,
+    MaskTerm,
+    split_constants,
+    with_constant_masks,
 )
 from pimflow.relay_passes.canonical.attention_operands import (
     Operand,
@@ -28,8 +33,6 @@ from pimflow.relay_passes.canonical.attention_operands import (
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
-
-MASK_THRESHOLD = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -54,11 +57,12 @@ class RecogniseAttention:
             return mod
         var_remap: dict[relax.Var, relax.Expr] = {}
         flat: dict[relax.Var, relax.Var] = {}  # by result in any shape, the function's result
+        emitter = MaskEmitter()
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in matches:
-                result, name = matches[var].call(builder, var_remap, var.name), f"{var.name}_whole"
+                result, name = matches[var].call(builder, var_remap, var.name, emitter), f"{var.name}_whole"
             elif _keeps_order(value) and value.args[0] in flat:
                 result, name = flat[value.args[0]], var.name
             else:
@@ -77,31 +81,31 @@ class _AttentionMatch:
 
     Attributes
     ----------
-    masks : tuple of tuple
-        As in `_ScoreChain`.
+    masks : tuple of MaskTerm
+        Terms that are added to the scores.
     guarded : bool
         Whether queries from which a mask hides all keys give zeros.
     """
 
     attention: Attention
     operands: tuple[Operand, Operand, Operand]
-    masks: tuple[tuple[relax.Expr, ...], ...]
+    masks: tuple[MaskTerm, ...]
     guarded: bool
 
-    def call(self, builder: relax.BlockBuilder, var_remap: Values, name: str) -> relax.Var:
+    def call(
+        self,
+        builder: relax.BlockBuilder,
+        var_remap: Values,
+        name: str,
+        emitter: MaskEmitter,
+    ) -> relax.Var:
         """Emit the call of the attention function, and its operands."""
         operands = [operand.emit(builder, var_remap) for operand in self.operands]
-        mask: relax.Expr | None = None
-        for parts in self.masks:
-            new = [var_remap.get(operand, operand) for operand in parts]
-            mask_term = new[0] if len(new) == 1 else builder.emit(relax.op.where(*new))
-            mask = mask_term if mask is None else builder.emit(relax.op.add(mask, mask_term))
+        mask = emitter.mask(self.masks, builder, var_remap)
         visibility = None
-        if mask is not None:
-            if self.guarded:
-                mask = builder.emit(relax.op.maximum(mask, relax.const(MASKED_SCORE, "float32")))
-                visibility = query_visibility(mask, lambda value, _: builder.emit(value))
-            operands.append(mask)
+        if mask is not None and self.guarded:
+            mask, visibility = emitter.guard(mask, builder)
+        operands += [] if mask is None else [mask]
         function = attention_function(self.attention, () if mask is None else shape(mask))
         result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
         if visibility is None:
@@ -140,7 +144,7 @@ class _AttentionFinder:
             return None
         softmax, readers = self._skip_reshapes(value.args[0]), 1
         if (guarded := guarded_softmax(softmax, self.values, self.counts)) is not None:
-            softmax, readers = guarded, 2
+            softmax, readers = guarded
         if operator(softmax) != "nn.softmax":
             return None
         dims = shape(softmax.args[0])
@@ -152,7 +156,7 @@ class _AttentionFinder:
         attention_match = self._build_match(scores, dims, value)
         if attention_match is None or not is_cached_attention(attention_match.attention):
             return None
-        return replace(attention_match, guarded=readers > 1)
+        return replace(attention_match, guarded=guarded is not None)
 
     def _build_match(
         self, scores: _ScoreChain, dims: tuple[int, ...], second: relax.Call
@@ -194,13 +198,14 @@ class _AttentionFinder:
             scale=scores.scale * q.scale * k.scale,
             softcap=scores.softcap,
         )
-        masks = [_broadcastable_mask(mask, dims, attention) for mask in scores.masks]
+        masks = [_broadcastable_mask(mask, dims, attention) for mask in scores.masks]  # None: no
         if None in masks:
             return None
-        attention, masks = _with_causal_masks(attention, masks)
+        terms = [part for mask in masks if mask for part in split_constants(mask, self.values)]
+        attention, terms = with_constant_masks(attention, terms)
         dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
         operands = tuple(_with_shape(operand, required_dims) for operand, required_dims in dims_of)
-        return _AttentionMatch(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
+        return _AttentionMatch(attention=attention, operands=operands, masks=tuple(terms), guarded=False)
 
     def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
         """The value of a variable with exactly `readers` readers; else None."""
@@ -307,33 +312,3 @@ def _broadcastable_mask(
     if dims == attention.score_shape or all(len(shape(part)) <= 2 for part in mask):
         return mask
     return mask if len(dims) == 4 and all(max(shape(part)[:-2], default=1) == 1 for part in mask) else None
-
-
-def _with_causal_masks(
-    attention: Attention, masks: list[tuple[relax.Expr, ...]]
-) -> tuple[Attention, list[tuple[relax.Expr, ...]]]:
-    """`attention` with constant causal masks as a property, and the remaining masks."""
-    remaining_masks = []
-    for mask in masks:
-        offset = _causal_offset(mask, attention)
-        if offset is None or (attention.causal and offset != attention.offset):
-            remaining_masks.append(mask)
-        elif offset < attention.keys - 1:  # the first query sees all else
-            attention = replace(attention, causal=True, offset=offset)
-    return replace(attention, masked=bool(remaining_masks)), remaining_masks
-
-
-def _causal_offset(mask: tuple[relax.Expr, ...], attention: Attention) -> int | None:
-    """The last key that the first query sees, if `mask` is constant and purely causal; else None."""
-    if not all(isinstance(part, tvm.ir.GenericConst) for part in mask):
-        return None
-    arrays = [part.value.numpy() for part in mask]
-    added = arrays[0] if len(arrays) == 1 else np.where(*arrays)
-    try:
-        added = np.broadcast_to(added, attention.score_shape)
-    except ValueError:
-        return None
-    seen = added > MASK_THRESHOLD
-    offset = int(seen[0, 0, 0].sum()) - 1
-    places = np.arange(attention.keys) <= np.arange(attention.queries)[:, None] + offset
-    return offset if (seen == places).all() and not added[seen].any() else None

@@ -168,7 +168,7 @@ def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
         lambda: pimflow.run(tmp_path / "out", loud),
         lambda: pimflow.compile(spectrum(), input_values={"x": "normal(0,3000)"}, **keywords),
     ):
-        with pytest.raises(VerificationError, match=r"layer 'mel.bank' on PIM .* fp16.*--dtype fp32"):
+        with pytest.raises(VerificationError, match=r"layer 'mel\.bank' on PIM .* fp16.*--dtype fp32"):
             call()
 
 

@@ -26,11 +26,9 @@ from pimflow.pim_backend.runtime.network_module import infer
 REFUSED = {
     "Dropout training": "Dropout of node 'n' is in training mode",
     "NonZero": "the shape of nonzero .*depends on the data",
-    **dict.fromkeys(("Resize antialias", "Resize antialias cubic"), "Resize of node 'n'.*against aliasing"),
     "GN18": "GroupNormalization is deprecated",
     "NMS": "NonMaxSuppression of node 'n'.*the number of its results",
     "Unique": "Unique of node 'n'.*the number of its results",
-    "Scatter part": "ScatterElements of node 'n'.*along axis 1 alone",
 }
 TOGETHER = 12
 

@@ -364,8 +364,9 @@ def test_roundings_reach_what_is_stored(seed, scale):
     assert 1.5 < ratio < 1.9
 
 
-def test_shapes_and_masks_keep_their_values():
-    """A size that a float says, and the infinities of a mask, are what they were."""
+@pytest.mark.parametrize("opset", [17, 23])
+def test_shapes_and_masks_keep_their_values(opset):
+    """A size that a float says, and the infinities of a mask, are what they were; in new opsets too."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], "s"),
         helper.make_node("Cast", ["s"], ["f"], "f", to=TensorProto.FLOAT),
@@ -379,6 +380,7 @@ def test_shapes_and_masks_keep_their_values():
     mask = np.array([0, -np.inf, 0, np.finfo(np.float32).min], np.float32)
     tensors = [numpy_helper.from_array(mask, "mask"), numpy_helper.from_array(np.float32([1]), "one")]
     model = onnx_model(nodes, {"x": (3, 4)}, {"y": None}, tensors, name="masked")
+    model.opset_import[0].version = opset
     model = zoo.load_model(model)
     x = {"x": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     (exact,) = frontend.load(model).reference(x)

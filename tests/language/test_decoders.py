@@ -19,7 +19,7 @@ from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens
 
@@ -80,9 +80,21 @@ DECODERS = st.builds(
     norm=st.sampled_from(["rms", "layer"]),
     positions=st.sampled_from(["rotary", "learned"]),
     position_offset=st.sampled_from([0, 2]),
-    activation=st.sampled_from(["swiglu", "gelu", "relu"]),
-    biases=st.booleans(),
+    activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu"]),
+    biases=st.sampled_from([frozenset(), frozenset(BLOCK_PRODUCTS), frozenset({"query", "value", "head"})]),
     tied=st.booleans(),
+    rotary_size=st.sampled_from([0, 4]),
+    query_norm=st.sampled_from(["", "heads", "whole"]),
+    input_norms=st.booleans(),
+    result_norms=st.booleans(),
+    parallel=st.booleans(),
+    local_rotary_base=st.sampled_from([0.0, 100.0]),
+    score_scale=st.sampled_from([0.0, 0.3]),
+    score_softcap=st.sampled_from([0.0, 2.0]),
+    logit_softcap=st.sampled_from([0.0, 3.0]),
+    embedding_scale=st.sampled_from([1.0, 4.0]),
+    residual_scale=st.sampled_from([1.0, 0.5]),
+    logit_scale=st.sampled_from([1.0, 0.25]),
 )
 
 
@@ -127,12 +139,16 @@ class DecoderSession:
 @settings(max_examples=examples(24))
 @given(
     decoder=DECODERS,
+    windows=st.sampled_from([(), (3, 0), (0, 5)]),
+    factors=st.booleans(),
     tokens=st.lists(st.integers(0, 30), min_size=2, max_size=12),
     first=st.integers(1, 11),
     room=st.integers(0, 3),
 )
-def test_steps_with_a_cache_are_the_whole_sequence(decoder, tokens, first, room):
+def test_steps_with_a_cache_are_the_whole_sequence(decoder, windows, factors, tokens, first, room):
     """Of the graph and of the decoder in NumPy, by each other; what is masked is of no account."""
+    divisors = tuple(np.linspace(1, 4, decoder.turned_size // 2)) if factors else ()
+    decoder = replace(decoder, windows=windows[: decoder.layers], rotary_factors=divisors)
     tokens, first = np.array(tokens), min(first, len(tokens) - 1)
     prompt, token = (
         DecoderSession(decoder, first + room, first),

@@ -9,14 +9,17 @@ from decoders import decode_tokens
 
 pytest.importorskip("gguf")
 
+from dataclasses import replace
+
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, RopeScalingType, quants
 
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.errors import ModelError
-from pimflow.zoo.language.gguf_file import read_decoder
+from pimflow.zoo.language.gguf_decoder import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
 
@@ -86,6 +89,7 @@ def write(
     heads=HEADS,
     merges=("t h", "th e", "Ġ the"),
     kind_of_end=3,
+    epsilon=1e-5,
 ):
     """A file as converters write it: products as [outputs, inputs], norms in fp32."""
     writer = GGUFWriter(path, family)
@@ -95,7 +99,8 @@ def write(
     writer.add_feed_forward_length(WIDE)
     writer.add_head_count(heads)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
+    if epsilon:
+        writer.add_layer_norm_rms_eps(epsilon)
     writer.add_rope_freq_base(100000.0)
     writer.add_rope_dimension_count(SIZE)
     writer.add_tokenizer_model("gpt2")
@@ -125,6 +130,11 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_key(writer, key, kind, value):
+    """Add a key that the library has no function for."""
+    getattr(writer, f"add_{kind}")(key, value)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -162,7 +172,7 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     assert [TOKENS[token] for token in ids[:1]] == ["the"] and "1" in [TOKENS[token] for token in ids]
     assert decode_tokens(tokens, ids) == text
     assert [TOKENS[token] for token in tokens.encode("in the")] == ["i", "n", "Ġthe"]
-    assert tokens.end == END and decode_tokens(tokens, [END]) == ""
+    assert decode_tokens(tokens, [END]) == ""
     begun = tokens.encode("é")[:1]
     assert decode_tokens(tokens, begun) == decode_tokens(tokens, [*begun, END]) == "\N{REPLACEMENT CHARACTER}"
     assert read_tokens(write(tmp_path / "other.gguf", draw(True), words="deepseek-coder")) is None
@@ -248,23 +258,77 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"family": "mamba"}, "is a 'mamba'; of GGUF files, those of the family 'llama'"),
+        (
+            {"family": "mamba"},
+            "is a 'mamba'; of GGUF files, those of these architectures are supported: llama",
+        ),
         ({"without": "blk.0.ffn_up"}, "has no tensor 'blk.0.ffn_up.weight'"),
+        ({"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.YARN)}, "by 'yarn'"),
+        ({"extra": lambda writer: writer.add_expert_count(4)}, "llama.expert_count is 4, which is not"),
         (
-            {"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.LINEAR)},
-            "positions with scaled angles",
+            {"extra": lambda writer: writer.add_tensor("blk.0.attn_x.bias", np.zeros(HIDDEN, np.float32))},
+            "has a tensor 'blk.0.attn_x.bias', which is not supported",
         ),
-        ({"extra": lambda writer: writer.add_expert_count(4)}, "or experts: none is supported"),
-        (
-            {"extra": lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.zeros(HIDDEN, np.float32))},
-            "has a tensor 'blk.0.attn_q.bias', which is not supported",
+        *(
+            (
+                {"extra": lambda writer, key=key, kind=kind, value=value: add_key(writer, key, kind, value)},
+                key,
+            )
+            for key, kind, value in (
+                ("llama.attention.clamp_kqv", "float32", 8.0),
+                ("llama.attention.causal", "bool", False),
+                ("llama.use_parallel_residual", "bool", True),
+                ("llama.logit_scale", "float32", 8.0),
+                ("llama.embedding_scale", "float32", 12.0),
+                ("llama.residual_scale", "float32", 0.22),
+                ("llama.attention.value_length", "uint32", 32),
+                ("llama.a_key_of_next_year", "string", "x"),
+                ("llama.rope.scaling.factor", "string", "four"),
+            )
         ),
+        ({"epsilon": None}, "has no llama.attention.layer_norm_rms_epsilon"),
         ({"heads": 0}, "has no llama.attention.head_count"),
     ],
 )
 def test_what_is_not_supported_is_said(tmp_path, changes, says):
     with pytest.raises(ModelError, match=says):
         read_decoder(write(tmp_path / "small.gguf", draw(True), **changes))
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields"),
+    [
+        ({"rope.scale_linear": 4.0}, {"rotary_factors": (4.0,) * (SIZE // 2)}),
+        ({"rope.scaling.factor": 4.0}, {"rotary_factors": (4.0,) * (SIZE // 2)}),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}, {"rotary_factors": ()}),
+        ({"attention.sliding_window": 8}, {"windows": (8,) * LAYERS}),
+        ({"attention.scale": 0.5}, {"score_scale": 0.5}),
+        ({"final_logit_softcapping": 30.0}, {"logit_softcap": 30.0}),
+        ({"attn_logit_softcapping": 50.0}, {"score_softcap": 50.0}),
+        ({"expert_count": 0, "attention.causal": True}, {}),
+    ],
+)
+def test_keys_have_their_effect(tmp_path, keys, fields):
+    """As llama.cpp reads them; `test_decoders.py` has what the fields mean."""
+    kinds = {float: "float32", int: "uint32", str: "string", bool: "bool"}
+
+    def add(writer):
+        for key, value in keys.items():
+            add_key(writer, f"llama.{key}", kinds[type(value)], value)
+
+    decoder = read_decoder(write(tmp_path / "small.gguf", draw(True), extra=add))
+    assert {name: getattr(decoder, name) for name in fields} == fields
+
+
+def test_tokens_that_end_a_turn_end_a_text(tmp_path):
+    path = write(tmp_path / "small.gguf", draw(True), extra=lambda writer: writer.add_eot_token_id(7))
+    model = open_language_model(path)
+    assert model.ends == {END, 7}
+    request = GenerationRequest(replace(model, ends=frozenset({7})), [1], "fp16", 9, lambda _: None)
+    request._emit_token(8)
+    assert not request.is_done
+    request._emit_token(7)
+    assert request.is_done
 
 
 def test_a_file_that_is_none_is_refused_in_a_line(tmp_path, capsys):

@@ -19,7 +19,7 @@ pytest.importorskip("tokenizers")
 from pimflow import zoo
 from pimflow.commands.generate import language
 from pimflow.commands.generate.generate import generate
-from pimflow.zoo.language.gguf_file import read_decoder
+from pimflow.zoo.language.gguf_decoder import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
 

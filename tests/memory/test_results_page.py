@@ -97,7 +97,8 @@ def test_tables_of_a_small_network(reproduce_occamy):
     assert f"batch 16: planned to lazy {ratio:.3f}" in text
     assert "to PyTorch" not in text.partition("The paper")[0]  # it was left out
     resident, *ahead = parts["ahead"]
-    pools = [row["allocated_bytes"] for row in ahead]
-    assert pools == sorted(pools) and pools[0] > resident["allocated_bytes"]
-    modelled = [row["modelled_ns"] for row in ahead]
-    assert modelled == sorted(modelled, reverse=True) and modelled[-1] > resident["modelled_ns"]
+    pools = [row["pool_bytes"] for row in ahead]
+    assert pools == sorted(pools) and pools[0] > resident["pool_bytes"]
+    modelled = [row["latency_ns"] for row in ahead]
+    assert modelled == sorted(modelled, reverse=True) and modelled[-1] > resident["latency_ns"]
+    assert "| toy | resident | " in reproduce_occamy.ahead_table(parts["ahead"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import inputs, operators, run, same_bits
+from graphs import inputs, operators, outputs, run, same_bits
 from test_plain_activations import module
 from tvm import ir, relax
 
@@ -118,6 +118,17 @@ def test_normalised_groups_are_one_operator(parts):
     (x,) = inputs(before)
     np.testing.assert_allclose(run(after, x)[0], run(before, x)[0], rtol=1e-5, atol=1e-6)
     is_left(RecogniseGroupNorm, after)
+
+
+def test_large_means_do_not_cancel():
+    """TVM's kernel subtracts squares: it is off by a per cent here."""
+    norm = relax.op.nn.group_norm
+    ones, zeros = (relax.const(np.full(6, value, np.float32)) for value in (1, 0))
+    mod = module(lambda emit, x: norm(x, ones, zeros, 2, 1, [2, 3], 1e-5), dims=(2, 6, 8, 8))
+    x = inputs(mod)[0] + 100
+    groups = x.astype(np.float64).reshape(2, 2, -1)
+    expected = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(outputs(mod, [x])[0], expected.reshape(x.shape), atol=1e-4)
 
 
 def test_other_normalisations_are_left():

@@ -143,7 +143,9 @@ def test_a_barrier_of_a_warp_orders_its_threads(barrier, expected):
         t = T.launch_thread("threadIdx.x", 64)
         shared[t] = x[t]
         if barrier:
-            T.tvm_storage_sync("warp")
+            T.evaluate(T.call_extern("void", "__syncwarp"))
+        else:
+            T.tvm_storage_sync("warp")  # TVM writes no instruction for it
         y[t + block] = shared[t // 32 * 32 + 31 - t % 32]
 
     assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
@@ -156,11 +158,33 @@ def test_a_barrier_of_a_warp_does_not_order_another_one():
         shared = T.alloc_buffer((64,), "float32", scope="shared")
         t = T.launch_thread("threadIdx.x", 64)
         shared[t] = x[t]
-        T.tvm_storage_sync("warp")
+        T.evaluate(T.call_extern("void", "__syncwarp"))
         y[t + block] = shared[63 - t]
 
     found = faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32))
     assert found == {Fault.THREADS_RACE}
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "argument", "expected"),
+    [
+        ("__shfl_sync", 5, lambda lane: 0 * lane + 5),
+        ("__shfl_up_sync", 3, lambda lane: np.where(lane < 3, lane, lane - 3)),
+        ("__shfl_down_sync", 4, lambda lane: np.where(lane > 27, lane, lane + 4)),
+        ("__shfl_xor_sync", 1, lambda lane: lane ^ 1),
+    ],
+)
+def test_shuffles_of_a_warp(shuffle, argument, expected):
+    @T.prim_func(private=True)
+    def move(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        y[t + block] = T.call_pure_extern("float32", shuffle, T.uint32(0xFFFFFFFF), x[t], argument, 32)
+
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    assert faults(move, x=x, y=y) == set()
+    lanes = np.arange(32)
+    assert (y.reshape(2, 32) - [[0], [32]] == expected(lanes)).all()
 
 
 def test_blocks_at_borders_of_fused_axes_run():

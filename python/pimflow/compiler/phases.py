@@ -30,7 +30,7 @@ from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
-from pimflow.relay_passes.kernels import round_bf16
+from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -250,7 +250,7 @@ def kernel_phases(
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),

@@ -42,7 +42,7 @@ def fold_empty_tensors(model: onnx.ModelProto, weights: Mapping[str, onnx.Tensor
     for node in model.graph.node:
         operands = [name for name in node.input if name]
         reads_nothing = any(name in values.weights and 0 in values.weights[name].dims for name in operands)
-        results = {}
+        results: dict[str, np.ndarray | None] = {}
         if reads_nothing and values.weights.keys() >= set(operands):
             results = {name: values.value(name) for name in node.output if name}
         if not results or any(value is None for value in results.values()):

@@ -25,7 +25,7 @@ from pimflow.frontend import (
     torch_program,
 )
 from pimflow.frontend.reference import Perturbed, Reference, Run
-from pimflow.frontend.states import POSITION, StatefulDecoder, full_caches
+from pimflow.frontend.states import StatefulDecoder, fill_caches
 from pimflow.host import machine
 from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
@@ -61,6 +61,8 @@ class Network:
         The reference with random roundings, which reads the model again.
     states : tuple of State
         Inputs that a step updates in place and returns.
+    position : str
+        Name of the input that was added to say how many tokens are in the `states`; empty without one.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Network:
     output_names: tuple[str, ...] = ()
     perturbed: Perturbed | None = None
     states: tuple[State, ...] = ()
+    position: str = ""
 
     @property
     def outputs(self) -> int:
@@ -113,7 +116,7 @@ class Network:
         arrays = zoo.example_arrays(self.inputs, rows=self.table_rows, draws={**self.draws, **draws})
         if self.states:
             given = {name: arrays[name] for name in draws}
-            full_caches(self.table_rows, arrays)
+            fill_caches(self.position, self.table_rows.get(self.position, 0), arrays)
             arrays |= given
         return arrays
 
@@ -207,7 +210,8 @@ def _torch_network(
     """The network of a PyTorch program; parameters as of `load`."""
     imported, pairs = torch_program.load(model), {}
     if context is not None:
-        pairs = zoo.state_pairs(imported.data, imported.outputs, states)
+        explicit = {**imported.caches, **(states or {})}
+        pairs = zoo.state_pairs(imported.data, imported.outputs, explicit)
         shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
     module = imported.canonical(shapes)
     network = Network(
@@ -217,7 +221,9 @@ def _torch_network(
         reference=imported.reference,
         output_names=imported.results,
         perturbed=functools.partial(
-            perturbed_torch.reference_with_roundings, functools.partial(torch_program.open_program, model)
+            perturbed_torch.reference_with_roundings,
+            functools.partial(torch_program.open_program, model),
+            imported.buffers,
         ),
     )
     return network if context is None else _with_caches(network, pairs, places)
@@ -262,7 +268,7 @@ def _with_caches(network: Network, pairs: Mapping[str, str], places: int | None)
     results = {past: names.index(present) for past, present in pairs.items()}
     decoder = StatefulDecoder.from_module(network.module, network.inputs, results, places)
     # The kernel that appends would write to the last place for any index above it.
-    free = {POSITION: decoder.free_places} if POSITION in decoder.inputs.keys() - network.inputs else {}
+    free = {decoder.position: decoder.free_places} if decoder.position else {}
     return replace(
         network,
         module=decoder.module,
@@ -271,6 +277,7 @@ def _with_caches(network: Network, pairs: Mapping[str, str], places: int | None)
         reference=decoder.reference(network.reference),
         perturbed=network.perturbed and decoder.reference_with_roundings(network.perturbed),
         states=decoder.states,
+        position=decoder.position,
     )
 
 

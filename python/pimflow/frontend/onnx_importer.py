@@ -114,6 +114,21 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if isinstance(field, relax.Var) and field not in self.names:
                 self.names[field] = f"{name}.{index}" if index else name
 
+    def _require_supported(self, op_name, node_inputs, attrs):
+        """Raise `UnsupportedOpError` for what neither TVM's importer nor this one converts."""
+        for index, what in _CONSTANTS.get(op_name, {}).items():
+            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
+                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
+        if op_name == "NonMaxSuppression" or computes_count:
+            raise UnsupportedOpError("the number of its results depends on the data")
+        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
+            raise UnsupportedOpError("mode 'max' is not supported")
+        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
+            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
+        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
+            raise UnsupportedOpError("operands of uint64 are not supported")
+
     def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
         """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
         if op_name in _PAIRWISE:
@@ -130,21 +145,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":
             return self._bit_shift(*node_inputs, attrs["direction"])
-        for index, what in _CONSTANTS.get(op_name, {}).items():
-            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
-                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        self._require_supported(op_name, node_inputs, attrs)
         if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
             count = len(node_inputs[0].ty.fields)
             return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
-        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
-        if op_name == "NonMaxSuppression" or computes_count:
-            raise UnsupportedOpError("the number of its results depends on the data")
-        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
-            raise UnsupportedOpError("mode 'max' is not supported")
-        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
-            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
-        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
-            raise UnsupportedOpError("operands of uint64 are not supported")
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(selected))
@@ -164,7 +168,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
-            return relax.op.take(*node_inputs, attrs.get("axis", 0))  # the importer emits kernels
+            data, axis = node_inputs[0], attrs.get("axis", 0)
+            index = int(node_inputs[1].value.numpy()) % shape(data)[axis]
+            return relax.op.take(data, relax.const(index, "int64"), axis)  # the importer emits kernels
         if op_name == "Gather" and _is_table(*node_inputs):
             return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None
@@ -184,7 +190,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif op_name == "RoiAlign":
             node_inputs[1] = self._centre_regions(node_inputs[1], attrs, opset)
         elif op_name in ("Scatter", "ScatterElements"):
-            _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
+            axis, dims = attrs.get("axis", 0), shape(node_inputs[0])
+            if _is_partial(dims, shape(node_inputs[1]), axis):
+                flat, attrs = self._flat_scatter(*node_inputs, axis), attrs | {"axis": 0}
+                result = self._normal(super()._convert_operator(op_name, flat, attrs, opset))
+                return self._normal(relax.op.reshape(result, dims))
         result = super()._convert_operator(op_name, node_inputs, attrs, opset)
         if operator(result) == "take":  # the importer's reads out of bounds
             result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
@@ -321,6 +331,25 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             operands.append(wide)
         return operands
 
+    def _flat_scatter(self, x: relax.Expr, indices: relax.Expr, updates: relax.Expr, axis: int) -> list:
+        """Operands of a ScatterElements, flat: each index is a place in the whole tensor."""
+        dims, part = shape(x), shape(indices)
+        axis %= len(dims)
+        strides = [math.prod(dims[place + 1 :]) for place in range(len(dims))]
+        begins = sum(
+            (np.indices(part)[a] * stride for a, stride in enumerate(strides) if a != axis), np.zeros(part)
+        )
+        wide = self._normal(relax.op.astype(indices, "int64"))
+        end = self._normal(relax.op.add(wide, relax.const(dims[axis], "int64")))
+        is_negative = self._normal(relax.op.less(wide, relax.const(0, "int64")))
+        place = self._normal(relax.op.where(is_negative, end, wide))
+        place = self._normal(relax.op.multiply(place, relax.const(strides[axis], "int64")))
+        place = self._normal(relax.op.add(place, relax.const(begins.astype("int64"), "int64")))
+        operands = onnx_frontend.onnx_input()
+        for tensor in (x, place, updates):
+            operands.append(self._normal(relax.op.reshape(tensor, (-1,))))
+        return operands
+
     def _centre_regions(self, regions: relax.Expr, attrs: dict, opset: int) -> relax.Expr:
         """Regions that the importer, which subtracts 0.5 before it scales, puts where ONNX does."""
         default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
@@ -455,12 +484,9 @@ def _draw_weight(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
     return tensor
 
 
-def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int) -> None:
-    """Raise `UnsupportedOpError` for indices that are smaller than the tensor, which TVM misreads."""
-    if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
-        raise UnsupportedOpError(
-            f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
-        )
+def _is_partial(dims: Sequence[int], indices: Sequence[int], axis: int) -> bool:
+    """Whether indices of a scatter are fewer than the tensor beside its axis, which TVM misreads."""
+    return any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims))
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from pimflow import zoo
-from pimflow.frontend.onnx_rewrites import strip_weights
+from pimflow.frontend.onnx_rewrites import opset_of, strip_weights
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.zoo.nodes import (
     ACTIVATIONS,
@@ -35,6 +35,7 @@ FP32_ROUNDOFF = 2.0**-24
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "Round")
 TIE = 2.0**-16
 
+_WITHOUT_UNIFORM = 22  # opset from which ONNX Runtime has no RandomUniformLike on CPUs; it has Dropout
 # Operators that a compiler fuses into the kernel of the operator before them.
 _ELEMENTWISE = (*ACTIVATIONS, *ARITHMETIC, "BatchNormalization", "Identity")
 
@@ -58,7 +59,7 @@ def perturb(model: onnx.ModelProto, stored: Fp16Storage) -> onnx.ModelProto:
 
 class _RoundingInserter:
     def __init__(self, model: onnx.ModelProto, stored: Fp16Storage) -> None:
-        self.stored, self.light = stored, strip_weights(model)
+        self.stored, self.light, self.opset = stored, strip_weights(model), opset_of(model)
         graph = self.light.graph
         drawn_weights = [value for value in model.graph.input if zoo.is_weight(value)]
         weights = {t.name: tuple(t.dims) for t in model.graph.initializer}
@@ -167,10 +168,27 @@ class _RoundingInserter:
 
     def _scale(self, name: str, roundoff: float) -> str:
         """Multiply a tensor by random factors; adding noise would give NaN for the infinities of masks."""
-        seed = float(self.seeds.integers(1, 1 << 24))
-        span = {"low": 1.0 - roundoff, "high": 1.0 + roundoff, "seed": seed}
-        factors = self._add("RandomUniformLike", [name], f"{name}.factors", dtype=TensorProto.FLOAT, **span)
+        seed = int(self.seeds.integers(1, 1 << 24))
+        if self.opset < _WITHOUT_UNIFORM:
+            span = {"low": 1.0 - roundoff, "high": 1.0 + roundoff, "seed": float(seed)}
+            factors = self._add(
+                "RandomUniformLike", [name], f"{name}.factors", dtype=TensorProto.FLOAT, **span
+            )
+        else:
+            factors = self._two_factors(name, roundoff / math.sqrt(3), seed)
         return self._add("Mul", [name, factors], f"{name}.scaled")
+
+    def _two_factors(self, name: str, roundoff: float, seed: int) -> str:
+        """Factors of 1 - `roundoff` or 1 + `roundoff`, by a Dropout of one half."""
+        one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
+        shape = self._add("Shape", [name], f"{name}.shape")
+        ones = self._add("ConstantOfShape", [shape], f"{name}.ones", value=one)
+        ratio, mode = (self._constant(f"{name}.{n}", x) for n, x in (("half", np.float32(0.5)), ("on", True)))
+        drawn = self._add("Dropout", [ones, ratio, mode], f"{name}.drawn", seed=seed)
+        is_up = self._add("Cast", [drawn], f"{name}.is_up", to=TensorProto.BOOL)
+        factors = (np.float32(1.0 + sign * roundoff) for sign in (1, -1))
+        up, down = (self._constant(f"{name}.factor", factor) for factor in factors)
+        return self._add("Where", [is_up, up, down], f"{name}.factors")
 
     def _add(self, kind: str, inputs: list[str], output: str, **attributes: object) -> str:
         name = self._fresh_name(output)

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
 from pimflow.frontend.reference import Fp16Storage, Run
+from pimflow.frontend.torch_caches import program_runner
 
 if TYPE_CHECKING:
     import torch
@@ -18,17 +17,18 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand is a bias
 
 
-def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], stored: Fp16Storage) -> Run:
+def reference_with_roundings(
+    read: Callable[[], torch.export.ExportedProgram], buffers: Mapping[str, str], stored: Fp16Storage
+) -> Run:
     """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturb`.
+
+    For `buffers` see `torch_caches.program_runner`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
     kernels store fp16.
     """
     import torch
-    from torch.utils import _pytree
 
-    module = read().module()
-    narrow = _products_of(module.graph.nodes, stored.layers)
     draw = torch.Generator().manual_seed(0)
 
     def scale(x: torch.Tensor, roundoff: float) -> torch.Tensor:
@@ -38,13 +38,17 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
         return scale(x, FP16_ROUNDOFF).half().float()
 
     class RoundingInterpreter(torch.fx.Interpreter):
+        def __init__(self, module: torch.fx.GraphModule) -> None:
+            super().__init__(module)
+            self.narrow = _products_of(module.graph.nodes, stored.layers)
+
         def run_node(self, node: torch.fx.Node) -> Any:
             """The result of a node, rounded as the stored values are."""
             operator = _operator(node)
             if not operator:
                 return super().run_node(node)
             args, kwargs = self.fetch_args_kwargs_from_env(node)
-            if node in narrow:
+            if node in self.narrow:
                 operands = (*map(round_to_fp16, args[:2]), *[None] * (len(args) > 2), *args[3:])
                 product = round_to_fp16(self.call_function(node.target, operands, kwargs))
                 if len(args) < 3 or args[2] is None:
@@ -63,13 +67,7 @@ def reference_with_roundings(read: Callable[[], torch.export.ExportedProgram], s
                 return round_to_fp16(result)
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
-    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Results of the program with roundings, for inputs in order."""
-        with torch.no_grad():
-            result = RoundingInterpreter(module).run(*(torch.from_numpy(x.copy()) for x in values.values()))
-        return [y.numpy() for y in _pytree.tree_leaves(result)]
-
-    return run
+    return program_runner(read(), buffers, lambda module: RoundingInterpreter(module).run)
 
 
 def _operator(node: torch.fx.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,8 +12,8 @@ import tvm
 from pimflow.core.state import State
 from pimflow.errors import UsageError
 from pimflow.frontend import relax_module
-from pimflow.frontend.reference import Fp16Storage, Perturbed, Reference, Run
-from pimflow.relay_passes.canonical.keep_states import POSITION, KeepStates
+from pimflow.frontend.reference import Perturbed, Reference, Run
+from pimflow.relay_passes.canonical.keep_states import KeepStates
 
 Inputs = dict[str, tuple[tuple[int, ...], str]]
 
@@ -28,12 +29,16 @@ class StatefulDecoder:
     states : tuple of State
     original_inputs : dict of str to (tuple of int, str)
         Inputs of the original network; its caches are shorter if they grow.
+    position : str
+        Name of the added input that says how many tokens are in the caches; empty if the original network has
+        one of its own.
     """
 
     module: tvm.IRModule
     inputs: Inputs
     states: tuple[State, ...]
     original_inputs: Inputs
+    position: str
 
     @classmethod
     def from_module(
@@ -51,7 +56,14 @@ class StatefulDecoder:
             State(name=name, result=index, grown=results[index][2] - original_inputs[name][0][2])
             for name, index in pairs.items()
         )
-        return cls(module=new_module, inputs=inputs, states=states, original_inputs=original_inputs)
+        position = next(iter(inputs.keys() - original_inputs.keys()), "")
+        return cls(
+            module=new_module,
+            inputs=inputs,
+            states=states,
+            original_inputs=original_inputs,
+            position=position,
+        )
 
     @property
     def free_places(self) -> int:
@@ -64,31 +76,26 @@ class StatefulDecoder:
 
         Places after those that the step reads do not change.
         """
-        return replace(
-            original, prepared=lambda: _adapt_run(self.states, self.original_inputs, original.prepared())
-        )
+        adapt = functools.partial(_adapt_run, self.states, self.original_inputs, self.position)
+        return replace(original, prepared=lambda: adapt(original.prepared()))
 
     def reference_with_roundings(self, original: Perturbed) -> Perturbed:
         """The same for a reference with random roundings; it does not keep weights alive."""
-        states, original_inputs = self.states, self.original_inputs
-
-        def prepare(stored: Fp16Storage) -> Run:
-            return _adapt_run(states, original_inputs, original(stored))
-
-        return prepare
+        adapt = functools.partial(_adapt_run, self.states, self.original_inputs, self.position)
+        return lambda stored: adapt(original(stored))
 
 
-def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, run: Run) -> Run:
+def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, position: str, run: Run) -> Run:
     """Adapt `run` of the original network to caches that are updated in place."""
     places = {state.name: original_inputs[state.name][0][2] for state in states}
 
     def run_original(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the original network, whose caches are operands and results."""
-        if POSITION not in original_inputs and POSITION in values:
+        if position in values:
             full = min(places.values())
-            if not (values[POSITION] == full).all():
+            if not (values[position] == full).all():
                 raise UsageError(
-                    f"input '{POSITION}': the reference has no cache with free places; give {full}"
+                    f"input '{position}': the reference has no cache with free places; give {full}"
                 )
         cut = {name: values[name][:, :, :length] for name, length in places.items()}
         outputs = list(run({name: cut.get(name, values[name]) for name in original_inputs}))
@@ -101,10 +108,10 @@ def _adapt_run(states: tuple[State, ...], original_inputs: Inputs, run: Run) -> 
     return run_original
 
 
-def full_caches(table_rows: Mapping[str, int], inputs: dict[str, np.ndarray]) -> None:
-    """Set positions and masks in `inputs` so that caches are full up to the tokens of the step, in place."""
-    if POSITION in table_rows:
-        inputs[POSITION][...] = table_rows[POSITION] - 1
+def fill_caches(position: str, free_places: int, inputs: dict[str, np.ndarray]) -> None:
+    """Set position and masks in `inputs` so that caches are full up to the tokens of the step, in place."""
+    if position:
+        inputs[position][...] = free_places - 1
     for name in inputs:
         if "mask" in name:
             inputs[name] = np.ones_like(inputs[name])

@@ -21,7 +21,14 @@ from tvm import relax
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
 from pimflow.frontend import relax_module, torch_archive, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
-from pimflow.frontend.reference import Reference, Run
+from pimflow.frontend.reference import Reference
+from pimflow.frontend.torch_caches import (
+    cache_pairs,
+    converters,
+    program_runner,
+    with_buffers_as_inputs,
+    written_buffers,
+)
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
 
 if TYPE_CHECKING:
@@ -46,7 +53,11 @@ class TorchProgram:
     module : IRModule
         Layers have the names of their torch modules.
     results : tuple of str
-        Names of the outputs, in order.
+        Names of the outputs, in order. New values of buffers that it writes to are the first.
+    caches : dict of str to str
+        By input that is a cache, the output that is this cache with tokens written into it or behind it.
+    buffers : dict of str to str
+        Buffers that it writes to, by the input that has their values.
     reference : Reference
         PyTorch as the reference.
     """
@@ -54,6 +65,8 @@ class TorchProgram:
     name: str
     module: tvm.IRModule
     results: tuple[str, ...]
+    caches: dict[str, str]
+    buffers: dict[str, str]
     reference: Reference
 
     def canonical(self, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
@@ -93,15 +106,24 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            mod = _import(program)
+            functional = program.run_decompositions(_decompositions())
+            imported = with_buffers_as_inputs(functional)
+            mod = _import(imported)
         except NotImplementedError as error:
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
         except Exception as error:  # any error of the importer's operators
             reason = last_line(error)
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
-    results = tuple(map(str, program.graph_signature.user_outputs))
-    return TorchProgram(name=name, module=mod, results=results, reference=_reference(program))
+    buffers = written_buffers(functional)
+    return TorchProgram(
+        name=name,
+        module=mod,
+        results=tuple(map(str, imported.graph_signature.user_outputs)),
+        caches=cache_pairs(imported),
+        buffers=buffers,
+        reference=Reference(lambda: program_runner(program, buffers)),
+    )
 
 
 def open_program(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -137,14 +159,13 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    program = program.run_decompositions(_decompositions())
     importer = ExportedProgramImporter()
     mod = importer.from_exported_program(
         program,
         keep_params_as_input=False,
         unwrap_unit_return_tuple=True,
         no_bind_return_tuple=False,
-        custom_convert_map=CONVERTERS | torch_recurrent.converters(program),
+        custom_convert_map=CONVERTERS | converters() | torch_recurrent.converters(program),
     )
     builder = importer.block_builder
     layers = {
@@ -178,22 +199,3 @@ def path_of(node: torch.fx.Node) -> str:
     """Path of the torch module that `node` is from; empty for the network itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0] if stack else ""
-
-
-def _reference(program: torch.export.ExportedProgram) -> Reference:
-    def prepare() -> Run:
-        """Load the module of the program."""
-        import torch
-        from torch.utils import _pytree
-
-        module = program.module()
-
-        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            """Results of the program for inputs in order."""
-            with torch.no_grad():
-                result = module(*(torch.from_numpy(x.copy()) for x in values.values()))
-            return [y.numpy() for y in _pytree.tree_leaves(result)]
-
-        return run
-
-    return Reference(prepare)

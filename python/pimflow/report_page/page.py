@@ -62,7 +62,8 @@ def cards(rows: list[tuple[str, str, str, str]]) -> str:
 
 def speedup_range(report: dict[str, Any]) -> str:
     """The smallest and the largest speed-up of all conventions; empty if only one was searched."""
-    ratios = [again or same for _, same, again in conventions(report) if again or same]
+    best = (again or same for _, same, again in conventions(report))
+    ratios = [ratio for ratio in best if ratio is not None]
     return f"{min(ratios):.2f}x to {max(ratios):.2f}x" if len(ratios) > 1 else ""
 
 

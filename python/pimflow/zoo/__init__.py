@@ -5,7 +5,7 @@ from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
 from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
 from pimflow.zoo.indices import index_bounds, input_draws
-from pimflow.zoo.language.graph import past_name, present_name
+from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
 from pimflow.zoo.models import is_onnx, load_exact, load_model, name_nodes, read_model, without_double

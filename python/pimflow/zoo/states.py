@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from pimflow.errors import ModelError, UnknownNameError, UsageError
-from pimflow.zoo.language.graph import past_name, present_name
+from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.shapes import Shape, dims_of
 
 _PAST = re.compile(re.escape(past_name(0, "PART")).replace("0", r"(\d+)").replace("PART", "(key|value)"))

@@ -2,8 +2,8 @@
 
 A graph-only file has no weights. Each weight is a typed graph input whose metadata
 ``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. If it also has ``trained = NAME``, it is
-read from a file in :data:`TRAINED`. If it has ``gguf = PATH``, it is read from that file, by
-:mod:`.language.gguf_file`.
+read from a file in :data:`TRAINED`. If it has ``file = PATH``, it is read from there, by
+:mod:`.language.decoder_files`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from pimflow.errors import ModelError, UsageError
-from pimflow.zoo.language import gguf_file
+from pimflow.zoo.language import decoder_files
 from pimflow.zoo.shapes import dims_of
 
 # rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
@@ -169,8 +169,8 @@ def weight_chunks(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndar
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     if parsed_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
-    if file := _metadata(value, "gguf"):
-        yield gguf_file.weight(file, value.name).astype("<f4", copy=False).ravel()
+    if file := _metadata(value, "file"):
+        yield decoder_files.weight(file, value.name).astype("<f4", copy=False).ravel()
         return
     if network := _metadata(value, "trained"):
         yield _read_trained(network, value.name, math.prod(dims))

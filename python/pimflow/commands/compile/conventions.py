@@ -184,11 +184,11 @@ class ConventionSearch:
             return ConventionGain(
                 same_plan=search_result.speedup, searched_again=None, gap=search_result.gap, terms=terms
             )
-        same_plan = plan_evaluation(
-            search_result, self._carried_plan(base.plan, search_result.graph, search_result.system)
-        )
+        plan = self._carried_plan(base.plan, search_result.graph, search_result.system)
+        same_plan = plan_evaluation(search_result, plan)
+        before_ns = search_result.baseline.latency_ns
         return ConventionGain(
-            same_plan=same_plan and search_result.baseline.latency_ns / same_plan.latency_ns,
+            same_plan=before_ns / same_plan.latency_ns if same_plan is not None else None,
             searched_again=search_result.speedup,
             gap=search_result.gap,
             terms=terms,

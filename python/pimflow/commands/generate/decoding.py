@@ -77,8 +77,8 @@ def verification_inputs(
     The reference of a step whose caches grow takes full caches only: their tokens end at the last place.
     """
     places = network.inputs["attention_mask"][0][1]
-    is_stateful = network.states and POSITION not in network.inputs
-    begin = past_lengths if is_stateful else np.full(len(past_lengths), places - tokens.shape[1])
+    has_places = network.states and not network.position
+    begin = past_lengths if has_places else np.full(len(past_lengths), places - tokens.shape[1])
     return step_inputs(network.inputs, tokens, past_lengths, begin, caches)
 
 

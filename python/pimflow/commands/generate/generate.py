@@ -124,7 +124,8 @@ def generate(
     ----------
     model : str, path or ModelProto
         Name of a language model of the zoo, an ONNX decoder with a cache whose inputs have Optimum's names
-        (`frontend.onnx_decoder`), or a GGUF file of the Llama family (`zoo.language.gguf_file`).
+        (`frontend.onnx_decoder`), a GGUF file
+        (`zoo.language.gguf_decoder`), or a folder of Hugging Face's (`zoo.language.hf_decoder`).
     n : int
         Number of new tokens; fewer if the model ends its text.
     prompt, tokens : str, sequence of int

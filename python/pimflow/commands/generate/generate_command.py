@@ -21,7 +21,11 @@ def add_arguments(sub: CommandParser) -> None:
     sub.show_first(
         "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
     )
-    sub.positional("model", "MODEL", "language model of the zoo, .onnx decoder with a cache, or .gguf file")
+    sub.positional(
+        "model",
+        "MODEL",
+        "language model of the zoo, .onnx decoder with a cache, .gguf file, or folder with config.json",
+    )
     sub.add_fields(GenerateOptions, "prompt", "tokens", action="append")
     sub.add_fields(GenerateOptions, "n", required=True)
     sub.add_fields(GenerateOptions, "context", "batch")

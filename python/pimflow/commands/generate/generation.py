@@ -67,8 +67,8 @@ def _repeated_cost(
     evaluation: Evaluation, times: int, single_regions: Collection[str]
 ) -> tuple[float, float]:
     """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.from_search`."""
-    times = evaluation.region_times
-    once_ns = sum(times[name].latency_ns for name in single_regions if name in times)
+    by_region = evaluation.region_times
+    once_ns = sum(by_region[name].latency_ns for name in single_regions if name in by_region)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
     once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in single_regions)
     once_pj += static_pj * once_ns / evaluation.latency_ns

@@ -21,8 +21,7 @@ from pimflow.frontend.onnx_runtime import reference_with_roundings
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
-from pimflow.zoo.language.gguf_file import read_decoder, storage_types
-from pimflow.zoo.language.gguf_tokens import read_tokens
+from pimflow.zoo.language.decoder_files import is_decoder_file, read_decoder, read_tokenizer, storage_types
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens, Tokenizer
 
@@ -64,8 +63,8 @@ class LanguageModel:
         None where tokens stand for themselves.
     weights : str
         Source of its weights, and their storage type.
-    end : int, optional
-        The token that ends a text.
+    ends : frozenset of int
+        Tokens that end a text.
     decoder : Decoder, optional
         The model as data, where it has that form.
     by_token : bool
@@ -88,7 +87,7 @@ class LanguageModel:
     perturbed_logits: PerturbedLogits
     tokenizer: Tokenizer | None
     weights: str
-    end: int | None = None
+    ends: frozenset[int] = frozenset()
     decoder: Decoder | None = None
     by_token: bool = False
     fixed_context: int | None = None
@@ -137,7 +136,7 @@ class LanguageModel:
 
 
 def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
-    """Open a language model of the zoo, or of an ONNX or GGUF file.
+    """Open a language model of the zoo, of an ONNX or GGUF file, or of a folder of Hugging Face's.
 
     Raises
     ------
@@ -150,15 +149,17 @@ def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Lang
     """
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
         return _from_onnx(open_decoder(model))
-    if Path(model).suffix == ".gguf":
-        return _from_gguf(Path(model))
+    if is_decoder_file(Path(model)):
+        return _from_file(Path(model))
     if isinstance(model, str) and model in zoo.decoder_names():
         return _from_zoo(zoo.decoder(model))
     if isinstance(model, str) and model in zoo.names():
         decoders = ", ".join(zoo.decoder_names())
         raise UsageError(f"'{model}' is no language model; those of the zoo are {decoders}")
     if Path(model).is_dir():
-        raise UsageError(f"'{model}' is a directory; give an .onnx or .gguf file, or a name of the zoo")
+        raise UsageError(
+            f"'{model}' is a directory without a config.json; give one, a file, or a name of the zoo"
+        )
     raise UnknownNameError("language model", str(model), zoo.decoder_names())
 
 
@@ -183,10 +184,11 @@ def _from_zoo(decoder: Decoder) -> LanguageModel:
     return _from_decoder(decoder, tokenizer, "trained" if decoder.trained else "drawn")
 
 
-def _from_gguf(path: Path) -> LanguageModel:
-    decoder, tokenizer = read_decoder(path), read_tokens(path)
+def _from_file(path: Path) -> LanguageModel:
+    decoder = read_decoder(path)
+    tokenizer, ends = read_tokenizer(path, decoder.vocabulary)
     language = _from_decoder(decoder, tokenizer, f"{storage_types(decoder.file)}, widened")
-    return replace(language, end=None if tokenizer is None else tokenizer.end)
+    return replace(language, ends=ends)
 
 
 def _from_decoder(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:

@@ -28,7 +28,7 @@ class GenerationRequest:
         self, language: LanguageModel, ids: Sequence[int], dtype: str, n: int, on_text: Callable[[str], None]
     ) -> None:
         self.past_length, self.pending_tokens, self.verifier = 0, list(ids), TokenVerifier(language, dtype)
-        self._prompt, self._n, self._end = len(ids), n, language.end
+        self._prompt, self._n, self._ends = len(ids), n, language.ends
         self._new: list[int] = []
         self._parts: list[str] = []
         self._unverified: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []
@@ -37,8 +37,8 @@ class GenerationRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has all its tokens, or the token that ends a text."""
-        return len(self._new) == self._n or self._new[-1:] == [self._end]
+        """Whether it has all its tokens, or one that ends a text."""
+        return len(self._new) == self._n or not self._ends.isdisjoint(self._new[-1:])
 
     def next_tokens(self, count: int) -> list[int]:
         """`count` tokens for a step: the pending ones, and padding that does not affect them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pimflow.hardware import System
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.solvers.weight_copies import StreamedInference
@@ -30,9 +31,9 @@ class StreamingReport:
     plan: StreamedInference
 
     @classmethod
-    def from_search(cls, search_result: SearchResult) -> StreamingReport | None:
-        """From a search result; None if weights are resident."""
-        system = search_result.system
+    def from_search(cls, search_result: SearchResult, system: System | None = None) -> StreamingReport | None:
+        """From a search result, on its system or one with other copies; None if weights are resident."""
+        system = system or search_result.system
         if not system.streams_weights:
             return None
         timeline, graph = search_result.baseline.timeline, search_result.original or search_result.graph

@@ -322,7 +322,7 @@ class KernelExecution(FragmentCalls):
     def _barrier(self, call: ir.Call) -> Statement | None:
         scope = call.args[0].value
         if scope == "warp":
-            return self._warp_barrier
+            return None  # TVM 0.27 writes no instruction for it: only ``__syncwarp`` orders a warp
         if not scope.startswith("shared"):
             raise UnsupportedOpError(f"no meaning for a barrier of '{scope}'")
 
@@ -350,8 +350,7 @@ class KernelExecution(FragmentCalls):
 
 def _has_warp_barriers(stmt: tirx.Stmt) -> bool:
     calls = (node.value for node in nodes(stmt, tirx.Evaluate) if isinstance(node.value, ir.Call))
-    firsts = (call.args[0] for call in calls if call.op.name.endswith(("tvm_storage_sync", "call_extern")))
-    return any(first.value in ("warp", "__syncwarp") for first in firsts)
+    return any(call.op.name.endswith("call_extern") and call.args[0].value == "__syncwarp" for call in calls)
 
 
 def _is_copied_in_place(store: tirx.BufferStore) -> bool:

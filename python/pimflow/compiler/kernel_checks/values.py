@@ -12,7 +12,7 @@ from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import Accesses, Report
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, Array
+from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, SHUFFLES, Array
 from pimflow.compiler.kernel_checks.threads import (
     WARP,
     Lanes,
@@ -289,8 +289,8 @@ class LaneValues:
             name, arguments = arguments[0].value, arguments[1:]
         if name == "__activemask":
             return self._active_mask
-        if name == "__shfl_down_sync":
-            return self._shuffled_down(*map(self._expression, arguments[1:4]))
+        if name in SHUFFLES:
+            return self._shuffled(SHUFFLES[name], *map(self._expression, arguments[1:4]))
         if name == "likely":
             return self._expression(arguments[0])
         if name == "reinterpret":
@@ -303,34 +303,41 @@ class LaneValues:
         values = list(map(self._expression, arguments))
         return lambda: function(*(value() for value in values))
 
-    def _shuffled_down(self, value: Expression, offset: Expression, width: Expression) -> Expression:
-        """``__shfl_down_sync``: the value of a later thread of the warp; its own where there is none."""
+    def _shuffled(
+        self,
+        source_of: Callable[[Array, Array, int], Array],
+        value: Expression,
+        argument: Expression,
+        width: Expression,
+    ) -> Expression:
+        """The value of another thread of the warp; NaN of one that does not run.
 
-        def _shuffled() -> Array:
+        `source_of` is one of `SHUFFLES`.
+        """
+
+        def _value() -> Array:
             lanes, extent = self._running, int(width()[0, 0])
             values = np.broadcast_to(value(), (lanes.count, 1))
-            place = np.arange(lanes.count)[:, None]
-            source = place + offset()
-            inside = place % extent + offset() < extent
-            source = np.where(inside, source, place)
-            result: Array = values[source[:, 0]]
-            if lanes.mask is not None:
-                idle = ~lanes.mask[source[:, 0]]
-                result = np.where(idle, np.full(1, np.nan).astype(result.dtype), result)
-            return result
+            thread = (np.arange(lanes.count) % lanes.launch.threads)[:, None]
+            lane = thread % extent
+            other = source_of(lane, argument(), extent)
+            other = np.where((other >= 0) & (other < extent), other, lane)
+            other_thread = thread - lane + other
+            exists = other_thread < lanes.launch.threads
+            source = (np.arange(lanes.count)[:, None] + np.where(exists, other - lane, 0))[:, 0]
+            result: Array = values[source]
+            idle = ~exists if lanes.mask is None else ~exists | ~lanes.mask[source]
+            return np.where(idle, np.full(1, np.nan).astype(result.dtype), result) if idle.any() else result
 
-        return _shuffled
+        return _value
 
     def _active_mask(self) -> Array:
         """``__activemask``: a bit for each thread of the warp that runs."""
         lanes = self._running
         running = np.ones(lanes.count, bool) if lanes.mask is None else lanes.mask[:, 0]
-        bits = np.left_shift(np.uint32(1), np.arange(WARP, dtype=np.uint32))
-        room = -(-lanes.count // WARP) * WARP
-        padded = np.zeros(room, bool)
-        padded[: lanes.count] = running
-        masks = (padded.reshape(-1, WARP) * bits).sum(1, dtype=np.uint32)
-        return np.repeat(masks, WARP)[: lanes.count, None]
+        lane = np.arange(lanes.count) % lanes.launch.threads % WARP
+        masks = np.bincount(lanes.warp_index, weights=np.where(running, 2.0**lane, 0))
+        return masks.astype(np.uint32)[lanes.warp_index, None]
 
     @property
     def _running(self) -> Lanes:

@@ -12,12 +12,15 @@ Shape = tuple[int, ...]
 
 NORMS = ("rms", "layer")
 POSITIONS = ("rotary", "learned")
-ACTIVATIONS = ("swiglu", "gelu", "relu")
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_erf", "relu")
+GATED = ("swiglu", "geglu")  # activations of a product that is multiplied with another
+QUERY_NORMS = ("", "heads", "whole")
+BLOCK_PRODUCTS = ("query", "key", "value", "attention", "gate", "up", "down")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """A decoder: blocks of attention and feed-forward, each with a norm before it and a residual around it.
+    """A decoder: blocks of attention and feed-forward, each with norms and a residual around it.
 
     Attributes
     ----------
@@ -31,15 +34,39 @@ class Decoder:
         ``rotary``: queries and keys are rotated by an angle that depends on the position, as complex numbers
         whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added.
     rotary_base : float
+    rotary_size : int
+        Elements of a head that are rotated, from the first on; 0 for all.
+    rotary_factors : tuple of float
+        Divisors of the frequencies of rotation, for each pair; empty if all are 1.
+    local_rotary_base : float
+        Base in the layers with a window, without `rotary_factors`; 0 if these are like all others.
     max_context : int
         Maximum context in tokens; the table of positions has as many rows.
     position_offset : int
         Row of the first position in the table; 2 in OPT.
     activation : str
-        ``swiglu``: the product of two, one after x * sigmoid(x); ``gelu``: its approximation by tanh;
-        ``relu``.
-    biases : bool
-        Whether products have biases.
+        ``swiglu``: the product of two, one after x * sigmoid(x); ``geglu``: one after ``gelu``; ``gelu``: its
+        approximation by tanh; ``gelu_erf``: as it is defined; ``relu``.
+    biases : frozenset of str
+        Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
+    input_norms, result_norms : bool
+        Whether attention and feed-forward have a norm before them; and one after them, before the residual.
+    query_norm : str
+        Norm of queries and keys before they are rotated: none if empty, of each of the ``heads``, or of the
+        ``whole`` result of the product.
+    parallel : bool
+        Whether attention and feed-forward read the same hidden state, and both are added to it.
+    shares_norm : bool
+        Whether the two of a `parallel` block also share the norm before them.
+    windows : tuple of int
+        By layer, the tokens that a query sees: its own, and those before it; 0 for all. Empty: all in every
+        layer.
+    score_scale : float
+        Factor of the products of queries and keys; 0 for ``1 / sqrt(head_size)``.
+    score_softcap, logit_softcap : float
+        If not 0, scores, or logits, x become ``cap * tanh(x / cap)``.
+    embedding_scale, residual_scale, logit_scale : float
+        Factors of embedded tokens, of what is added to a residual, and of logits.
     tied : bool
         Whether logits are a product with the table of tokens.
     trained : bool
@@ -64,10 +91,25 @@ class Decoder:
     norm_epsilon: float = 1e-5
     positions: str = "rotary"
     rotary_base: float = 10000.0
+    rotary_size: int = 0
+    rotary_factors: tuple[float, ...] = ()
+    local_rotary_base: float = 0.0
     max_context: int
     position_offset: int = 0
     activation: str = "swiglu"
-    biases: bool = False
+    biases: frozenset[str] = frozenset()
+    input_norms: bool = True
+    result_norms: bool = False
+    query_norm: str = ""
+    parallel: bool = False
+    shares_norm: bool = False
+    windows: tuple[int, ...] = ()
+    score_scale: float = 0.0
+    score_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     tied: bool = False
     trained: bool = False
     file: str = ""
@@ -75,7 +117,8 @@ class Decoder:
     source: str
 
     def __post_init__(self) -> None:
-        for field, choices in (("norm", NORMS), ("positions", POSITIONS), ("activation", ACTIVATIONS)):
+        allowed = dict(norm=NORMS, positions=POSITIONS, activation=ACTIVATIONS, query_norm=QUERY_NORMS)
+        for field, choices in allowed.items():
             if getattr(self, field) not in choices:
                 raise ModelError(
                     f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of "
@@ -86,8 +129,30 @@ class Decoder:
             raise ModelError(
                 f"decoder '{self.name}': {self.heads} heads cannot share {self.kv_heads} heads of keys"
             )
-        if self.positions == "rotary" and self.head_size % 2:
-            raise ModelError(f"decoder '{self.name}': a head of {self.head_size} has no halves to turn")
+        if self.positions == "rotary" and self.turned_size % 2:
+            raise ModelError(f"decoder '{self.name}': a head of {self.turned_size} has no halves to turn")
+        if self.turned_size > self.head_size or len(self.rotary_factors) not in (0, self.turned_size // 2):
+            raise ModelError(f"decoder '{self.name}': its rotation does not fit heads of {self.head_size}")
+        if len(self.windows) not in (0, self.layers):
+            raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
+
+    @property
+    def turned_size(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.rotary_size or self.head_size
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self.score_scale or self.head_size**-0.5
+
+    def window(self, layer: int) -> int:
+        """Tokens that a query of a layer sees; 0 for all."""
+        return self.windows[layer] if self.windows else 0
+
+    def turns_locally(self, layer: int) -> bool:
+        """Whether a layer rotates by `local_rotary_base`."""
+        return bool(self.local_rotary_base and self.window(layer))
 
     @property
     def has_weights(self) -> bool:
@@ -116,29 +181,38 @@ class Decoder:
             "key": (self.hidden, keys),
             "value": (self.hidden, keys),
             "attention": (queries, self.hidden),
-            **({"gate": (self.hidden, self.feed_forward)} if self.activation == "swiglu" else {}),
+            **({"gate": (self.hidden, self.feed_forward)} if self.activation in GATED else {}),
             "up": (self.hidden, self.feed_forward),
             "down": (self.feed_forward, self.hidden),
         }
         return dict(self._block_weights(f"layers.{layer}", products))
 
     def _block_weights(self, prefix: str, products: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
-        for norm in ("attention_norm", "feed_forward_norm"):
-            yield from self._norm(f"{prefix}.{norm}")
+        if self.input_norms:
+            yield from self._norm(f"{prefix}.attention_norm")
+        if self.input_norms and not self.shares_norm:
+            yield from self._norm(f"{prefix}.feed_forward_norm")
+        for part in ("attention", "feed_forward") if self.result_norms else ():
+            yield from self._norm(f"{prefix}.{part}_result_norm")
+        for part in ("query", "key") if self.query_norm else ():
+            size = products[part][1] if self.query_norm == "whole" else self.head_size
+            yield from self._norm(f"{prefix}.{part}_norm", size)
         for name, shape in products.items():
             yield f"{prefix}.{name}.weight", shape
-            if self.biases:
+            if name in self.biases:
                 yield f"{prefix}.{name}.bias", shape[1:]
 
     def head_weights(self) -> dict[str, Shape]:
         """Shapes of the weights after the last block; a tied output has no matrix of its own."""
         shapes = dict(self._norm("norm"))
-        return shapes if self.tied else shapes | {"head.weight": (self.hidden, self.vocabulary)}
+        if not self.tied:
+            shapes["head.weight"] = (self.hidden, self.vocabulary)
+        return shapes | ({"head.bias": (self.vocabulary,)} if "head" in self.biases else {})
 
-    def _norm(self, name: str) -> Iterator[tuple[str, Shape]]:
-        yield f"{name}.scale", (self.hidden,)
+    def _norm(self, name: str, size: int = 0) -> Iterator[tuple[str, Shape]]:
+        yield f"{name}.scale", (size or self.hidden,)
         if self.norm == "layer":
-            yield f"{name}.bias", (self.hidden,)
+            yield f"{name}.bias", (size or self.hidden,)
 
     @property
     def parameters(self) -> int:

@@ -49,19 +49,23 @@ class GgufTensor:
     dtype: np.dtype
     offset_bytes: int
 
-    def values(self, path: str) -> np.ndarray:
-        """Read the values and convert them to fp32, the slowest axis first; raises `ModelError`."""
+    def values(self, path: str, begin: int = 0, rows: int | None = None) -> np.ndarray:
+        """Read the values and convert them to fp32, the slowest axis first; raises `ModelError`.
+
+        Of several rows of the slowest axis, those from `begin` on.
+        """
         from gguf import quants
 
-        count = math.prod(self.stored_shape)
+        shape = self.stored_shape if rows is None else (rows, *self.stored_shape[1:])
+        count = math.prod(shape)
+        offset = self.offset_bytes + begin * math.prod(self.stored_shape[1:]) * self.dtype.itemsize
         try:
-            stored = np.fromfile(path, self.dtype, count, offset=self.offset_bytes)
+            stored = np.fromfile(path, self.dtype, count, offset=offset)
         except OSError as error:
             raise ModelError(f"'{path}': cannot be read: {error.strerror or error}") from None
         if stored.size != count:
             raise ModelError(f"'{path}': is damaged: it ends within a tensor")
-        values = quants.dequantize(stored.reshape(self.stored_shape), self.kind)
-        return np.asarray(values, np.float32)
+        return np.asarray(quants.dequantize(stored.reshape(shape), self.kind), np.float32)
 
 
 def read_header(path: str) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

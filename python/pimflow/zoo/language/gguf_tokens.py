@@ -25,7 +25,8 @@ _CONTROL, _USER_DEFINED = (
     4,
 )  # kinds of tokens in the file: both are matched before text is split into words
 _SPACE = "\u2581"
-BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe")
+BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe", "qwen2")
+_SPLITS = {"llama-bpe": _LLAMA_3, "qwen2": _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")}
 # Bytes as characters in GPT-2's vocabulary: printable ones are themselves, others are mapped to 256 and
 # above.
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -35,18 +36,10 @@ _SHOWN = {chr(byte): byte for byte in _PRINTED} | {
 
 
 class GgufTokens:
-    """The tokenizer of a GGUF file, by byte pairs or by pieces of SentencePiece.
+    """The tokenizer of a GGUF file, by byte pairs or by pieces of SentencePiece."""
 
-    Attributes
-    ----------
-    end : int or None
-        The token at the end of a text.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, spelled: Sequence[bytes], begin: int | None, end: int | None
-    ) -> None:
-        self._tokenizer, self._spelled, self._begin, self.end = tokenizer, spelled, begin, end
+    def __init__(self, tokenizer: Tokenizer, spelled: Sequence[bytes], begin: int | None) -> None:
+        self._tokenizer, self._spelled, self._begin = tokenizer, spelled, begin
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; if the file says so, after the token for the begin of a text."""
@@ -56,6 +49,20 @@ class GgufTokens:
     def decoder(self) -> TokenText:
         """A new incremental decoder of tokens to text."""
         return TokenText(self._spelled)
+
+
+def end_tokens(path: Path, vocabulary: int) -> frozenset[int]:
+    """The tokens that end a text, a turn or a message; raises `ModelError` for one that does not exist."""
+    file = open_file(path)
+    ends = (file.field(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom"))
+    return frozenset(_existing(path, end, vocabulary) for end in ends if end is not None)
+
+
+def _existing(path: Path, token: int, vocabulary: int) -> int:
+    """`token`; raises `ModelError` if it is none of the `vocabulary`."""
+    if not 0 <= token < vocabulary:
+        raise ModelError(f"'{path}': token {token}, which begins or ends a text, does not exist")
+    return token
 
 
 def read_tokens(path: Path) -> GgufTokens | None:
@@ -73,7 +80,8 @@ def read_tokens(path: Path) -> GgufTokens | None:
     file = open_file(path)
     kind, words = file.field("tokenizer.ggml.model", str), file.field("tokenizer.ggml.pre", str, "default")
     tokens = file.array("tokenizer.ggml.tokens", str)
-    if not tokens or kind not in ("gpt2", "llama") or (kind == "gpt2" and words not in BYTE_PAIRS):
+    appends = any(file.field(f"tokenizer.ggml.add_{name}_token", bool) for name in ("eos", "sep"))
+    if not tokens or kind not in ("gpt2", "llama") or (kind == "gpt2" and words not in BYTE_PAIRS) or appends:
         return None
     try:
         if kind == "gpt2":
@@ -83,22 +91,21 @@ def read_tokens(path: Path) -> GgufTokens | None:
             tokenizer = _pieces(tokens, file.array("tokenizer.ggml.scores", float), prefix)
     except Exception as error:  # the library has no error class
         raise ModelError(f"'{path}': its tables of tokens do not belong together: {error}") from None
-    spelled = [_token_bytes(token, kind == "llama") for token in tokens]
+    spelled = [token_bytes(token, kind == "llama") for token in tokens]
     added_tokens = []
     for index, (token, token_kind) in enumerate(zip(tokens, file.array("tokenizer.ggml.token_type", int))):
         if token_kind in (_CONTROL, _USER_DEFINED):
             spelled[index] = b"" if token_kind == _CONTROL else token.encode()
             added_tokens.append(AddedToken(token, special=token_kind == _CONTROL, normalized=False))
     tokenizer.add_tokens(added_tokens)
-    begin, end = (file.field(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos"))
-    begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama")
-    for token_id in (begin if begins else None, end):
-        if token_id is not None and not 0 <= token_id < len(tokens):
-            raise ModelError(f"'{path}': token {token_id}, which begins or ends a text, does not exist")
-    return GgufTokens(tokenizer, spelled, begin if begins else None, end)
+    begin = file.field("tokenizer.ggml.bos_token_id", int)
+    begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama" or words == "llama-bpe")
+    if begin is None or not begins:
+        return GgufTokens(tokenizer, spelled, None)
+    return GgufTokens(tokenizer, spelled, _existing(path, begin, len(tokens)))
 
 
-def _token_bytes(token: str, piece: bool) -> bytes:
+def token_bytes(token: str, piece: bool) -> bytes:
     """The bytes of a token."""
     if not piece:
         return bytes(map(_SHOWN.__getitem__, token)) if _SHOWN.keys() >= {*token} else token.encode()
@@ -108,15 +115,19 @@ def _token_bytes(token: str, piece: bool) -> bytes:
 
 def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tokenizer:
     """A tokenizer as of GPT-2: bytes are merged within words, in the order of `merges`."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
-    before = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words != "llama-bpe")]
+    # Llama 3 takes a word that is a token as it is, whatever its merges give.
+    whole = {"ignore_merges": words == "llama-bpe"}
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs, **whole))
+    before = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words not in _SPLITS)]
+    if words == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     if words == "smollm":
         before.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    elif words == "llama-bpe":
-        before.insert(0, pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"))
+    elif words in _SPLITS:
+        before.insert(0, pre_tokenizers.Split(Regex(_SPLITS[words]), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(before)
     return tokenizer
 

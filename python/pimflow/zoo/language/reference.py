@@ -5,6 +5,7 @@ It shares no code with the graph of a decoder, nor with the compiler.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -40,22 +41,43 @@ class ReferenceDecoder:
         d, w = self._decoder, self.weights
         places = np.arange(self.length, self.length + len(tokens))
         x = w["tokens.table"][tokens]
+        x = x * self._dtype(d.embedding_scale)
         if d.positions == "learned":
             x = x + w["positions.table"][places + d.position_offset]
         for layer in range(d.layers):
             x = self.block(x, layer, places)
         x = self._normalise(x, "norm")
-        return x @ (w["tokens.table"].T if d.tied else w["head.weight"])
+        logits = x @ (w["tokens.table"].T if d.tied else w["head.weight"])
+        logits = (logits + w.get("head.bias", self._dtype(0))) * self._dtype(d.logit_scale)
+        return self._cap(logits, d.logit_softcap)
 
     def block(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
         """One block: [n, hidden] to [n, hidden]; `places` are the positions of the tokens."""
-        name = f"layers.{layer}"
-        x = x + self._attention(self._normalise(x, f"{name}.attention_norm"), layer, places)
-        return x + self._feed_forward(self._normalise(x, f"{name}.feed_forward_norm"), name)
+        d, name = self._decoder, f"layers.{layer}"
+        part = self._attention(self._before(x, f"{name}.attention_norm"), layer, places)
+        attended = x + self._after(part, f"{name}.attention_result_norm")
+        if d.shares_norm:
+            source = self._before(x, f"{name}.attention_norm")
+        else:
+            source = self._before(x if d.parallel else attended, f"{name}.feed_forward_norm")
+        part = self._feed_forward(source, name)
+        return attended + self._after(part, f"{name}.feed_forward_result_norm")
+
+    def _before(self, x: np.ndarray, name: str) -> np.ndarray:
+        """`x` after the norm in front of a part of a block."""
+        return self._normalise(x, name) if self._decoder.input_norms else x
+
+    def _after(self, x: np.ndarray, name: str) -> np.ndarray:
+        """The result of a part of a block as it is added."""
+        x = self._normalise(x, name) if self._decoder.result_norms else x
+        return x * self._dtype(self._decoder.residual_scale)
+
+    def _cap(self, x: np.ndarray, cap: float) -> np.ndarray:
+        return self._dtype(cap) * np.tanh(x / self._dtype(cap)) if cap else x
 
     def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
         y = x @ self.weights[f"{name}.weight"]
-        return y + self.weights[f"{name}.bias"] if self._decoder.biases else y
+        return y + self.weights.get(f"{name}.bias", self._dtype(0))
 
     def _normalise(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._decoder.norm == "layer":
@@ -64,30 +86,42 @@ class ReferenceDecoder:
         y = x / np.sqrt(variance + self._dtype(self._decoder.norm_epsilon)) * self.weights[f"{name}.scale"]
         return y + self.weights[f"{name}.bias"] if self._decoder.norm == "layer" else y
 
-    def _rotate(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _rotate(self, x: np.ndarray, places: np.ndarray, layer: int) -> np.ndarray:
         """Rotate heads [heads, n, head_size], as complex numbers, by an angle for each position."""
         d = self._decoder
-        half = d.head_size // 2
-        speed = d.rotary_base ** (-2.0 * np.arange(half) / d.head_size)
-        rotated = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(places, speed))
-        return np.concatenate([rotated.real, rotated.imag], axis=-1).astype(self._dtype)
+        size = d.rotary_size or d.head_size
+        half, base, factors = size // 2, d.rotary_base, np.array(d.rotary_factors or 1.0)
+        if d.local_rotary_base and d.windows[layer]:
+            base, factors = d.local_rotary_base, np.array(1.0)
+        speed = base ** (-2.0 * np.arange(half) / size) / factors
+        rotated = (x[..., :half] + 1j * x[..., half:size]) * np.exp(1j * np.outer(places, speed))
+        parts = [rotated.real, rotated.imag, x[..., size:]]
+        return np.concatenate(parts, axis=-1).astype(self._dtype)
+
+    def _heads(self, x: np.ndarray, name: str) -> np.ndarray:
+        """Queries or keys of each head, [heads, n, head_size], with their norm."""
+        d = self._decoder
+        y = self._dense(x, name)
+        y = self._normalise(y, f"{name}_norm") if d.query_norm == "whole" else y
+        y = y.reshape(len(x), -1, d.head_size).swapaxes(0, 1)
+        return self._normalise(y, f"{name}_norm") if d.query_norm == "heads" else y
 
     def _attention(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
         d, name = self._decoder, f"layers.{layer}"
-        query, key, value = (
-            self._dense(x, f"{name}.{part}").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
-            for part in ("query", "key", "value")
-        )
+        query, key = self._heads(x, f"{name}.query"), self._heads(x, f"{name}.key")
+        value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
         if d.positions == "rotary":
-            query, key = self._rotate(query, places), self._rotate(key, places)
+            query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
         keys = self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         values = self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
         first = keys.shape[1] - len(x)
-        allowed = np.arange(keys.shape[1]) <= first + np.arange(len(x))[:, None]
+        distance = first + np.arange(len(x))[:, None] - np.arange(keys.shape[1])
+        allowed = (distance >= 0) & (distance < ((d.windows and d.windows[layer]) or np.inf))
+        scale = d.score_scale or 1 / np.sqrt(d.head_size)
         mixed = np.empty((d.heads, len(x), d.head_size), self._dtype)
         for head in range(d.heads):
             shared = head // d.group
-            scores = query[head] @ keys[shared].T / self._dtype(np.sqrt(d.head_size))
+            scores = self._cap(query[head] @ keys[shared].T * self._dtype(scale), d.score_softcap)
             scores = np.where(allowed, scores, -np.inf)
             shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
             mixed[head] = shares / shares.sum(axis=-1, keepdims=True) @ values[shared]
@@ -95,11 +129,17 @@ class ReferenceDecoder:
 
     def _feed_forward(self, x: np.ndarray, name: str) -> np.ndarray:
         wide, activation = self._dense(x, f"{name}.up"), self._decoder.activation
-        if activation == "swiglu":
+        if activation in ("swiglu", "geglu"):
             gate = self._dense(x, f"{name}.gate")
-            wide = wide * gate / (1 + np.exp(-gate))
+            wide = wide * (gate / (1 + np.exp(-gate)) if activation == "swiglu" else _gelu(gate))
         elif activation == "gelu":
-            wide = wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) / 2
+            wide = _gelu(wide)
+        elif activation == "gelu_erf":
+            wide = wide * (1 + np.vectorize(math.erf)(wide / math.sqrt(2))) / 2
         else:
             wide = np.maximum(wide, 0)
         return self._dense(wide.astype(self._dtype), f"{name}.down")
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pimflow.errors import UnknownNameError
-from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
 
 TINY = Decoder(
     name="tiny-lm",
@@ -34,7 +34,7 @@ DECODERS = (
         positions="learned",
         max_context=1024,
         activation="gelu",
-        biases=True,
+        biases=frozenset(BLOCK_PRODUCTS),
         tied=True,
         source="Radford et al. 2019, the smallest model as released",
     ),
@@ -77,7 +77,7 @@ DECODERS = (
         max_context=2048,
         position_offset=2,
         activation="relu",
-        biases=True,
+        biases=frozenset(BLOCK_PRODUCTS),
         tied=True,
         source="arXiv 2205.01068, table 1",
     ),

@@ -1,0 +1,287 @@
+"""Configurations in Hugging Face folders: ``config.json`` as fields of a decoder.
+
+Every key has an effect here, is known to have none on inference, or the folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pimflow.errors import ModelError, one_line
+from pimflow.zoo.language.hf_types import ModelType
+
+_ACTIVATIONS = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu": "gelu_erf",
+    "relu": "relu",
+}
+# Keys without effect on inference, or on a model that is read from its weights.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "activation_dropout",
+        "architectures",
+        "attention_dropout",
+        "attn_pdrop",
+        "auto_map",
+        "bos_token_id",
+        "classifier_dropout",
+        "decoder_start_token_id",
+        "dropout",
+        "dtype",
+        "embd_pdrop",
+        "embed_dropout",
+        "eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "init_std",
+        "initializer_range",
+        "is_decoder",
+        "label2id",
+        "layerdrop",
+        "layer_norm_elementwise_affine",
+        "max_window_layers",
+        "model_type",
+        "n_ctx",
+        "original_max_position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "reorder_and_upcast_attn",
+        "resid_pdrop",
+        "return_dict",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "vocab_size",
+        "_remove_final_layer_norm",
+        "hidden_act",
+        "cache_implementation",
+        "qk_layernorm_eps",
+    ]
+)
+
+
+class Config:
+    """The configuration of a folder; keys that are not read are refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = f"'{folder}'"
+        try:
+            tree = json.loads((folder / "config.json").read_bytes())
+        except OSError as error:
+            raise ModelError(
+                f"{self.where}: has no config.json that can be read: {error.strerror or error}"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{self.where}: config.json is no JSON: {one_line(str(error))[:80]}") from None
+        if not isinstance(tree, dict):
+            raise ModelError(f"{self.where}: config.json is no JSON object")
+        self.tree: dict[str, Any] = tree
+        self._read = set(_WITHOUT_EFFECT)
+
+    def value(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """A value, or `default` for none or null; raises `ModelError` if it is of another type."""
+        self._read.add(name)
+        value = self.tree.get(name)
+        if value is None:
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
+            raise ModelError(f"{self.where}: config.json has a {type(value).__name__} as {name}")
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A size; raises `ModelError` if it is none."""
+        value = self.value(name, int, default)
+        if value is None or value < 1:
+            raise ModelError(f"{self.where}: config.json has no {name}, a number from 1 on")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number; raises `ModelError` if it is none."""
+        value = self.value(name, float, default)
+        if value is None or not 0 < value < math.inf:
+            raise ModelError(f"{self.where}: config.json has no {name}, a finite number above zero")
+        return float(value)
+
+    def require(self, name: str, *neutral: object) -> None:
+        """Raise `ModelError` if a key has another value than the `neutral` ones, which change nothing."""
+        self._read.add(name)
+        value = self.tree.get(name)
+        if value is not None and value not in neutral:
+            raise ModelError(
+                f"{self.where}: config.json has {one_line(str(value))[:40]} as {name}, which is not supported"
+            )
+
+    def require_all_read(self) -> None:
+        """Raise `ModelError` if there is a key that nothing has read."""
+        if unread := sorted(self.tree.keys() - self._read):
+            raise ModelError(
+                f"{self.where}: config.json has the key '{one_line(unread[0])[:80]}', which is not supported "
+                "but may change the results"
+            )
+
+
+def config_key(model: ModelType, name: str) -> str:
+    """The name of a size in the configuration."""
+    return model.sizes.get(name, name)
+
+
+def norm_epsilon(config: Config, model: ModelType) -> float:
+    """What the norms add to a variance."""
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    present = [name for name in names if name in config.tree]
+    if present:
+        return config.number(present[0])
+    return 1e-5 if "ffn_dim" in model.sizes.values() else config.number("rms_norm_eps")
+
+
+def variant_fields(
+    config: Config, kind: str, model: ModelType, hidden: int, head_size: int, layers: int
+) -> dict[str, Any]:
+    """Fields of a decoder that only some kinds of models have."""
+    fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
+    fields["windows"] = _windows(config, model, layers)
+    if model.fields.get("positions") != "learned":
+        fields |= _angles(config, kind, model, head_size)
+    for name in ("embedding_multiplier", "residual_multiplier"):
+        if kind == "granite":
+            fields[name.replace("multiplier", "scale")] = config.number(name, 1.0)
+    if kind == "granite":
+        fields["score_scale"] = config.number("attention_multiplier", 1.0)
+        fields["logit_scale"] = 1 / config.number("logits_scaling", 1.0)
+    if kind.startswith("gemma"):
+        fields["embedding_scale"] = math.sqrt(hidden)
+    if kind in ("gemma2", "gemma3_text"):
+        fields["score_scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
+        caps = (50.0, 30.0) if kind == "gemma2" else (0.0, 0.0)
+        for name, cap in zip(("score_softcap", "logit_softcap"), caps):
+            key = {"score_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}[
+                name
+            ]
+            given = config.value(key, float, 0.0 if key in config.tree else cap)
+            fields[name] = given
+    if kind == "gpt_neox":
+        fields["parallel"] = config.value("use_parallel_residual", bool, True)
+    config.require("scale_attn_weights", True)
+    config.require("scale_attn_by_inverse_layer_idx", False)
+    config.require("add_cross_attention", False)
+    config.require("do_layer_norm_before", True)
+    config.require("word_embed_proj_dim", hidden)
+    config.require("qk_layernorm", False)
+    config.require("use_bidirectional_attention", False)
+    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias"):
+        config.value(name, bool)  # tensors say which products have one
+    return fields
+
+
+def _activation(config: Config, kind: str, model: ModelType) -> str:
+    """The activation; of models whose feed-forward has a gate, with that."""
+    names = ("hidden_activation", "hidden_act", "activation_function")
+    default = {"gemma": "gelu_pytorch_tanh", "opt": "relu", "gpt2": "gelu_new", "gpt_neox": "gelu"}
+    given = [config.value(name, str) for name in names]
+    name = next((value for value in given if value), default.get(kind.split("2")[0].split("3")[0], "silu"))
+    if kind == "gemma":
+        name = "gelu_pytorch_tanh"  # transformers takes it whatever older configurations say
+    if name not in _ACTIVATIONS:
+        raise ModelError(f"{config.where}: has the activation '{one_line(name)[:40]}': not supported")
+    activation, gated = _ACTIVATIONS[name], "gate" in model.names
+    if gated and activation == "gelu":
+        return "geglu"
+    if gated != (activation == "swiglu"):
+        raise ModelError(f"{config.where}: has the activation '{name}' in a place where it is not supported")
+    return activation
+
+
+def _windows(config: Config, model: ModelType, layers: int) -> tuple[int, ...]:
+    """The sliding window of each layer; empty if there is none."""
+    window = config.value("sliding_window", int, 0)
+    kinds = config.value("layer_types", list)
+    period = config.value("_sliding_window_pattern", int, model.pattern)
+    period = config.value("sliding_window_pattern", int, period)
+    uses = config.value("use_sliding_window", bool, bool(model.pattern) or model.window == "all")
+    if not window or not uses:
+        return ()
+    if kinds is not None:
+        if len(kinds) < layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
+            raise ModelError(f"{config.where}: config.json has layer_types that are not supported")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers])
+    if model.window == "all":
+        return (window,) * layers
+    if not period:
+        raise ModelError(f"{config.where}: config.json does not say which layers have the sliding window")
+    return tuple(window if (layer + 1) % period else 0 for layer in range(layers))
+
+
+def _angles(config: Config, kind: str, model: ModelType, head_size: int) -> dict[str, Any]:
+    """Fields of a decoder for the angles of rotary positions; raises `ModelError` for unknown scalings."""
+    new = config.value("rope_parameters", dict) or {}
+    old = config.value("rope_scaling", dict) or {}
+    base = config.number("rope_theta", 1e6 if kind == "gemma3_text" else 10000.0)
+    base = config.number("rotary_emb_base", base)
+    local = config.number("rope_local_base_freq", 10000.0)
+    share = config.value("partial_rotary_factor", float, model.turned_share)
+    share = config.value("rotary_pct", float, share)
+    fields: dict[str, Any] = {}
+    if "full_attention" in new:
+        sliding, new = new.get("sliding_attention") or {}, new["full_attention"]
+        if sliding.get("rope_type", "default") != "default":
+            raise ModelError(f"{config.where}: scales the angles of layers with a window: not supported")
+        local = float(sliding.get("rope_theta", local))
+    if kind == "gemma3_text":
+        fields["local_rotary_base"] = local
+    scaling = {**old, **new}
+    base = float(scaling.pop("rope_theta", base))
+    share = float(scaling.pop("partial_rotary_factor", share))
+    turned = int(head_size * share)
+    factors = _factors(config, scaling, base, turned)
+    fields |= {"rotary_base": base, "rotary_size": turned}
+    return fields | ({"rotary_factors": factors} if factors else {})
+
+
+def _factors(config: Config, scaling: dict[str, Any], base: float, turned: int) -> tuple[float, ...]:
+    """Divisors of the frequencies of rotation, by ``linear`` or ``llama3``; empty if all are 1."""
+    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
+    scaling.pop("type", None)
+    try:
+        if kind == "default":
+            expected: set[str] = set()
+            factors = ()
+        elif kind == "linear":
+            expected, factors = {"factor"}, (float(scaling["factor"]),) * (turned // 2)
+        elif kind == "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+            expected = {*names}
+            factor, low, high, length = (float(scaling[name]) for name in names)
+            speeds = base ** (-np.arange(0, turned, 2) / turned)
+            turns = length * speeds / (2 * np.pi)  # over the original context
+            share = np.clip((turns - low) / (high - low), 0, 1)
+            factors = tuple(map(float, 1 / ((1 - share) / factor + share)))
+        else:
+            raise ModelError(f"{config.where}: scales angles by '{one_line(str(kind))[:40]}': not supported")
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"{config.where}: its scaling of angles is incomplete") from None
+    unread = {name for name in scaling if scaling[name] is not None} - expected
+    if unread - {"original_max_position_embeddings", "finetuned"}:
+        raise ModelError(f"{config.where}: scales angles with '{one_line(min(unread))[:40]}': not supported")
+    return factors

@@ -1,0 +1,165 @@
+"""Kinds of models in Hugging Face folders: their weights, and what configurations leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_LLAMA = {
+    "tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "block": "model.layers.{}.",
+    "attention_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention": "self_attn.o_proj",
+    "query_norm": "self_attn.q_norm",
+    "key_norm": "self_attn.k_norm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_GEMMA2 = {
+    **_LLAMA,
+    "attention_result_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_result_norm": "post_feedforward_layernorm",
+}
+_FUSED = {"query": "self_attn.qkv_proj", "key": "self_attn.qkv_proj", "value": "self_attn.qkv_proj"}
+_PHI3 = {**_LLAMA, **_FUSED, "gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
+_PHI = {
+    **{part: name for part, name in _LLAMA.items() if part != "gate"},
+    "norm": "model.final_layernorm",
+    "attention": "self_attn.dense",
+    "up": "mlp.fc1",
+    "down": "mlp.fc2",
+}
+_GPT2 = {
+    "tokens": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "block": "transformer.h.{}.",
+    "attention_norm": "ln_1",
+    **dict.fromkeys(("query", "key", "value"), "attn.c_attn"),
+    "attention": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+_NEOX = {
+    "tokens": "gpt_neox.embed_in",
+    "norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "block": "gpt_neox.layers.{}.",
+    "attention_norm": "input_layernorm",
+    **dict.fromkeys(("query", "key", "value"), "attention.query_key_value"),
+    "attention": "attention.dense",
+    "feed_forward_norm": "post_attention_layernorm",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+_OPT = {
+    "tokens": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "norm": "model.decoder.final_layer_norm",
+    "head": "lm_head",
+    "block": "model.decoder.layers.{}.",
+    "attention_norm": "self_attn_layer_norm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention": "self_attn.out_proj",
+    "feed_forward_norm": "final_layer_norm",
+    "up": "fc1",
+    "down": "fc2",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelType:
+    """What a ``model_type`` says, beside the configuration.
+
+    Attributes
+    ----------
+    names : mapping of str to str
+        Names of the weights in the files; of those of a block without the prefix ``block``.
+    fields : mapping of str to object
+        Fields of `Decoder` that it fixes.
+    sizes : mapping of str to str
+        Keys of the configuration that have other names than Llama's.
+    scale_offset : float
+        What is added to the scales of norms.
+    transposed : bool
+        Whether products are stored as [inputs, outputs].
+    by_head : bool
+        Whether queries, keys and values of each head follow one another in their one product.
+    turned_share : float
+        Share of a head that is rotated, if the configuration does not say it.
+    tied : bool
+        Whether the output is tied if the configuration does not say it.
+    window : str
+        Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
+        that ``pattern`` or the key ``layer_types`` says.
+    """
+
+    names: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    scale_offset: float = 0.0
+    transposed: bool = False
+    by_head: bool = False
+    turned_share: float = 1.0
+    tied: bool = False
+    window: str = ""
+    pattern: int = 0
+
+
+_GEMMA = {"scale_offset": 1.0, "tied": True}
+_LAYER = {"norm": "layer"}
+MODEL_TYPES = {
+    "llama": ModelType(),
+    "mistral": ModelType(window="all"),
+    "granite": ModelType(),
+    "qwen2": ModelType(window="pattern"),
+    "qwen3": ModelType(fields={"query_norm": "heads"}, window="pattern"),
+    "gemma": ModelType(**_GEMMA),
+    "gemma2": ModelType(names=_GEMMA2, fields={"result_norms": True}, window="pattern", pattern=2, **_GEMMA),
+    "gemma3_text": ModelType(
+        names=_GEMMA2,
+        fields={"result_norms": True, "query_norm": "heads"},
+        window="pattern",
+        pattern=6,
+        **_GEMMA,
+    ),
+    "phi3": ModelType(names=_PHI3, window="all"),
+    "olmo2": ModelType(
+        names=_GEMMA2,
+        fields={"query_norm": "whole", "input_norms": False, "result_norms": True},
+    ),
+    "phi": ModelType(names=_PHI, fields={**_LAYER, "parallel": True, "shares_norm": True}, turned_share=0.5),
+    "gpt2": ModelType(
+        names=_GPT2,
+        fields={**_LAYER, "positions": "learned"},
+        sizes={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+        },
+        transposed=True,
+        tied=True,
+    ),
+    "gpt_neox": ModelType(names=_NEOX, fields=_LAYER, by_head=True, turned_share=0.25),
+    "opt": ModelType(
+        names=_OPT,
+        fields={**_LAYER, "positions": "learned", "position_offset": 2},
+        sizes={"intermediate_size": "ffn_dim"},
+        tied=True,
+    ),
+}
