@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pimflow.core.options import OptionSet, option, require_type
+from pimflow.core.options import OptionSet, option, require_type, type_error
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host.array_files import read_array, read_arrays
 
@@ -22,13 +22,9 @@ Inputs = Mapping[str, np.ndarray] | np.ndarray | str | os.PathLike[str]
 
 
 def _check_inputs(name: str, inputs: Any) -> Any:
-    if not (
-        inputs is None or isinstance(inputs, Mapping | str | os.PathLike) or hasattr(inputs, "__array__")
-    ):
-        raise UsageError(
-            f"{name} is a mapping of names to arrays, an .npz file, or None, not {inputs!r} "
-            f"({type(inputs).__name__})"
-        )
+    is_array = hasattr(inputs, "__array__")
+    if not (inputs is None or is_array or isinstance(inputs, Mapping | str | os.PathLike)):
+        raise type_error(name, inputs, "a mapping of names to arrays, an .npz file, or None")
     return inputs
 
 
