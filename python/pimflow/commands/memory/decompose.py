@@ -19,15 +19,17 @@ from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import CalibrationOptions, ShapeOptions, ValueOptions
 from pimflow.commands.shared.search_arguments import SearchArguments, as_system
 from pimflow.compiler.artifact import Interface
+from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.core.goal import GoalOptions
 from pimflow.core.options import field_names
-from pimflow.core.output_error import relative_error
+from pimflow.core.output_error import max_error_check
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.decomposition.report import DecompositionReport, ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph, onnx_runtime
+from pimflow.frontend.reference import Fp16Storage
 from pimflow.hardware import System
 from pimflow.host.files import MODEL, check_file, replace_file
 from pimflow.placement import Costs
@@ -35,9 +37,6 @@ from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
-
-# Largest `relative_error` between ONNX Runtime and TVM that the order of sums may cause in fp32; assumed.
-EXPORT_BOUND = 1e-4
 
 
 @public(
@@ -172,16 +171,20 @@ def _error(
     inputs: Mapping[str, np.ndarray],
     expected: Sequence[np.ndarray],
 ) -> float:
-    """The largest relative error of outputs of `exported`; raises `VerificationError` if it is too large."""
+    """The largest relative error of outputs of `exported`.
+
+    Raises `VerificationError` if it exceeds what roundings in fp32 do to the decomposed network.
+    """
     outputs = onnx_runtime.reference(exported)(inputs)
-    error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
-    if not error <= EXPORT_BOUND:
+    reference = OutputReference(expected=expected, perturbed=change.network.perturbed)
+    check = max_error_check(output_checks(reference, Fp16Storage(), "fp32", inputs, outputs))
+    if not check.matches:
         raise VerificationError(
             f"'{change.original.name}': outputs of what was to be written differ from the decomposed "
-            f"network's by {error:.1e} of the largest value, more than {EXPORT_BOUND:g}; decompose fewer "
-            "layers"
+            f"network's by {check.relative_error:.1e} of the largest value; the bound is {check.bound:.1e}; "
+            "decompose fewer layers"
         )
-    return error
+    return check.relative_error
 
 
 def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, exported: onnx.ModelProto) -> None:

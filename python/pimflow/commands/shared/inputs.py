@@ -22,9 +22,8 @@ Inputs = Mapping[str, np.ndarray] | np.ndarray | str | os.PathLike[str]
 
 
 def _check_inputs(name: str, inputs: Any) -> Any:
-    if not (
-        inputs is None or isinstance(inputs, Mapping | str | os.PathLike) or hasattr(inputs, "__array__")
-    ):
+    is_array = hasattr(inputs, "__array__")
+    if not (inputs is None or is_array or isinstance(inputs, Mapping | str | os.PathLike)):
         raise type_error(name, inputs, "a mapping of names to arrays, an .npz file, or None")
     return inputs
 
