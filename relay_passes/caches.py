@@ -35,10 +35,8 @@ def append_tokens(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit
     if tokens == 1:
         placed_tokens, hit = emit(op.multiply(new, hits), "put"), hits
     else:
-        placed_tokens, hit = (
-            emit(op.matmul(hits, new), "put"),
-            emit(op.sum(hits, axis=-1, keepdims=True), "hit"),
-        )
+        placed_tokens = emit(op.matmul(hits, new), "put")
+        hit = emit(op.sum(hits, axis=-1, keepdims=True), "hit")
     masked_cache = emit(
         op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left"
     )

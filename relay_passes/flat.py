@@ -153,7 +153,10 @@ Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | N
 
 
 def rebuild(
-    mod: tvm.IRModule, rewrite: Rewriter, var_remap: dict[relax.Var, relax.Expr] | None = None
+    mod: tvm.IRModule,
+    rewrite: Rewriter,
+    var_remap: dict[relax.Var, relax.Expr] | None = None,
+    rewrite_result: Callable[[relax.BlockBuilder, relax.Expr], relax.Expr] | None = None,
 ) -> tvm.IRModule:
     """`mod` with every binding of ``main`` passed through `rewrite`.
 
@@ -161,6 +164,8 @@ def rebuild(
     ----------
     var_remap : dict of Var to Expr, optional
         Filled, binding by binding, with the replacement of each old variable.
+    rewrite_result : callable, optional
+        Gets the builder and the new result, and gives what ``main`` returns instead.
 
     ``rewrite(builder, var, value)`` gets the old variable, and the value over new variables. It may emit
     further bindings. It returns the value to bind under the old name, a variable that it emitted as the
@@ -186,6 +191,8 @@ def rebuild(
                 if tvm_ffi.structural_equal(env[binding.var].ty, binding.var.ty):
                     same.add(binding.var)
             body = builder.normalize(substitute(function.body.body, env))
+            if rewrite_result is not None:
+                body = builder.normalize(rewrite_result(builder, body))
             output = relax.Var(_source_name(builder, body), body.ty)
             builder.emit_normalized(relax.VarBinding(output, body))
         builder.emit_func_output(output)

@@ -4,7 +4,7 @@ It times a decode step of 32 query heads of 128 elements, including the appends.
 number of attended tokens, of requests at once, and of query heads that share keys. The result is a table;
 ``--write`` puts it into docs/language_models.md, with a picture. Programs over caches of thousands of tokens,
 or of many requests, are not timed: their times are extrapolated linearly from two shorter programs
-(`pimflow.commands.generate.crossovers.LengthCosts`).
+(`papers.attention_crossovers.LengthCosts`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench_generate import PAGE, PIMS, replace_block
+from papers.attention_crossovers import Crossing, crossing, speedup_chart
 
 from pimflow import Profiling, system
-from pimflow.commands.generate.crossovers import Crossing, crossing, decode_attention, speedup_chart
+from pimflow.commands.generate.export import decode_attention
 from pimflow.host import pictures
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Costs

@@ -159,10 +159,10 @@ def parts_table(model: str, context: int, profiling: Profiling) -> list[str]:
         once_regions = shared_regions(search_result.graph)
         for name, evaluation in (("GPU alone", search_result.gpu_only), (pim, search_result.evaluation)):
             figures_by_kind: Counter[str] = Counter()
-            for region, added_ns in evaluation.latency_increase_ns.items():
+            for region, times in evaluation.region_times.items():
                 figures_by_kind[
                     ONCE if region in once_regions else _kind(search_result.graph.region(region))
-                ] += added_ns
+                ] += times.latency_ns
             launches = [event for event in evaluation.timeline.events if event.launched]
             figures_by_kind["launches of kernels"] = sum(event.resource == "gpu" for event in launches)
             figures_by_kind["submissions to PIM"] = sum(event.resource == "pim" for event in launches)

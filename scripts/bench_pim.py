@@ -149,7 +149,6 @@ class ByValue:
 
     Attributes
     ----------
-    macs : int
     seconds : float
         Of all layers, one after the other.
     slowest : tuple of (float, str)
@@ -182,11 +181,9 @@ def measure_by_value(model: str, min_s: float = 0.05) -> dict[tuple[str, int], B
     for region in search_result.graph.regions:
         if region.name in search_result.table.unsupported_reasons:
             continue
-        g, program = (
-            region.geometry,
-            search_result.generator.pim_program(
-                region, search_result.generator.make(region, PimRewrite()).rewrite, 0
-            ),
+        g = region.geometry
+        program = search_result.generator.pim_program(
+            region, search_result.generator.make(region, PimRewrite()).rewrite, 0
         )
         weights = draw.standard_normal((g.oc, g.reduction), np.float32)
         device = PimDevice(program, memory_image(program, weights))

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench_generate import PAGE, PIMS, replace_block
-
-from pimflow import Profiling, system, zoo
-from pimflow.commands.generate.product_crossovers import (
+from papers.product_crossovers import (
     ProductCrossing,
     first_slower_tokens,
     product_crossing,
     speedup_chart,
     uses_while_read,
 )
+
+from pimflow import Profiling, system, zoo
 from pimflow.host import pictures
 from pimflow.host.result_cache import ResultCache, default_path
 

@@ -15,6 +15,8 @@ import math
 import sys
 from dataclasses import asdict, dataclass
 
+from calibration.latency_bound import lower_bound, simple_bound
+
 from pimflow import frontend
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import System, system
@@ -24,7 +26,6 @@ from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.simulators.pim.bound import lower_bound, simple_bound
 from pimflow.simulators.profiler import BuiltIn
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")

@@ -126,19 +126,14 @@ def main() -> int:
         print(f"{entry.kind} {entry.name}: {cycles}, {entry.error:+.2%}", file=sys.stderr)
 
     try:
+        channels, initial = arguments.pim_channels, arguments.initial or [""]
         all_programs = (
-            layer_programs(
-                arguments.layer,
-                arguments.pim_channels,
-                arguments.initial or [""],
-                arguments.activation or [""],
-            )
+            layer_programs(arguments.layer, channels, initial, arguments.activation or [""])
             if arguments.layer
-            else network_programs(arguments.model or list(NETWORKS), arguments.pim_channels)
+            else network_programs(arguments.model or list(NETWORKS), channels)
         )
-        programs = [
-            entry for entry in all_programs if sum(command_counts(entry[2]).values()) <= arguments.commands
-        ]
+        limit = arguments.commands
+        programs = [entry for entry in all_programs if sum(command_counts(entry[2]).values()) <= limit]
         comparisons = compare(arguments.executable, programs, pimflow.system(pim=DEVICE).pim, progress)
         if arguments.update:
             page = arguments.update.read_text(encoding="utf-8")

@@ -54,10 +54,8 @@ def layers(search_result: SearchResult) -> tuple[int, int]:
 
 def row(model: str, profiling: Profiling) -> tuple[str, ...]:
     """Compare both choices for a network: a row of the table."""
-    stagewise, joint = (
-        search_in_stages(model, profiling),
-        pimflow.search(model, decompose=REQUEST, fuse=True, profiling=profiling),
-    )
+    stagewise = search_in_stages(model, profiling)
+    joint = pimflow.search(model, decompose=REQUEST, fuse=True, profiling=profiling)
     before_ns, after_ns = stagewise.evaluation.latency_ns, joint.evaluation.latency_ns
     gain = before_ns / after_ns - 1
     return (

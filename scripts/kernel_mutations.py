@@ -2,50 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 
+from pimflow.compiler.kernel_checks.check import shared_elements
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 
-
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """A kernel with a fault, and what the fault is."""
-
-    fault: str
-    kernel: ScheduledKernel
+Change = Callable[[Any], Any]
 
 
-def mutants(kernel: ScheduledKernel, rng: np.random.Generator) -> Iterator[Mutant]:
-    """One mutant for each kind of fault that the kernel has a place for, at a place that `rng` draws."""
+def mutant(kernel: ScheduledKernel, fault: str, rng: np.random.Generator) -> ScheduledKernel | None:
+    """`kernel` with a fault of `FAULTS` at a place that `rng` draws; None if it has no place for it."""
+    return _MAKERS[fault](kernel, rng)
+
+
+def _without_barrier(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
     needed = _needed_barriers(kernel.lowered.body)
-    kinds: dict[str, tuple[type, Callable[[Any], bool], Callable[[Any], Any]]] = {
-        "a dropped barrier": (
-            tirx.Evaluate,
-            lambda stmt: any(map(stmt.same_as, needed)),
-            lambda _: tirx.Evaluate(tirx.IntImm("int32", 0)),
-        ),
-        "a predicate that always holds": (tirx.IfThenElse, _bounds_an_index, lambda branch: branch.then_case),
-        "a store that is one element further on": (tirx.BufferStore, lambda _: True, _shifted),
-        "a sum that begins with one": (tirx.BufferStore, _stores_zero, _begun_with_one),
-    }
-    for fault, (kind, applies, change) in kinds.items():
-        nodes: list[Any] = []
-        tvm_ffi.structural_walk(kernel.lowered.body, [((kind,), nodes.append)], order="pre")
-        places = [index for index, node in enumerate(nodes) if applies(node)]
-        if places:
-            body = _with_change(kernel.lowered.body, kind, nodes[int(rng.choice(places))], change)
-            yield Mutant(fault=fault, kernel=replace(kernel, lowered=kernel.lowered.with_body(body)))
+    nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
+    return _changed(
+        kernel, rng, tirx.Evaluate, lambda stmt: nothing if any(map(stmt.same_as, needed)) else None
+    )
 
 
-def _with_change(body: tirx.Stmt, kind: type, place: Any, change: Callable[[Any], Any]) -> tirx.Stmt:
-    """`body` with one of its nodes changed."""
-    return tvm_ffi.structural_map(body, [(kind, lambda node: change(node) if node.same_as(place) else node)])
+def _without_predicate(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
+    return _changed(
+        kernel, rng, tirx.IfThenElse, lambda branch: branch.then_case if _bounds_an_index(branch) else None
+    )
+
+
+def _with_shifted_store(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
+    return _changed(kernel, rng, tirx.BufferStore, _shifted)
+
+
+def _with_begun_sum(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
+    return _changed(kernel, rng, tirx.BufferStore, _begun_with_one)
+
+
+def _with_swapped_index(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
+    return _changed(kernel, rng, tirx.BufferStore, lambda store: _swapped(store, rng))
+
+
+def _with_smaller_buffer(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
+    """A buffer in shared memory lacks the last element that the kernel uses."""
+    if kernel.separate is None:
+        return None
+    sizes = {buffer: size for buffer, size in shared_elements(kernel).items() if size > 1}
+    if not sizes:
+        return None
+    chosen = list(sizes)[int(rng.integers(len(sizes)))]
+
+    smaller = tirx.decl_buffer((sizes[chosen] - 1,), str(chosen.dtype), chosen.name, scope=chosen.scope())
+    rules = [(ir.Var, lambda variable: smaller if variable.same_as(chosen) else variable)]
+    body = tvm_ffi.structural_map(kernel.separate.body, rules)
+    return replace(kernel, separate=kernel.separate.with_body(body))
+
+
+_MAKERS: dict[str, Callable[[ScheduledKernel, np.random.Generator], ScheduledKernel | None]] = {
+    "a dropped barrier": _without_barrier,
+    "a predicate that always holds": _without_predicate,
+    "a swapped index": _with_swapped_index,
+    "a shared buffer of one element less": _with_smaller_buffer,
+    "a store that is one element further on": _with_shifted_store,
+    "a sum that begins with one": _with_begun_sum,
+}
+FAULTS = tuple(_MAKERS)
+
+
+def _changed(
+    kernel: ScheduledKernel, rng: np.random.Generator, kind: type, change: Change
+) -> ScheduledKernel | None:
+    """`kernel` with a statement of `kind` changed; `change` gives None for one that has no place for it."""
+    body, nodes = kernel.lowered.body, list[Any]()
+    tvm_ffi.structural_walk(body, [((kind,), nodes.append)], order="pre")
+    changes = ((nodes[index], change(nodes[index])) for index in rng.permutation(len(nodes)))
+    place, changed = next(((node, new) for node, new in changes if new is not None), (None, None))
+    if changed is None:
+        return None
+    rules = [(kind, lambda node: changed if node.same_as(place) else node)]
+    return replace(kernel, lowered=kernel.lowered.with_body(tvm_ffi.structural_map(body, rules)))
 
 
 def _is_barrier(stmt: tirx.Stmt) -> bool:
@@ -90,11 +129,38 @@ def _shifted(store: tirx.BufferStore) -> tirx.BufferStore:
     return tirx.BufferStore(store.buffer, store.value, [*outer, moved])
 
 
-def _stores_zero(store: tirx.BufferStore) -> bool:
-    return isinstance(store.value, tirx.FloatImm) and store.value.value == 0
+def _begun_with_one(store: tirx.BufferStore) -> tirx.BufferStore | None:
+    if not isinstance(store.value, tirx.FloatImm) or store.value.value != 0:
+        return None
+    one = tirx.const(1, str(store.value.ty).removeprefix("T."))
+    return tirx.BufferStore(store.buffer, one, store.indices)
 
 
-def _begun_with_one(store: tirx.BufferStore) -> tirx.BufferStore:
-    return tirx.BufferStore(
-        store.buffer, tirx.const(1, str(store.value.ty).removeprefix("T.")), store.indices
-    )
+def _swapped(store: tirx.BufferStore, rng: np.random.Generator) -> tirx.BufferStore | None:
+    """A store whose index has two variables in each other's place; None for one that stores a constant."""
+    variables: list[ir.Var] = []
+    for index in store.indices:
+        tvm_ffi.structural_walk(index, [((ir.Var,), variables.append)], order="pre")
+    distinct = list(dict.fromkeys(v for v in variables if str(v.ty) == str(variables[0].ty)))
+    if len(distinct) < 2 or isinstance(store.value, tirx.FloatImm | tirx.IntImm | tirx.Broadcast):
+        return None
+    first, second = (distinct[i] for i in rng.permutation(len(distinct))[:2])
+    swaps = {first: second, second: first}
+    rules = [(ir.Var, lambda variable: swaps.get(variable, variable))]
+    indices = [tvm_ffi.structural_map(index, rules) for index in store.indices]
+    analyzer = sym.Analyzer()
+    if all(
+        analyzer.can_prove_equal(_first_lane(old), _first_lane(new))
+        for old, new in zip(store.indices, indices)
+    ):
+        return None
+    return tirx.BufferStore(store.buffer, store.value, indices)
+
+
+def _first_lane(index: ir.Expr) -> ir.Expr:
+    """The first element of a vector of indices; an index alone as it is."""
+    if isinstance(index, tirx.Add):
+        return _first_lane(index.a) + _first_lane(index.b)
+    if isinstance(index, tirx.Ramp):
+        return index.base
+    return index.value if isinstance(index, tirx.Broadcast) else index

@@ -68,7 +68,6 @@ class CommandOutcome:
         From when it took signals.
     finished : bool
         It was through before the signal came.
-    detail : str
     """
 
     flaws: tuple[str, ...] = ()
@@ -132,10 +131,7 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
         if session_members(process.pid):
             flaws.append("orphan")
             os.killpg(process.pid, signal.SIGKILL)
-        leftovers = sorted(path.name for place in (folder, scratch) for path in Path(place).iterdir())
-        leftovers = [name for name in leftovers if name not in (layer.name, "out")]
-        if stop == signal.SIGKILL:  # the next run for this place removes it: host/directories.py
-            leftovers = [name for name in leftovers if not name.startswith(".out.new.")]
+        leftovers = _leftovers((folder, scratch), {layer.name, "out"}, stop)
         if leftovers:
             flaws.append("litter")
         out = Path(folder) / "out"
@@ -148,6 +144,14 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
             f"{message}"
         )
         return CommandOutcome(flaws=tuple(flaws), seconds=seconds, finished=finished, detail=detail)
+
+
+def _leftovers(folders: tuple[str, str], expected: set[str], stop: int | None) -> list[str]:
+    """Names of files that a command left beside `expected`."""
+    names = {path.name for folder in folders for path in Path(folder).iterdir()} - expected
+    if stop == signal.SIGKILL:  # the next run for this place removes it: host/directories.py
+        names = {name for name in names if not name.startswith(".out.new.")}
+    return sorted(names)
 
 
 def _message_flaws(code: int, message: str, finished: bool, stop: int | None) -> list[str]:

@@ -7,16 +7,55 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import sys
+from collections.abc import Sequence
 
 from pimflow import frontend, zoo
-from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, kernel_rows
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
+from pimflow.core.region import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.learned_model import Learned, residual_path
-from pimflow.simulators.profiler import Analytic
+from pimflow.simulators.gpu.model import SIZES, KernelRequest
+from pimflow.simulators.profiler import Analytic, GpuProfiler
+
+
+def kernel_rows(
+    kernels: Sequence[tuple[str, Kernel]],
+    profiler: CudaProfiler,
+    gpu: GpuSpec,
+    dtype: str,
+    models: Sequence[GpuProfiler],
+) -> list[dict[str, object]]:
+    """Measured times of named kernels beside those of models, with all memory channels, in ns.
+
+    Returns
+    -------
+    list of dict
+        ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `calibration.samples` reads them,
+        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model its execution time ``NAME_ns``, and
+        ``NAME_ratio``, its quotient with the measured time in the profiler's state of the L2. Times are None
+        for a kernel that fails.
+    """
+    requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
+    measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
+    model_costs = {model.name: model.costs(requests, gpu, dtype) for model in models}
+    rows = []
+    for index, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
+        row: dict[str, object] = {"device": profiler.device, "kernel": name, "dtype": dtype}
+        row |= {key: getattr(kernel, key) for key in ("kind", *SIZES)}
+        times_ns = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
+        row |= times_ns
+        for model, costs in model_costs.items():
+            modelled_ns = costs[index].execution_ns
+            row[f"{model}_ns"] = modelled_ns
+            real_ns = times_ns[f"{profiler.l2}_ns"]
+            row[f"{model}_ratio"] = modelled_ns / real_ns if real_ns else None
+        rows.append(row)
+    return rows
 
 
 def main() -> int:

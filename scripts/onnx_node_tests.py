@@ -8,15 +8,19 @@ broken.
 
 import argparse
 import collections
+import dataclasses
 import multiprocessing
+import queue
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from update_readme import fill
@@ -24,8 +28,9 @@ from update_readme import fill
 from pimflow.errors import PimflowError
 
 RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN = "right", "right, constants", "refused", "wrong", "broken"
+STORED = ("pytorch-converted", "pytorch-operator", "simple")
 OTHERS = "no tensors"  # sequences, optional values and texts
-SECONDS = 120.0  # of a test
+SECONDS = 120.0  # of a test; the first of a process also loads TVM
 FP16_TOLERANCE = 4e-3  # of the largest value: borders of devices are stored in fp16
 
 
@@ -37,6 +42,40 @@ def node_tests() -> dict[str, TestCase]:
         warnings.simplefilter("ignore")
         tests = [test for test in collect_testcases(None) if test.model is not None and test.data_sets]
     return {test.name: test for test in tests}
+
+
+def stored_tests() -> dict[str, TestCase]:
+    """The tests that the package stores as files, by name: parts of PyTorch, and small networks."""
+    from onnx.backend.test.loader import load_model_tests
+
+    tests = {}
+    for kind in STORED:
+        for test in load_model_tests(kind=kind):
+            folder = Path(test.model_dir)
+            model = onnx.load(folder / "model.onnx")
+            data_sets = [
+                tuple(
+                    [_stored_value(path) for path in sorted(data.glob(f"{side}_*.pb"), key=_number)]
+                    for side in ("input", "output")
+                )
+                for data in sorted(folder.glob("test_data_set_*"))
+            ]
+            tests[test.name] = dataclasses.replace(test, model=model, data_sets=data_sets)
+    return tests
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
+
+
+def _stored_value(path: Path) -> np.ndarray | None:
+    """The tensor in a file; None if it holds a sequence, or nothing."""
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(path.read_bytes())
+        return numpy_helper.to_array(tensor)
+    except (DecodeError, TypeError, ValueError, KeyError):
+        return None
 
 
 def sample(names: Sequence[str], count: int, seed: int | str) -> list[str]:
@@ -51,7 +90,7 @@ def outcome(test: TestCase) -> tuple[str, str]:
         return OTHERS, ""
     kind, reason = _attempt(test.model, test.data_sets, test.rtol, test.atol)
     if kind == REFUSED and len(test.data_sets) == 1 and len(_input_names(test.model)) > 1:
-        again, again_reason = _attempt(*_with_constants(test.model, test.data_sets[0]), test.rtol, test.atol)
+        again, again_reason = _attempt(*constants_model(test.model, test.data_sets[0]), test.rtol, test.atol)
         return (CONSTANTS, reason) if again == RIGHT else (again, again_reason)
     return kind, reason
 
@@ -102,7 +141,7 @@ def _difference(result: np.ndarray, expected: np.ndarray, rtol: float, atol: flo
     return "" if is_equal else f"{result.ravel()[:4]} for {expected.ravel()[:4]}"
 
 
-def _with_constants(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
+def constants_model(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProto, list]:
     """The model with all inputs but the first as initializers, and its data without them."""
     names, (inputs, outputs) = _input_names(model), data
     changed = onnx.ModelProto()
@@ -115,13 +154,28 @@ def _with_constants(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProt
 
 def _serve(connection) -> None:
     """Answer names of tests by their outcomes, until there is no other name."""
-    tests = node_tests()
+    tests = node_tests() | stored_tests()
     for name in iter(connection.recv, None):
         connection.send(outcome(tests[name]))
 
 
-def outcomes(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, outcome and reason of each test; a process that dies or takes too long is a broken test."""
+def outcomes(names: Sequence[str], jobs: int = 1, seconds: float = SECONDS) -> Iterator[tuple[str, str, str]]:
+    """Name, outcome and reason of each test, by so many processes at once."""
+    results: queue.SimpleQueue[tuple[str, str, str]] = queue.SimpleQueue()
+
+    def work(part: Sequence[str]) -> None:
+        """Put the outcomes of tests into the queue."""
+        for result in _outcomes_in_order(part, seconds):
+            results.put(result)
+
+    for job in range(jobs):
+        threading.Thread(target=work, args=(names[job::jobs],), daemon=True).start()
+    for _ in names:
+        yield results.get()
+
+
+def _outcomes_in_order(names: Sequence[str], seconds: float) -> Iterator[tuple[str, str, str]]:
+    """The outcomes of a process; if that dies or takes too long, the test is broken, and another goes on."""
     context = multiprocessing.get_context("spawn")
     process = None
     for name in names:
@@ -132,14 +186,14 @@ def outcomes(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             far_end.close()
         try:
             connection.send(name)
-            if not connection.poll(SECONDS):
+            if not connection.poll(seconds):
                 raise EOFError
             yield (name, *connection.recv())
         except (EOFError, OSError):
             process.kill()
             process.join()
             process = None
-            yield name, BROKEN, f"the process ended, or took more than {SECONDS:g} s"
+            yield name, BROKEN, f"the process ended, or took more than {seconds:g} s"
     if process is not None:
         connection.send(None)
         process.join()
@@ -160,12 +214,21 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many tests to draw; all by default")
     parser.add_argument("--seed", default="0", help="what draws them (default: %(default)s)")
     parser.add_argument("--match", default="", help="a text that names of tests have")
+    parser.add_argument(
+        "--stored",
+        action="store_true",
+        help="run the tests that are stored as files: PyTorch's, and small networks",
+    )
     parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of a test (default: %(default)s)")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
-    names = [name for name in node_tests() if args.match in name]
+    names = [name for name in (stored_tests() if args.stored else node_tests()) if args.match in name]
     counts: collections.Counter[str] = collections.Counter()
-    for name, kind, reason in outcomes(sample(names, args.sample or len(names), args.seed)):
+    for name, kind, reason in outcomes(
+        sample(names, args.sample or len(names), args.seed), args.jobs, args.seconds
+    ):
         counts[kind] += 1
         if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
             print(f"{kind}: {name}: {reason}", flush=True)
@@ -173,7 +236,7 @@ def main() -> int:
     print(text)
     if args.update:
         page = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(page, "onnx", text), encoding="utf-8")
+        args.update.write_text(fill(page, "onnx stored" if args.stored else "onnx", text), encoding="utf-8")
     return int(bool(counts[WRONG] or counts[BROKEN]))
 
 

@@ -1,4 +1,4 @@
-"""Check GPU kernels on this CPU: ``prove_kernels.py [NETWORK…] [--context N] [--mutations N]``.
+"""Check GPU kernels on this CPU: ``prove_kernels.py [NETWORK…] [--context N] [--sweep] [--mutations N]``.
 
 Every kernel runs thread by thread (`pimflow.compiler.kernel_checks`): no two blocks and no two threads race,
 all accesses lie within their buffers, all threads of a block reach each barrier, every element of a result is
@@ -6,75 +6,167 @@ written, and has the value that the kernel's plain loops give. The exit code is 
 is not found.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from kernel_mutations import mutants
+import tvm_ffi
+from kernel_cases import KernelCase, cases, network_kernels
+from kernel_mutations import FAULTS, mutant
 
-import pimflow
-from pimflow.commands.shared import prepare
-from pimflow.commands.shared.options import NetworkOptions
-from pimflow.compiler.kernel_checks.check import KernelCheck, check_kernel
-from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, scheduled_kernels
-from pimflow.errors import UnsupportedOpError
+from pimflow.compiler.kernel_checks.check import KernelCheck, check_kernel, check_kernels
+from pimflow.compiler.kernel_checks.kernels import PlainKernels
+from pimflow.compiler.kernel_checks.resources import LaunchResources, launch_resources
+from pimflow.errors import PimflowError, last_line
+from pimflow.hardware import GpuSpec, spec_names
+from pimflow.host import workers
+from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 
 NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
+SWEEP_WORK = 1_000_000  # of each kernel of the sweep, see `check_kernel`
+ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 
-def kernels_of_network(network: str, context: int | None, dtype: str) -> list[ScheduledKernel]:
-    """The kernels of a network of which the GPU does everything."""
-    system, options = pimflow.system(dtype=dtype), NetworkOptions(context=context)
-    prepared = prepare.prepare(prepare.load(network, options), options, system)
-    return scheduled_kernels(prepared.network.module, system)
+@dataclass
+class CaseResult:
+    """What the checks of a case found, and the seconds that they took."""
+
+    part: str
+    name: str
+    dtype: str
+    checks: list[KernelCheck] = field(default_factory=list)
+    problem: str = ""
+    seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """A line for each kernel that does not hold."""
+        faulty = [f"{check.name}: {check.verdict}" for check in self.checks if not check.holds]
+        return [
+            f"{self.name} ({self.dtype}): {text}" for text in ([self.problem] if self.problem else faulty)
+        ]
 
 
-def checks(kernels: list[ScheduledKernel]) -> Iterator[KernelCheck]:
-    """The checks of `kernels`; one that cannot run says why."""
-    for kernel in kernels:
-        try:
-            yield check_kernel(kernel)
-        except UnsupportedOpError as error:
-            yield KernelCheck(
-                name=kernel.name, blocks=0, all_blocks=0, compared=0, findings=(), unsupported=str(error)
-            )
+_known: set[int] = set()  # hashes of kernels that this process has checked
+
+
+def _new_kernels(plain: PlainKernels) -> set[str]:
+    """Names of kernels that this process has not checked yet."""
+    names = set()
+    for gv, func in plain.functions().items():
+        key = tvm_ffi.structural_hash(func.without_attr("global_symbol"))
+        if key not in _known:
+            _known.add(key)
+            names.add(gv.name_hint)
+    return names
+
+
+def check_case(case: KernelCase) -> CaseResult:
+    """Check the kernels of a case that were in none before."""
+    begin, result = time.perf_counter(), CaseResult(case.part, case.name, case.dtype)
+    try:
+        plain = case.make()
+        result.checks = list(check_kernels(plain.schedule(_new_kernels(plain)), SWEEP_WORK))
+    except PimflowError as error:
+        result.problem = last_line(error)
+    result.seconds = time.perf_counter() - begin
+    return result
+
+
+def check_numbered_case(number: int) -> CaseResult:
+    """Check a case by its number, for a worker."""
+    return check_case(list(cases())[number])
+
+
+def run_sweep(parts: Sequence[str], jobs: int) -> bool:
+    """Check all cases, and print a table of the parts; returns whether all kernels hold."""
+    chosen = [i for i, case in enumerate(cases()) if not parts or case.part in parts]
+    results: dict[str, list[CaseResult]] = defaultdict(list)
+    begin = time.perf_counter()
+    for _, result in workers.map_items(check_numbered_case, chosen, jobs):
+        results[result.part].append(result)
+        for line in result.lines():
+            print(line, flush=True)
+    heads = ("cases", "kernels", "hold", "blocks run", "of", "values", "s")
+    print(f"\n{'part':14}", *(f"{head:>12}" for head in heads))
+    for part, of_part in results.items():
+        checks = [check for result in of_part for check in result.checks]
+        blocks, all_blocks = sum(c.blocks for c in checks), sum(c.all_blocks for c in checks)
+        counts = (
+            *(len(of_part), len(checks), sum(check.holds for check in checks), blocks, all_blocks),
+            *(sum(check.compared for check in checks), round(sum(result.seconds for result in of_part))),
+        )
+        print(f"{part:14}", *(f"{count:12,}" for count in counts))
+    print(f"{time.perf_counter() - begin:.0f} s in {jobs} processes")
+    return not any(result.lines() for of_part in results.values() for result in of_part)
 
 
 def prove_network(network: str, context: int | None, dtype: str) -> bool:
     """Print a line for a network, and one for each kernel that does not hold; returns whether all hold."""
-    results = list(checks(kernels_of_network(network, context, dtype)))
-    faulty = [result for result in results if result.findings or result.unsupported]
-    blocks, all_blocks = sum(r.blocks for r in results), sum(r.all_blocks for r in results)
-    compared = sum(result.compared for result in results)
+    checks = list(check_kernels(network_kernels(network, dtype, context).schedule()))
+    faulty = [check for check in checks if not check.holds]
+    blocks, all_blocks = sum(c.blocks for c in checks), sum(c.all_blocks for c in checks)
     print(
-        f"{network} ({dtype}): {len(results) - len(faulty)} of {len(results)} kernels hold; "
-        f"{blocks:,} of {all_blocks:,} blocks ran, {compared:,} values compared",
+        f"{network} ({dtype}): {len(checks) - len(faulty)} of {len(checks)} kernels hold; "
+        f"{blocks:,} of {all_blocks:,} blocks ran, {sum(c.compared for c in checks):,} values compared",
         flush=True,
     )
-    for result in faulty:
-        print(f"  {result.name}: {'; '.join(map(str, result.findings)) or result.unsupported}", flush=True)
+    for check in faulty:
+        print(f"  {check.name}: {check.verdict}", flush=True)
     return not faulty
 
 
-def prove_mutants(networks: list[str], count: int, seed: int) -> bool:
+def show_resources(network: str, context: int | None, dtype: str) -> bool:
+    """Print what the launches of a network need by architecture; returns whether all limits are kept."""
+    gpus = [GpuSpec.load(name) for name in spec_names("gpu")]
+    by_architecture: dict[str, list[LaunchResources]] = defaultdict(list)
+    for resources in launch_resources(network_kernels(network, dtype, context)):
+        by_architecture[resources.architecture].append(resources)
+    problems = []
+    for architecture, launches in by_architecture.items():
+        counts = (
+            len(launches),
+            max(launch.kernel.registers for launch in launches),
+            max(launch.shared_bytes for launch in launches),
+            sum(launch.kernel.local_bytes > 0 for launch in launches),
+            min(launch.resident_blocks(gpu) for launch in launches for gpu in gpus),
+        )
+        print(f"{network:16} {dtype} {architecture}", *(f"{count:12,}" for count in counts), flush=True)
+        for launch in launches:
+            if launch.kernel.local_bytes:
+                print(f"  {launch.kernel.name}: {launch.kernel.local_bytes} bytes of local memory a thread")
+            problems += [f"  {launch.kernel.name}: {problem}" for problem in launch.problems(gpus)]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return not problems
+
+
+def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
     """Print how many of `count` mutants are found; returns whether all are."""
-    rng, kernels = np.random.default_rng(seed), dict[str, ScheduledKernel]()
-    for network in networks:
-        for kernel in kernels_of_network(network, None, "fp16"):
-            kernels[f"{network} {kernel.name}"] = kernel
-    by_fault: dict[str, list[str]] = {}
-    tried = 0
-    while tried < count:
-        name = str(rng.choice(list(kernels)))
-        for mutant in mutants(kernels[name], rng):
-            tried += 1
-            missed = not check_kernel(mutant.kernel).findings
-            by_fault.setdefault(mutant.fault, []).append(name if missed else "")
-    for fault, names in sorted(by_fault.items()):
-        missed_names = [name for name in names if name]
-        print(f"{fault}: {len(names) - len(missed_names)} of {len(names)} found", *missed_names, sep="\n  ")
-    return not any(any(names) for names in by_fault.values())
+    rng = np.random.default_rng(seed)
+    kernels = {
+        f"{network} {kernel.name}": kernel
+        for network in networks
+        for kernel in network_kernels(network, "fp16").schedule()
+    }
+    tried: dict[str, list[str]] = {fault: [] for fault in FAULTS}
+    for number in range(count):
+        fault = FAULTS[number % len(FAULTS)]
+        for _ in range(ATTEMPTS):
+            name = str(rng.choice(list(kernels)))
+            broken = mutant(kernels[name], fault, rng)
+            if broken is not None:
+                tried[fault].append("" if check_kernel(broken).findings else name)
+                break
+    for fault, missed in tried.items():
+        print(f"{fault}: {missed.count('')} of {len(missed)} found", *filter(None, missed), sep="\n  ")
+    found = sum(missed.count("") for missed in tried.values())
+    print(f"{found} of {count} mutants are found")
+    return found == count
 
 
 def main() -> None:
@@ -86,12 +178,33 @@ def main() -> None:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of a decoder's cache")
     parser.add_argument("--dtype", default="fp16", choices=("fp16", "fp32"), help="default: %(default)s")
     parser.add_argument(
+        "--sweep",
+        nargs="*",
+        metavar="PART",
+        help="all networks, decoders, odd extents, fused groups, plans and primitives, or these parts",
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes of the sweep (default: %(default)s)")
+    parser.add_argument(
+        "--resources",
+        action="store_true",
+        help="compile for sm_75, sm_86 and sm_90, and print registers, shared and local memory",
+    )
+    parser.add_argument(
         "--mutations", type=int, metavar="N", help="break N kernels, and see whether it is found"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.mutations:
         sys.exit(not prove_mutants(args.networks, args.mutations, args.seed))
+    if args.resources:
+        if not cuda_compiler():
+            sys.exit(f"no resources are shown: {NO_COMPILER}")
+        heads = ("launches", "registers", "shared bytes", "with local", "resident")
+        print(f"{'network':16} type arch ", *(f"{head:>12}" for head in heads))
+        kept = [show_resources(network, args.context, args.dtype) for network in args.networks]
+        sys.exit(not all(kept))
+    if args.sweep is not None:
+        sys.exit(not run_sweep(args.sweep, args.jobs))
     held = [prove_network(network, args.context, args.dtype) for network in args.networks]
     sys.exit(not all(held))
 

@@ -6,11 +6,12 @@ import re
 import statistics
 from pathlib import Path
 
+from papers.deep_reuse import overlap
+
 from pimflow.commands.fuse import fuse
 from pimflow.commands.fuse.fusion_report import FusionReport, layer_shares
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, FusionRules, LayerGraph, fuse_layers
-from pimflow.fusion.overlap import overlap
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results_deep_fusion.md"
 NETWORKS = ("vgg-19", "googlenet", "inception-v3", "resnet-18", "resnet-50")

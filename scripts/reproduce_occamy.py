@@ -1,7 +1,8 @@
 """Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
 
 Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
-Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, sweep, times; see docs/results_occamy.md.
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times, sweep. See
+docs/results_occamy.md.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from statistics import geometric_mean
 
 from papers import occamy_operators
 
 import pimflow
+from pimflow import frontend
+from pimflow.commands.shared.streaming_report import StreamingReport
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.errors import PimflowError
-from pimflow.hardware import system
+from pimflow.hardware import System, system
+from pimflow.pim_backend.runtime.targets import target_by_name
 
 # Table I: operators, variables, allocation groups when lazy.
 PAPER = {
@@ -30,53 +35,105 @@ PAPER = {
 }
 # Section IV-A: pool to lazy memory, to PyTorch's on two GPUs, and speed-up of the pool over eager allocation.
 PAPER_POOL_TO_LAZY, PAPER_POOL_TO_TORCH, PAPER_SPEEDUP = 1.073, 0.654, 1.59
-LARGE_BATCH = dict.fromkeys(PAPER, 32) | {"srgan": 2}  # the paper's, Figure 4
-SWEEP_NETWORKS, BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
-PARTS = ("counts", "memory", "sweep", "times")
+BATCHES = (1, 16)
+SWEEP_NETWORKS, SWEEP_BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
+AHEAD = (0, 1, 4, 16)  # kernels
+PARTS = ("counts", "memory", "ahead", "times", "sweep")
 MB = 1e6
+Row = dict[str, object]
 
 
-def plan_memory(name: str, batch: int, torch: bool) -> dict:
-    """Memory of our kernels, weights copied before their first use, and of PyTorch if `torch`."""
+def streaming(ahead: int = 0) -> System:
+    """The default system, with weights in the host's memory as the paper has them."""
+    return system(weights="streamed", copy_ahead=ahead)
+
+
+def measure_pool(name: str, batch: int, runs: int) -> dict:
+    """Run a network with one pool; peak of what the C library handed out, inputs included, and latency."""
+    measured = pimflow.measure_allocations(name, streaming(), batch=batch, runs=runs, allocations=("pool",))
+    run = measured["pool"]
+    return {
+        "allocated_bytes": run.allocated_bytes + run.input_bytes,
+        "peak_bytes": None if run.peak_bytes is None else run.peak_bytes + run.input_bytes,
+        "latency_ns": run.latency_ns,
+    }
+
+
+def measure_memory(name: str, batch: int, runs: int, torch: bool) -> Row:
+    """Memory of a network as built and run, and planned otherwise; and of PyTorch if `torch`."""
     print(f"{name}, batch {batch} …", file=sys.stderr)
-    allocation_plan = pimflow.plan_memory(name, system(), batch=batch, weights="streamed")
+    streamed = pimflow.plan_memory(name, streaming(), batch=batch)
+    internal = streamed.internal  # what the network computes has a pool of its own where weights are resident
     return {
         "network": name,
         "batch": batch,
-        "kernels": allocation_plan.liveness.steps,
-        "variables": allocation_plan.eager_allocations,
-        "lazy_groups": allocation_plan.lazy_groups,
-        "pool_bytes": allocation_plan.plan.pool_bytes,
-        "optimal": allocation_plan.plan.optimal,
-        "lazy_peak_bytes": allocation_plan.lazy_peak_bytes,
-        "eager_bytes": allocation_plan.eager_bytes,
+        "kernels": streamed.kernels,
+        "variables": streamed.eager_allocations + streamed.inputs,
+        "lazy_groups": streamed.lazy_groups,
+        "planned_bytes": streamed.plan.pool_bytes + streamed.input_bytes,
+        "optimal": streamed.plan.optimal,
+        "lazy_peak_bytes": streamed.lazy_peak_bytes + streamed.input_bytes,
+        "eager_bytes": streamed.eager_bytes + streamed.input_bytes,
+        "resident_bytes": internal.internal_peak_bytes + internal.weight_bytes + streamed.input_bytes,
+        "pool": measure_pool(name, batch, runs),
         "torch_peak_bytes": occamy_operators.torch_peak_bytes(name, batch=batch) if torch else None,
     }
 
 
-def count_variables(name: str, ours: dict) -> dict:
+def count_variables(name: str) -> Row:
     """Operators, variables and allocation groups of a network, beside the paper's."""
     operators = occamy_operators.count_operators(name)
+    kernels = pimflow.plan_memory(name, streaming())
+    fields = ("operators", "variables", "lazy_groups", "in_place_groups", "idle_share")
     return {
         "network": name,
         "paper": dict(zip(("operators", "variables", "lazy_groups"), PAPER.get(name, ()), strict=False)),
-        "operators": {
-            "operators": operators.operators,
-            "variables": operators.variables,
-            "lazy_groups": operators.lazy_groups,
-            "pool_to_lazy": operators.plan.pool_bytes / operators.lazy_peak_bytes,
+        "operators": {field: getattr(operators, field) for field in fields}
+        | {"pool_to_lazy": operators.plan.pool_bytes / operators.lazy_peak_bytes},
+        "kernels": {
+            "kernels": kernels.kernels,
+            "variables": kernels.eager_allocations + kernels.inputs,
+            "lazy_groups": kernels.lazy_groups,
         },
-        "kernels": {key: ours[key] for key in ("kernels", "variables", "lazy_groups")},
     }
 
 
-def time_allocations(name: str, runs: int) -> dict:
+def compare_ahead(name: str) -> list[Row]:
+    """Planned memory and modelled time by how far ahead weights are copied; first with them resident."""
+    print(f"{name}, copies ahead …", file=sys.stderr)
+    network, target = frontend.load(name), target_by_name("llvm+pim")
+    result = pimflow.search(name, streaming(), modes="gpu")
+    rows: list[Row] = []
+    for planned_system in (system(), *map(streaming, AHEAD)):
+        pool_bytes = PoolPlanning().pool_bytes(network.module, target, planned_system)
+        row: Row = {"network": name, "ahead": None, "pool_bytes": pool_bytes}
+        row["latency_ns"] = result.baseline.latency_ns
+        report = StreamingReport.from_search(result, planned_system)
+        if report is not None:
+            row |= {"ahead": planned_system.copy_ahead, "copied_bytes": report.gpu_only.copied_bytes}
+            row |= {"copying_ns": report.gpu_only.copying_ns, "latency_ns": report.gpu_only.latency_ns}
+        rows.append(row)
+    return rows
+
+
+def time_allocations(name: str, runs: int) -> Row:
     """Latencies and allocations of a network by how memory is allocated: pool, eager, lazy."""
     print(f"{name}, {runs} runs …", file=sys.stderr)
     runs_by_allocation = pimflow.measure_allocations(name, runs=runs)
     return {
         "network": name,
         **{allocation: vars(allocation_run) for allocation, allocation_run in runs_by_allocation.items()},
+    }
+
+
+def time_batch(name: str, batch: int, runs: int, torch: bool) -> Row:
+    """Latency of a network with streamed weights, and of PyTorch if `torch`, at a batch."""
+    print(f"{name}, batch {batch}, {runs} runs …", file=sys.stderr)
+    return {
+        "network": name,
+        "batch": batch,
+        "latency_ns": measure_pool(name, batch, runs)["latency_ns"],
+        "torch_ns": occamy_operators.torch_ns(name, batch=batch, runs=runs) if torch else None,
     }
 
 
@@ -87,45 +144,87 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def counts_table(rows: list[dict]) -> str:
-    """Table I: operators, variables and lazy allocation groups."""
-    head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "our kernels"]
+def counts_table(rows: Sequence[dict]) -> str:
+    """Table I: operators, variables and lazy allocation groups (MMG)."""
+    head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "MMG, batch norms in place"]
+    head += ["our kernels", "idle if eager"]
     body = []
     for row in rows:
+        operators = row["operators"]
         cells = [" / ".join(map(str, row["paper"].values())) or "-"]
-        cells.append(" / ".join(str(row["operators"][k]) for k in ("operators", "variables", "lazy_groups")))
+        cells.append(" / ".join(str(operators[k]) for k in ("operators", "variables", "lazy_groups")))
+        cells.append(operators["in_place_groups"])
         cells.append(" / ".join(str(row["kernels"][k]) for k in ("kernels", "variables", "lazy_groups")))
-        body.append([row["network"], *cells])
+        body.append([row["network"], *cells, f"{operators['idle_share']:.1%}"])
     return table(head, body)
 
 
-def memory_table(rows: list[dict]) -> str:
-    """Sizes of the pool, of lazy and of eager allocation, and PyTorch's peak."""
-    head = ["network", "batch", "pool (MB)", "lazy (MB)", "eager (MB)", "pool / lazy", "pool / eager"]
-    head += ["PyTorch, CPU (MB)", "pool / PyTorch"]
+def memory_table(rows: Sequence[dict]) -> str:
+    """Memory of the pool, planned and as run, of lazy and eager allocation, and of PyTorch."""
+    head = ["network", "batch", "weights resident (MB)", "streamed: planned (MB)", "as run (MB)"]
+    head += ["lazy (MB)", "eager (MB)", "PyTorch, CPU (MB)"]
+    head += ["planned / lazy", "resident / PyTorch", "as run / PyTorch"]
     body = []
     for row in rows:
-        sizes = [row[key] for key in ("pool_bytes", "lazy_peak_bytes", "eager_bytes")]
-        cells = [f"{size / MB:.3f}" for size in sizes] + [f"{sizes[0] / size:.3f}" for size in sizes[1:]]
-        torch = row["torch_peak_bytes"]
-        cells += [f"{torch / MB:.3f}", f"{sizes[0] / torch:.3f}"] if torch else ["-", "-"]
+        run, torch = row["pool"]["peak_bytes"], row["torch_peak_bytes"]
+        sizes = [
+            row["resident_bytes"],
+            row["planned_bytes"],
+            run,
+            row["lazy_peak_bytes"],
+            row["eager_bytes"],
+            torch,
+        ]
+        cells = [f"{size / MB:.3f}" if size else "-" for size in sizes]
+        ratios = [
+            (row["planned_bytes"], row["lazy_peak_bytes"]),
+            (row["resident_bytes"], torch),
+            (run, torch),
+        ]
+        cells += [f"{a / b:.3f}" if a and b else "-" for a, b in ratios]
         body.append([row["network"], row["batch"], *cells])
     return table(head, body)
 
 
-def headline_means(rows: list[dict]) -> str:
-    """Geometric means at the paper's batch sizes, beside those that the paper states."""
-    large = [row for row in rows if row["batch"] == LARGE_BATCH.get(row["network"], 32)]
-    text = "Geometric means at the paper's batches: pool to lazy "
-    ratio = geometric_mean(row["pool_bytes"] / row["lazy_peak_bytes"] for row in large)
-    text += f"{ratio:.3f} (paper: {PAPER_POOL_TO_LAZY})"
-    if all(row["torch_peak_bytes"] for row in large):
-        ratio = geometric_mean(row["pool_bytes"] / row["torch_peak_bytes"] for row in large)
-        text += f", pool to PyTorch {ratio:.3f} (paper: {PAPER_POOL_TO_TORCH})"
-    return text
+def headline_means(rows: Sequence[dict]) -> str:
+    """Geometric means by batch, beside those that the paper states."""
+    lines = []
+    for batch in sorted({row["batch"] for row in rows}):
+        batch_rows = [row for row in rows if row["batch"] == batch]
+        ratios = {"planned to lazy": [(row["planned_bytes"], row["lazy_peak_bytes"]) for row in batch_rows]}
+        torch = [row["torch_peak_bytes"] for row in batch_rows]
+        if all(torch):
+            ratios["resident to PyTorch"] = list(zip([row["resident_bytes"] for row in batch_rows], torch))
+        if all(torch) and all(row["pool"]["peak_bytes"] for row in batch_rows):
+            ratios["as run to PyTorch"] = list(zip([row["pool"]["peak_bytes"] for row in batch_rows], torch))
+        means = [f"{what} {geometric_mean(a / b for a, b in pairs):.3f}" for what, pairs in ratios.items()]
+        lines.append(f"Geometric means, batch {batch}: {', '.join(means)}")
+    difference = max(
+        ((row["pool"]["peak_bytes"] or 0) - row["pool"]["allocated_bytes"] for row in rows), default=0
+    )
+    exact = all(row["pool"]["allocated_bytes"] == row["planned_bytes"] for row in rows)
+    lines.append(
+        f"Allocated as planned, to the byte: {'all' if exact else 'NOT all'}; the C library handed out at "
+        f"most {difference} B more"
+    )
+    lines.append(f"The paper: pool to lazy {PAPER_POOL_TO_LAZY}, pool to PyTorch {PAPER_POOL_TO_TORCH}")
+    return "\n\n".join(lines)
 
 
-def times_table(rows: list[dict]) -> str:
+def ahead_table(rows: Sequence[dict]) -> str:
+    """Memory and modelled time by how far ahead weights are copied."""
+    head = ["network", "kernels ahead", "pool, planned (MB)", "copied, fp16 (MB)", "link busy (ms)"]
+    head.append("GPU, modelled (ms)")
+    body = []
+    for row in rows:
+        cells = ["resident" if row["ahead"] is None else row["ahead"], f"{row['pool_bytes'] / MB:.3f}"]
+        copied = (row.get("copied_bytes"), row.get("copying_ns"))
+        cells += ["-" if figure is None else f"{figure / 1e6:.3f}" for figure in copied]  # MB, ms
+        body.append([row["network"], *cells, f"{row['latency_ns'] / 1e6:.3f}"])
+    return table(head, body)
+
+
+def times_table(rows: Sequence[dict]) -> str:
     """Latency by allocation, its share spent on allocating, and the peak against the plan."""
     head = ["network", "pool (ms)", "eager / pool", "lazy / pool", "allocating, eager", "lazy", "pool"]
     head += ["allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
@@ -152,33 +251,40 @@ def times_table(rows: list[dict]) -> str:
     return table(head, body) + text
 
 
-def collect(models: list[str], parts: list[str], runs: int, torch: bool) -> dict[str, list[dict]]:
-    """Rows of every table in `parts`; each pair of network and batch is planned once."""
-    keys: list[tuple[str, int]] = []
-    if "counts" in parts or "memory" in parts:
-        keys += [(name, 1) for name in models]
-    if "memory" in parts:
-        keys += [(name, LARGE_BATCH.get(name, 32)) for name in models]
-    if "sweep" in parts:
-        keys += [(name, batch) for name in SWEEP_NETWORKS if name in models for batch in BATCHES]
-    plans = {key: plan_memory(*key, torch) for key in sorted(set(keys), key=keys.index)}
-    tables: dict[str, list[dict]] = {}
+def sweep_table(rows: Sequence[dict]) -> str:
+    """Figures 4b, 4d, 5b, 5d on the CPU: time by batch, ours and PyTorch's."""
+    body = []
+    for row in rows:
+        times = [f"{ns / 1e6:.2f}" if ns else "-" for ns in (row["latency_ns"], row["torch_ns"])]
+        body.append([row["network"], row["batch"], *times])
+    return table(["network", "batch", "ours (ms)", "PyTorch, CPU (ms)"], body)
+
+
+def collect(
+    models: Sequence[str], parts: Sequence[str], runs: int, torch: bool, batches: Sequence[int] = BATCHES
+) -> dict[str, list[Row]]:
+    """Rows of every table in `parts`."""
+    tables: dict[str, list[Row]] = {}
     if "counts" in parts:
-        tables["counts"] = [count_variables(name, plans[name, 1]) for name in models]
+        tables["counts"] = [count_variables(name) for name in models]
     if "memory" in parts:
-        tables["memory"] = [plans[name, b] for name in models for b in (1, LARGE_BATCH.get(name, 32))]
-    if "sweep" in parts and set(SWEEP_NETWORKS) & set(models):
-        tables["sweep"] = [plans[name, b] for name in SWEEP_NETWORKS if name in models for b in BATCHES]
+        tables["memory"] = [measure_memory(name, b, runs, torch) for name in models for b in batches]
+    if "ahead" in parts:
+        tables["ahead"] = [row for name in models for row in compare_ahead(name)]
     if "times" in parts:
         tables["times"] = [time_allocations(name, runs) for name in models]
+    if "sweep" in parts:
+        keys = [(name, b) for name in models for b in (SWEEP_BATCHES if name in SWEEP_NETWORKS else (1,))]
+        tables["sweep"] = [time_batch(*key, runs, torch) for key in keys]
     return tables
 
 
 TABLES = {
     "counts": counts_table,
     "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
-    "sweep": memory_table,
+    "ahead": ahead_table,
     "times": times_table,
+    "sweep": sweep_table,
 }
 
 
@@ -188,6 +294,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="inferences timed (default: %(default)s)")
+    parser.add_argument("--batches", default="1,16", help="of the memory table (default: %(default)s)")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
@@ -195,8 +302,9 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     torch = not args.no_torch and find_spec("torch") is not None
+    batches = [int(batch) for batch in args.batches.split(",")]
     try:
-        figures = collect(args.models, parts, args.runs, torch)
+        figures = collect(args.models, parts, args.runs, torch, batches)
     except PimflowError as error:
         sys.exit(str(error))
     if args.json:

@@ -1,27 +1,32 @@
-"""Profile, solve, compile, run, report: ``search_and_compile.py MODEL [-o DIR]``."""
+"""Profile, solve, compile, report and run a network: ``search_and_compile.py MODEL [-o DIR] [OPTION…]``.
+
+The options are those of ``pimflow compile``, whose report is printed. The target is ``cuda+pim`` unless
+``--target`` says otherwise: CUDA kernels beside the command streams of PIM. What was written with ``-o`` is
+run, by the CPU that stands in for the GPU if there is no card.
+"""
 
 import argparse
+import sys
 
-import pimflow
-from pimflow.commands.shared import report_text
+from pimflow.commands.main import main as pimflow
+from pimflow.pim_backend.runtime.targets import local_cuda
+
+TARGET, TWIN = "cuda+pim", "llvm+pim"
 
 
-def main() -> None:
-    """Read the arguments of the command line, and do what the top of this file says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="name of the zoo, or ONNX file")
-    parser.add_argument("-o", "--output", help="directory to write")
-    args = parser.parse_args()
-
-    system = pimflow.system()
-    search_result = pimflow.search(args.model, system)  # profile and solve
-    print(f"plan for {search_result.graph.name}: {search_result.plan.latency_ns / 1e6:.4f} ms predicted")
-    compiled = pimflow.compile(args.model, args.output, target_system=system, plan=search_result.plan)
-    print(report_text.table(compiled.report, args.output))
-    if args.output:
-        for output in pimflow.run(args.output):
-            print(f"output {output.shape}: {output.min():.4g} .. {output.max():.4g}")
+def main(arguments: list[str]) -> int:
+    """Compile and run; return the exit code."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--target")
+    parser.add_argument("-o", "--output")
+    given, _ = parser.parse_known_args(arguments)
+    target = given.target or TARGET
+    code = pimflow(["compile", *arguments, *([] if given.target else ["--target", target])])
+    if code == 0 and given.output:
+        device = ["--target", TWIN] if target == TARGET and local_cuda() is None else []
+        return pimflow(["run", given.output, *device])
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

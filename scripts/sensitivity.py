@@ -44,7 +44,6 @@ class Value:
 def values(system: System) -> dict[str, Value]:
     """All values, by name."""
     gpu, pim = system.gpu, system.pim
-    refreshing = pim.timing["nRFC"] / pim.timing["nREFI"]
     return {
         "pim_launch_ns": Value(
             what="a PIM submission: none, or a kernel's launch",
@@ -61,6 +60,24 @@ def values(system: System) -> dict[str, Value]:
             high=system.crossbar_bytes_per_ns * 2,
             changed=lambda target, rate: replace(target, crossbar_bytes_per_ns=rate),
         ),
+        **refresh_values(system),
+        "PIM bus": Value(
+            what="clocks of a burst on a PIM channel's bus: as fast as the GPU's channel; as published",
+            low=max(1, round(pim.column_bytes / gpu.channel_bytes_per_ns / (pim.tCK_ps / 1000))),
+            chosen=pim.timing["nBL"],
+            high=pim.timing["nBL"],
+            changed=lambda target, clocks: with_timing(target, nBL=int(clocks)),
+        ),
+        "l2_resident": constant(system, "l2_resident", 0.0, 1.0, "share of a tensor that stays in the L2"),
+        "stream": constant(system, "stream", 0.25, 1.0, "share of the SIMD peak in elementwise kernels"),
+    }
+
+
+def refresh_values(system: System) -> dict[str, Value]:
+    """How long channels refresh, and when."""
+    gpu, pim = system.gpu, system.pim
+    refreshing = pim.timing["nRFC"] / pim.timing["nREFI"]
+    return {
         "GPU refresh": Value(
             what="share of time in which the GPU's channels refresh: none, as Accel-Sim; that of PIM's",
             low=0.0,
@@ -86,15 +103,6 @@ def values(system: System) -> dict[str, Value]:
                 target, pim=replace(target.pim, refreshes_ahead=int(count))
             ),
         ),
-        "PIM bus": Value(
-            what="clocks of a burst on a PIM channel's bus: as fast as the GPU's channel; as published",
-            low=max(1, round(pim.column_bytes / gpu.channel_bytes_per_ns / (pim.tCK_ps / 1000))),
-            chosen=pim.timing["nBL"],
-            high=pim.timing["nBL"],
-            changed=lambda target, clocks: with_timing(target, nBL=int(clocks)),
-        ),
-        "l2_resident": constant(system, "l2_resident", 0.0, 1.0, "share of a tensor that stays in the L2"),
-        "stream": constant(system, "stream", 0.25, 1.0, "share of the SIMD peak in elementwise kernels"),
     }
 
 
@@ -167,10 +175,8 @@ def operands_row(system: System) -> str:
 
 def _energy(search_result: SearchResult, dram_pj: Callable[[float, float], float]) -> float:
     """Energy of a plan if `dram_pj` gives a transfer's DRAM energy, by its charge and by all its bytes."""
-    energy_pj, per_byte = (
-        search_result.evaluation.energy_pj,
-        8 * search_result.system.gpu.energy["dram_pj_per_bit"],
-    )
+    energy_pj = search_result.evaluation.energy_pj
+    per_byte = 8 * search_result.system.gpu.energy["dram_pj_per_bit"]
     for task in (task for candidate in search_result.candidates for task in candidate.tasks):
         charged = task.energies_pj.get("gpu_dram", 0.0) if "crossbar" in task.energies_pj else 0.0
         if "crossbar" in task.energies_pj:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from configurations import fill
+
 import pimflow
 from pimflow.commands.shared import report_text
 from pimflow.commands.shared.report import Report
@@ -17,12 +19,6 @@ from pimflow.commands.shared.report import Report
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/architecture.md", "docs/conventions.md", "docs/speed.md")
 README, ARCHITECTURE, CONVENTIONS, SPEED = (ROOT / name for name in PAGES)
-
-
-def fill(text: str, name: str, body: str) -> str:
-    """`text` with `body` between the two marks called `name`."""
-    pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-    return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
 
 def table_of(page: Path, name: str) -> list[list[str]]:

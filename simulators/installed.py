@@ -28,7 +28,6 @@ class InstalledSimulator:
     ----------
     name : str
         With which error messages begin.
-    timeout_seconds : float
     environment : mapping of str to str
         Environment variables; those of this process by default.
     is_complete : callable

@@ -105,6 +105,21 @@ def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
     assert script("update_findings").page_with_tables(text) == text, "run scripts/update_findings.py"
 
 
+def test_the_configuration_stands_above_every_table_of_speed_ups(script):
+    """And a table that is written again gets the line by itself."""
+    module = script("configurations")
+    for page, tables in module.CONFIGURATIONS.items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, configuration in tables.items():
+            above = module.known_line(text, name)
+            assert above is not None, f"{page}: {name}; run scripts/configurations.py"
+            assert above["configuration"] == configuration, f"{page}: {name}"
+    page = "<!-- copies begin: x -->\n| a |\n<!-- copies end -->"
+    written = module.fill(page, "copies", "| b |")
+    assert module.known_line(written, "copies") is not None and written.count("| b |") == 1
+    assert module.fill(written, "copies", "| b |") == written
+
+
 @pytest.mark.parametrize("page", ["reference/cli.md", "reference/api.md", "schemas/report.json"])
 def test_the_pages_of_reference_are_those_of_the_code(script, page):
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pimflow
@@ -81,6 +82,7 @@ WRONG = [
     (lambda: pimflow.simulate("x.pim", timings="strict"), "did you mean timing"),
     (lambda: pimflow.run(5), "run: directory is a compiled directory"),
     (lambda: pimflow.run("out", input={}), "did you mean inputs"),
+    (lambda: pimflow.run("out", [np.zeros((9, 9))]), r"or None, not \[array.*… \(list\)$"),
     (lambda: pimflow.trace("fc:4,4"), "trace: missing a required argument: 'out'"),
     (lambda: pimflow.fuse("toy", sytem=3), "unknown keyword 'sytem'"),
     (lambda: pimflow.relax_pipeline(sytem=3), "did you mean"),

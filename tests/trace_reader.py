@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.errors import TraceError
@@ -14,8 +15,8 @@ from pimflow.simulators.accel_sim.trace import (
     VERSION,
     HostCopy,
     SassInstruction,
-    ThreadBlock,
     TraceHeader,
+    block_text,
     is_stridable,
 )
 
@@ -25,6 +26,17 @@ _INSTRUCTION = re.compile(
     re.ASCII,
 )
 _SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class ThreadBlock:
+    """The instructions of one thread block, by warp."""
+
+    index: tuple[int, int, int]
+    warps: tuple[tuple[SassInstruction, ...], ...]
+
+    def __str__(self) -> str:
+        return block_text(self.index, [(len(warp), "".join(f"{i}\n" for i in warp)) for warp in self.warps])
 
 
 def read_trace(path: str | os.PathLike) -> tuple[TraceHeader, Iterator[ThreadBlock]]:

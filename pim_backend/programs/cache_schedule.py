@@ -75,7 +75,6 @@ class CacheSchedule:
 
     Attributes
     ----------
-    keys, values : ProductSchedule
     parts : int
         Groups of matrices (requests and KV heads) that are computed one after the other: the GPU takes the
         softmax of one while PIM computes products of the next.

@@ -27,7 +27,6 @@ class CachedGroup:
 
     Attributes
     ----------
-    attention : Attention
     keys, values : KeyLayout, ValueLayout
         Layouts of their caches, whatever number of places is read.
     scores, mix : Step
@@ -61,9 +60,6 @@ class CachedAttention:
 
     Attributes
     ----------
-    region : str
-    attention : Attention
-    schedule : CacheSchedule
     groups : tuple of CachedGroup
         One for each part of the schedule, in the order of their matrices.
     """

@@ -12,6 +12,8 @@ def unsupported_reason(region: Region, level: str = SCHEDULINGS[-1]) -> str:
     PIM runs layers that have a matrix-vector form with constant weights: convolutions of any kernel, stride,
     padding, dilation and number of groups, and fully connected layers.
     """
+    if region.kernel.product is not None and region.kernel.product.integers:
+        return f"{region.operator}: a product of integers; PIM multiplies floating-point numbers"
     if region.kernel.product is not None and not region.kernel.product.weighted:
         return f"{region.operator}: a product of computed tensors; PIM multiplies by constant weights"
     if region.kernel.product is not None:

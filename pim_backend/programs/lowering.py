@@ -36,7 +36,6 @@ class ProgramRequest:
         Name that the program carries.
     geometry : ConvGeometry
         Convolution or FC.
-    schedule : LoopOrder
     pixel_begin, pixel_end : int
         Output pixels ``[pixel_begin, pixel_end)`` that it computes; by default all.
     row_begin : int

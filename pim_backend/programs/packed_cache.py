@@ -25,7 +25,6 @@ class PackedCache:
 
     Attributes
     ----------
-    attention : Attention
     groups : tuple of KeyLayout or ValueLayout
         Layouts of the groups of matrices (requests and KV heads), one after the other in the banks.
     """

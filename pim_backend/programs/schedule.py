@@ -123,15 +123,6 @@ class BankTiling:
         """Tiles of one matrix."""
         return self.tiles // self.matrices
 
-    @property
-    def period(self) -> int:
-        """Number of tiles after which positions in rows (and, if there are several, in matrices) repeat."""
-        return math.lcm(self.chunks_per_row, self.tiles_of_matrix if self.matrices > 1 else 1)
-
-    def first_channel(self, tile: int) -> int:
-        """The first output channel of a tile, counted within its matrix."""
-        return (tile % self.tiles_of_matrix if self.matrices > 1 else tile) * self.outputs
-
     def matrix(self, tile: int) -> int:
         """The matrix to which a tile belongs."""
         return tile // self.tiles_of_matrix if self.matrices > 1 else 0
@@ -280,12 +271,10 @@ def channel_units(units: int, channels: int) -> list[tuple[int, int]]:
 
 
 def channel_tiles(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
-    """Tiles whose weights `first_channel` of `program` holds, in the order of their rows."""
-    pixels, channels, schedule = (
-        program.pixel_end - program.pixel_begin,
-        len(program.channels),
-        program.schedule,
-    )
+    """Tiles whose weights `channel` of `program` holds, in the order of their rows."""
+    pixels = program.pixel_end - program.pixel_begin
+    channels = len(program.channels)
+    schedule = program.schedule
     assert isinstance(schedule, LoopOrder), "weights lie as the loop order of a layer says"
     if schedule.pixel_groups:
         phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)

@@ -76,6 +76,14 @@ def compile_kernels(
     return executable, CudaKernels()
 
 
+def cuda_source(build: Callable[[], tvm.runtime.Executable]) -> str:
+    """CUDA source of the executable that `build` returns; empty if it has none."""
+    with _environment(KEEP_SOURCE, "1"):
+        executable = build()
+    modules = [module for parent in _modules(executable.mod) for module in parent.imports]
+    return next((module.inspect_source() for module in modules if module.kind == "cuda"), "")
+
+
 def _compile(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> CudaKernels:
     source, compiler = module.inspect_source(), cuda_compiler()
     if not compiler:
@@ -109,6 +117,25 @@ def _has_nvrtc() -> bool:
         return False
 
 
+def cubin(source: str, arch: str) -> bytes:
+    """Machine code of CUDA source for an architecture such as ``sm_75``, as an ELF file.
+
+    Raises
+    ------
+    UsageError
+        If no compiler is found.
+    """
+    compiler = cuda_compiler()
+    if not compiler:
+        raise UsageError(NO_COMPILER)
+    from tvm.support import nvcc
+
+    with tvm.target.Target({"kind": "cuda", "arch": arch}):  # the compiler's wrapper reads it
+        if compiler == "nvrtc":
+            return _nvrtc_binary(source, "cubin", arch)
+        return bytes(nvcc.compile_cuda(source, "cubin", arch, compiler="nvcc"))
+
+
 def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
     """Format and contents of the binary that the CUDA driver loads."""
     from tvm.support import nvcc
@@ -116,12 +143,18 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
     if compiler == "nvcc":
         options = ["-gencode", f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"]
         return "fatbin", nvcc.compile_cuda(source, "fatbin", options, compiler="nvcc")
+    return "ptx", _nvrtc_binary(source, "ptx", f"sm_{arch}")
+
+
+def _nvrtc_binary(source: str, form: str, arch: str) -> bytes:
+    from tvm.support import nvcc
+
     toolkit = _toolkit_wheels()
     if toolkit is None:
-        return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", compiler="nvrtc")
+        return bytes(nvcc.compile_cuda(source, form, arch, compiler="nvrtc"))
     with _environment("CUDA_PATH", str(toolkit)):  # where TVM looks for headers
         options = [f"-I{toolkit / 'include' / 'cccl'}"]
-        return "ptx", nvcc.compile_cuda(source, "ptx", f"sm_{arch}", options, compiler="nvrtc")
+        return bytes(nvcc.compile_cuda(source, form, arch, options, compiler="nvrtc"))
 
 
 def _toolkit_wheels() -> Path | None:

@@ -19,6 +19,7 @@ from tvm.support import cc
 
 from pimflow.errors import ArtifactError
 from pimflow.host import native, stderr
+from pimflow.pim_backend.runtime.weights_module import weights_apart
 
 _OBJECTS_BYTES = 16 << 20  # an upper bound on the code of a network's kernels
 
@@ -199,23 +200,23 @@ def _pack_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folde
     TVM would write it with LLVM, which holds the weights in memory four times; the assembler reads them from
     a file.
     """
-    contents, source = Path(folder) / "contents", Path(folder) / "imports.s"
+    contents, source, weights = (Path(folder) / name for name in ("contents", "imports.s", "weights"))
+    with weights_apart(network, weights) as weights_symbol:
+        content = tvm.get_global_func("runtime.ModulePackImportsToTensor")(network)
+    np.from_dlpack(content).tofile(contents)
+    files = {f"{prefix}__tvm_ffi__library_bin": contents} | (
+        {weights_symbol: weights} if weights_symbol else {}
+    )
     # On x86-64, only the section .lrodata may be larger than 2 GiB.
     section = '.lrodata,"al"' if platform.machine() == "x86_64" else '.rodata,"a"'
-    symbol = f"{prefix}__tvm_ffi__library_bin"
-    lines = [
-        f".section {section},@progbits",
-        f".globl {symbol}",
-        ".balign 64",
-        f"{symbol}:",
-        f'.incbin "{contents.name}"',
-        '.section .note.GNU-stack,"",@progbits',
-    ]
+    lines = [f".section {section},@progbits"]
+    for symbol, file in files.items():
+        lines += [f".globl {symbol}", ".balign 64", f"{symbol}:", f'.incbin "{file.name}"']
+    lines.append('.section .note.GNU-stack,"",@progbits')
     source.write_text("".join(f"\t{line}\n" for line in lines), encoding="utf-8")
-    content = tvm.get_global_func("runtime.ModulePackImportsToTensor")(network)
-    np.from_dlpack(content).tofile(contents)
     cc.create_executable("imports.obj", [source.name], cwd=folder)
-    contents.unlink()
+    for file in files.values():
+        file.unlink()
     return str(Path(folder) / "imports.obj")
 
 

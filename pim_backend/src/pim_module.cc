@@ -33,6 +33,7 @@
 #include "../../simulators/src/program_header.h"
 #include "host_tensors.h"
 #include "serial.h"
+#include "tensor_serial.h"
 
 namespace pimflow {
 namespace {
@@ -99,12 +100,6 @@ Record CopyTensors(const ffi::Map<ffi::String, ffi::Tensor>& by_name) {
   return record;
 }
 
-void PutTensor(const ffi::Tensor& tensor, Writer* w) {
-  w->Put(tensor.dtype());
-  w->PutAll(tensor.shape());
-  w->out.append(static_cast<const char*>(tensor.data_ptr()), Bytes(tensor));
-}
-
 /*! \brief Put records of tensors, with the number of these. */
 template <typename Record>
 void PutRecords(const std::vector<Record>& records, Writer* w) {
@@ -112,23 +107,6 @@ void PutRecords(const std::vector<Record>& records, Writer* w) {
   for (Record record : records) {
     for (const ffi::Tensor* tensor : Tensors(&record)) PutTensor(*tensor, w);
   }
-}
-
-ffi::Tensor GetTensor(Reader* r) {
-  const auto dtype = r->Get<DLDataType>();
-  std::vector<int64_t> shape;
-  r->GetAll(&shape);
-  TVM_FFI_ICHECK(dtype.bits >= 8 && dtype.bits % 8 == 0 && dtype.lanes == 1) << "not a tensor of a PIM module";
-  uint64_t bytes = dtype.bits / 8;
-  for (int64_t extent : shape) {
-    TVM_FFI_ICHECK(extent >= 0 && extent < int64_t{1} << 31 && bytes < uint64_t{1} << 31)
-        << "not a tensor of a PIM module";
-    bytes *= extent;
-  }
-  const char* data = r->Take(bytes);
-  ffi::Tensor tensor = HostTensor(ffi::Shape(shape), dtype);
-  std::memcpy(tensor.data_ptr(), data, bytes);
-  return tensor;
 }
 
 template <typename Record>

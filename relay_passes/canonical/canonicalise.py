@@ -12,9 +12,12 @@ from pimflow.relay_passes.canonical.fold_padding import FoldPadding
 from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
+from pimflow.relay_passes.canonical.plain_slices import PlainSlices
+from pimflow.relay_passes.canonical.plain_softmax import PlainSoftmax
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.canonical.recognise_clip import RecogniseClip
+from pimflow.relay_passes.canonical.recognise_group_norm import RecogniseGroupNorm
 from pimflow.relay_passes.canonical.single_results import SingleResults
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
@@ -72,6 +75,8 @@ class Canonicalise:
                 SingleResults(),
                 IntegerReductions(),
                 PlainAxes(),
+                PlainSlices(),
+                RecogniseGroupNorm(),
                 FoldPadding(),
                 PlainActivations(),
                 RecogniseClip(),
@@ -84,6 +89,7 @@ class Canonicalise:
                 SinkLayout(),
                 EvaluateConstants(),
                 CompileConstants(),
+                PlainSoftmax(),
                 FlattenProducts(),
                 PushBias(pushed),
                 transform.CanonicalizeBindings(),

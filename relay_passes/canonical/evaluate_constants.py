@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from pimflow.relay_passes.flat import constant, main_bindings, operator, rebuild, shape
 
 _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
+    "arange": np.arange,
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -22,7 +23,6 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
     "isnan": np.isnan,
     "where": np.where,
-    "arange": np.arange,
     "less": np.less,
     "less_equal": np.less_equal,
     "greater": np.greater,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -32,6 +31,7 @@ from pimflow.relay_passes.canonical.attention_operands import (
     query_operand,
     scalar,
 )
+from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 
 
@@ -143,8 +143,8 @@ class _AttentionFinder:
         if operator(value) != "matmul" or not all(isinstance(operand, relax.Var) for operand in value.args):
             return None
         softmax, readers = self._skip_reshapes(value.args[0]), 1
-        if (guard := self._strip_nan_guard(softmax)) is not None:
-            softmax, readers = guard
+        if (guarded := guarded_softmax(softmax, self.values, self.counts)) is not None:
+            softmax, readers = guarded
         if operator(softmax) != "nn.softmax":
             return None
         dims = shape(softmax.args[0])
@@ -156,7 +156,7 @@ class _AttentionFinder:
         attention_match = self._build_match(scores, dims, value)
         if attention_match is None or not is_cached_attention(attention_match.attention):
             return None
-        return replace(attention_match, guarded=guard is not None)
+        return replace(attention_match, guarded=guarded is not None)
 
     def _build_match(
         self, scores: _ScoreChain, dims: tuple[int, ...], second: relax.Call
@@ -216,32 +216,6 @@ class _AttentionFinder:
         while _same_elements(value):
             value = self._sole(value.args[0])
         return value
-
-    def _strip_nan_guard(self, value: relax.Expr | None) -> tuple[relax.Call, int] | None:
-        """The softmax that `value` sets to 0 where all scores are -inf, and readers of the scores.
-
-        PyTorch's programs have ``where(all(scores == -inf), 0, softmax(scores))``, its ONNX networks
-        ``where(isnan(weights), 0, weights)`` with ``weights = softmax(scores)``.
-        """
-        if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
-            return None
-        condition, zeros, weights = value.args
-        if zeros.value.numpy().any():
-            return None
-        test = self._sole(condition)
-        if operator(test) == "isnan" and test.args[0].same_as(weights):
-            softmax = self._sole(weights, 2)
-            return (softmax, 1) if operator(softmax) == "nn.softmax" else None
-        softmax = self._sole(weights)
-        if operator(softmax) != "nn.softmax":
-            return None
-        for kind in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
-            step = self._sole(condition)
-            if operator(step) != kind:
-                return None
-            condition = step.args[0]
-        is_guard = condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf
-        return (softmax, 2) if is_guard else None
 
     def _scores(self, var: relax.Expr, readers: int = 1) -> _ScoreChain | None:
         """The operators from the first product to the softmax of `var`; None if there is no such product.

@@ -45,10 +45,8 @@ class FuseGroups:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        graph, layer_bindings = (
-            RunGraph.from_module(mod),
-            {layer_name(mod, b.var): b for b in main_bindings(mod)},
-        )
+        graph = RunGraph.from_module(mod)
+        layer_bindings = {layer_name(mod, b.var): b for b in main_bindings(mod)}
         runs = [
             list(run) for run in self.runs if graph.is_isolated([layer_bindings.get(layer) for layer in run])
         ]

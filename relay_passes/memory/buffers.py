@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import tvm
 from tvm import relax
@@ -15,6 +16,7 @@ from pimflow.core.tensor_placement import ChannelSet
 from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_bytes
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import can_overwrite
+from pimflow.relay_passes.memory.stream_weights import weight_copy
 
 # Calls whose result is an alias of their operand.
 _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
@@ -65,26 +67,14 @@ class TensorBuffer:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A call that computes: its kernel, if the module has it, and the buffers among its operands."""
+    """A call that computes or copies a weight: its kernel, if the module has it, and the buffers it uses.
+
+    `copies_weight` is the name of a call that begins, awaits or makes a copy (`stream_weights`), else empty.
+    """
 
     kernel: tvm.ir.GlobalVar | None
     operands: tuple[TensorBuffer | None, ...]
-
-
-@dataclass(eq=False)
-class ExternalTensor:
-    """An input or a weight: a constant operand of calls [`begin`, `end`)."""
-
-    name: str
-    size_bytes: int
-    weight: bool
-    begin: int = -1
-    end: int = 0
-
-    def use(self, step: int) -> None:
-        """Extend the lifetime to `step`."""
-        self.begin = step if self.begin < 0 else self.begin
-        self.end = step + 1
+    copies_weight: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,15 +89,15 @@ class MainBuffers:
         Results that reuse the memory of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write a result over an operand.
-    external : list of ExternalTensor
-        Inputs and weights, which the network does not compute.
+    weights : set of Buffer
+        Buffers that weights are copied to.
     """
 
     by_var: dict[relax.Var, TensorBuffer]
     steps: list[KernelStep]
     overwritten: dict[TensorBuffer, TensorBuffer]
     kernels_in_place: set[tvm.ir.GlobalVar]
-    external: list[ExternalTensor]
+    weights: set[TensorBuffer]
 
     @property
     def names(self) -> dict[TensorBuffer, str]:
@@ -117,32 +107,15 @@ class MainBuffers:
             for index, buffer in enumerate(self.by_var.values())
         }
 
-    def liveness(self, weights: str = "") -> Liveness:
-        """Lifetimes over the calls of ``main``; a buffer that no call uses needs no memory.
+    @property
+    def kernels_before(self) -> list[int]:
+        """By step, and once more at the end, how many kernels and PIM programs run before it."""
+        return list(accumulate((not step.copies_weight for step in self.steps), initial=0))
 
-        Parameters
-        ----------
-        weights : str
-            ``resident``: weights and inputs lie in the pool from the first call to the last;
-            ``streamed``: weights are copied there before their first use, and are dead after their last;
-            empty: both lie elsewhere, as those of an executable do.
-        """
+    def liveness(self) -> Liveness:
+        """Lifetimes over the calls of ``main``; a buffer that no call uses needs no memory."""
         names = self.names
         lifetimes = []
-        for tensor in self.external if weights else ():
-            streamed = weights == "streamed" and tensor.weight
-            if tensor.begin >= 0:
-                lifetimes.append(
-                    Lifetime(
-                        name=tensor.name,
-                        begin=tensor.begin if streamed else 0,
-                        end=tensor.end if streamed else len(self.steps),
-                        size_bytes=tensor.size_bytes,
-                        memory=MEMORY,
-                        pinned=not tensor.weight,
-                        alignment_bytes=ALIGNMENT_BYTES,
-                    )
-                )
         for buffer, name in names.items():
             if buffer.begin < 0:
                 continue
@@ -178,7 +151,7 @@ def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
 
 
 def _read_buffers(mod: tvm.IRModule) -> MainBuffers:
-    reader, body = _BindingReader(mod["main"].params), mod["main"].body
+    reader, body = _BindingReader(), mod["main"].body
     for binding in (b for block in body.blocks for b in block.bindings):
         reader.bind(binding.var, binding.value)
     for buffer in reader.buffers_in(body.body):
@@ -191,7 +164,7 @@ def _read_buffers(mod: tvm.IRModule) -> MainBuffers:
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Parts are live as long as their tensor, through which they are read.
             buffer.end = max(buffer.end, buffer.home.end)
-    return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.external.values())))
+    return MainBuffers(reader.by_var, reader.steps, {}, set(), reader.weights)
 
 
 def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str, str]) -> None:
@@ -223,12 +196,10 @@ def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str
 class _BindingReader:
     """Reads ``main`` binding by binding, and records which buffers each variable holds."""
 
-    def __init__(self, params: Sequence[relax.Var]):
+    def __init__(self) -> None:
         self.by_var: dict[relax.Var, TensorBuffer] = {}
         self.steps: list[KernelStep] = []
-        self.external = {
-            param: ExternalTensor(f"%{param.name}", tensor_bytes(param), False) for param in params
-        }
+        self.weights: set[TensorBuffer] = set()
         self._buffers: dict[relax.Var, tuple[TensorBuffer, ...]] = {}  # several for a tuple
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
@@ -269,8 +240,6 @@ class _BindingReader:
             buffer.value = buffer.value or var.name
         if source in self._fields:
             self._fields[var] = self._fields[source]
-        if source in self.external:
-            self.external[var] = self.external[source]
 
     def _add_step(self, call: relax.Call) -> None:
         number = len(self.steps)
@@ -278,14 +247,13 @@ class _BindingReader:
             for buffer in self.buffers_in(arg):
                 buffer.begin = number if buffer.begin < 0 else buffer.begin
                 buffer.end = max(buffer.end, number + 1)
-            if _is_weight(arg) and arg not in self.external:
-                self.external[arg] = ExternalTensor(f"weight {len(self.external)}", tensor_bytes(arg), True)
-            if arg in self.external:
-                self.external[arg].use(number)
         operands = tuple(next(iter(self.buffers_in(arg)), None) for arg in call.args)
         kernel = call.op if isinstance(call.op, tvm.ir.GlobalVar) else None
+        copies_weight = weight_copy(call)
+        if copies_weight:
+            self.weights |= {buffer for buffer in operands if buffer is not None}
         if kernel is not None or any(operands):
-            self.steps.append(KernelStep(kernel, operands))
+            self.steps.append(KernelStep(kernel, operands, copies_weight))
 
 
 def _join_parts(var: relax.Var, parts: list[tuple[TensorBuffer, ...]]) -> TensorBuffer:
@@ -345,7 +313,3 @@ def _reuse_candidates(step: KernelStep, number: int) -> Iterator[tuple[TensorBuf
                 yield result, operand
                 if result.home is not result:
                     reused_homes.add(home)
-
-
-def _is_weight(expr: relax.Expr) -> bool:
-    return isinstance(expr, tvm.ir.GenericConst) and isinstance(expr.ty, relax.TensorType)

@@ -29,7 +29,6 @@ class PimAttention:
         Description for the code generator.
     group : Attention
         The attention of each group of matrices.
-    groups : int
     product_part : callable
         Name of a product (`SCORES`, `VALUES`) of a group.
     keys_shape, values_shape : tuple of int

@@ -130,9 +130,9 @@ def _epilogue_chains(mod: tvm.IRModule, epilogues: Mapping[str, tuple[str, ...]]
 def _gather_depth(program: PimProgram) -> int:
     """How many operators between the layer's input and the windows become part of the function.
 
-    These are the operators of `SplitMdDp` or `SplitBatch` and of `DecomposeToMatrixVector`: slice, padding, a
+    These are the operators of `SplitMdDp` or `SplitAxis` and of `DecomposeToMatrixVector`: slice, padding, a
     slice for each tap, and their concatenation, as far as the convolution needs them. A grouped convolution
-    needs only the slice. A slice of channels (`SplitReduction`) is not in the program, and not counted.
+    needs only the slice. A slice of channels (a split reduction) is not in the program, and not counted.
     """
     g = program.geometry
     top, left, bottom, right = g.padding
@@ -149,7 +149,7 @@ def _gather_depth(program: PimProgram) -> int:
 
 
 def _is_channel_slice(value: relax.Expr | None) -> bool:
-    """Whether `value` is a slice of channels, as `SplitReduction` makes for PIM."""
+    """Whether `value` is a slice of channels, as a split reduction has for PIM."""
     begin = slice_begin(value) if operator(value) == "strided_slice" else None
     return begin is not None and begin[0] == len(shape(value.args[0])) - 1
 

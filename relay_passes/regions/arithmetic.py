@@ -67,7 +67,11 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
             op_products = [_dense_product(binding.value, product) for product in op_products]
         constants = [a.value.shape for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
         sizes = {math.prod(dims) for dims in constants}
-        products += [replace(product, weighted=product.second_elements in sizes) for product in op_products]
+        integers = any("int" in str(getattr(a.ty, "dtype", "")) for a in binding.value.args[:1])
+        products += [
+            replace(product, weighted=product.second_elements in sizes, integers=integers)
+            for product in op_products
+        ]
         operations += count.operations
         multiplications += count.multiplications
     products.sort(key=lambda product: product.macs)

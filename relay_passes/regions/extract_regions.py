@@ -58,8 +58,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     Raises
     ------
     UnsupportedOpError
-        For dynamic shapes and operators with several results, naming the operator; for a network that
-        computes nothing.
+        For dynamic shapes and operators with several results, naming the operator.
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
@@ -86,11 +85,6 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         )
         regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
-    if all(region.is_view for region in regions):  # nothing takes time, so nothing can be faster
-        raise UnsupportedOpError(
-            f"'{name}' computes nothing: its outputs are inputs and constants, or parts or other shapes of "
-            "these"
-        )
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
     result_vars = _result_vars(mod)

@@ -118,10 +118,8 @@ class TensorCopy:
 
     Attributes
     ----------
-    layer : str
     size_bytes : int
         Bytes of the copy.
-    reason : str
     """
 
     layer: str
@@ -442,7 +440,6 @@ class _ReadOrder:
 
     Parameters
     ----------
-    mod : IRModule
     counts : mapping of Var to int
         How many `uses` each variable has.
     """

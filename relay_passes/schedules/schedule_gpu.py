@@ -18,6 +18,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.schedules.launch_limits import broken_limit
 from pimflow.relay_passes.schedules.loops import (
     BLOCK,
     WARP,
@@ -38,6 +39,8 @@ from pimflow.relay_passes.schedules.thread_registers import allocate_in_threads
 @tvm.transform.module_pass(opt_level=0, name="ScheduleGpu")
 class ScheduleGpu:
     """Schedule each kernel for a GPU by the first rule, ours or DLight's, that accepts it.
+
+    A schedule that breaks a limit of CUDA's launches (`launch_limits`) counts as not accepted.
 
     Parameters
     ----------
@@ -85,7 +88,8 @@ class ScheduleGpu:
                 sch = rule.apply(func, target, False)
                 if sch is not None:
                     _bind_rest(sch)
-                    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+                    if not broken_limit(sch):
+                        return sch.mod["main"].with_attr("tirx.is_scheduled", True)
             except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")

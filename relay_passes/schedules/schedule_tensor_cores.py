@@ -168,6 +168,12 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
     sch.tensorize(sch.get_loops(zero)[-2], names["init"])
     sch.tensorize(sch.get_loops(main)[-3], names["compute"])
 
+    _store_result(sch, result)
+    return sch
+
+
+def _store_result(sch: s_tir.Schedule, result: SBlockRV) -> None:
+    """Inline what follows the product, and store a tile by all threads of a warp, four elements each."""
     # The block that crops the padding takes over the epilogue and is inlined last: then a predicate bounds
     # each axis by itself. In the other order TVM keeps only that of an axis that the epilogue fuses.
     for crop in sch.get_consumers(result):
@@ -176,7 +182,6 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
     _, x, v = sch.split(sch.fuse(*sch.get_loops(result)[-2:]), [None, WARP, 4])
     sch.bind(x, "threadIdx.x")
     sch.vectorize(v)
-    return sch
 
 
 def _warp_grid(ti: int, tj: int) -> tuple[int, int]:

@@ -24,7 +24,6 @@ class HeldOutKernel:
 
     Attributes
     ----------
-    kernel : str
     cycles : dict of int to (int, float)
         By number of memory channels, simulated and predicted cycles, launch included.
     """

@@ -49,13 +49,10 @@ class AimComparison:
     ----------
     kind, name : str
         What the program computes: a ``layer``, in its fastest loop order, or a ``region`` of a plan.
-    schedule : str
-    channels : int
     instructions : int
         Lines of the trace.
     digest : str
         SHA-256 of the trace.
-    cycles, simulated_cycles : int
     """
 
     kind: str

@@ -57,14 +57,8 @@ EMITTED_CONSTANTS = {
     "exposed": (0.1, 0.9, 1.0),
     "channel_spread": (1.0, 3.0, 32.0),
 }
-UNUSED_IF_EMITTED = (
-    "block_cycles",
-    "tile_half",
-    "tile_power",
-    "split_cycles",
-    "gemv",
-    "depthwise",
-)  # constants that `emitted` does not use
+# constants that `emitted` does not use
+UNUSED_IF_EMITTED = "block_cycles", "tile_half", "tile_power", "split_cycles", "gemv", "depthwise"
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima, which differ in whether large tiles pay off; the fit starts near each.

@@ -45,7 +45,6 @@ class Ramulator2Run:
 
     Attributes
     ----------
-    name : str
     loads, stores : int
         Lines of the trace.
     reads, writes : int

@@ -21,8 +21,6 @@ class RamulatorComparison:
     ----------
     source, name : str
         Where the program comes from, a network or a layer, and its name there.
-    gwrite_hiding : bool
-    ours, simulated : TimingResult
     """
 
     source: str

@@ -47,8 +47,6 @@ class Sample:
 
     Attributes
     ----------
-    kernel : Kernel
-    dtype : str
     channels : int, optional
         Memory channels of the run; None for all channels of the GPU.
     tile : tuple of int, optional

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from calibration.latency_bound import mode_changes
+
 from pimflow.core.attention import Attention
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
@@ -25,9 +27,9 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
-from pimflow.simulators.pim.bound import mode_changes, row_limited_ns
-from pimflow.simulators.profiler import BuiltIn
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, Layout, all_schedules
+from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
 STRICT = BuiltIn()
 AIM_CHANNELS = 8
@@ -57,6 +59,59 @@ NEUPIMS_GWRITE, NEUPIMS_ROW, NEUPIMS_BANKS, NEUPIMS_ELEMENTS = 100, 184, 32, 512
 NEUPIMS_TOKENS = (512, 1024, 2048)
 ATTACC_CHANNELS, ATTACC_BANKS_OF_A_KEY = 16, 4
 NEVER = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedProduct:
+    """One product of a decode step, with its layout, programs and time.
+
+    Attributes
+    ----------
+    cycles : int
+        Of its programs in sequence.
+    comp_cycles : int
+        Cycles in which the multipliers of the busiest channel work.
+    """
+
+    layout: Layout
+    step: programs.AttentionProduct
+    cycles: int
+    comp_cycles: int
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which the multipliers work."""
+        return self.comp_cycles / self.cycles
+
+
+def fastest_product(
+    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler
+) -> TimedProduct:
+    """The fastest schedule of a product, `KEYS` or `VALUES`, over a full cache.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        If no layout is possible; see `CacheLayout.check_fit`.
+    """
+    alternatives = all_schedules(product, attention, pim, dtype, channels)
+    products = (
+        time_product(layout, schedule.attention_product(layout, attention.keys), profiler)
+        for schedule, layout in alternatives
+    )
+    return min(products, key=lambda timed_product: timed_product.cycles)
+
+
+def time_product(layout: Layout, step: programs.AttentionProduct, profiler: PimProfiler) -> TimedProduct:
+    """Time the programs of `step`."""
+    timings = [profiler.time_program(program, layout.pim) for program in step.programs]
+    comps = sum(max(commands["COMP"] for commands in timing.channel_commands) for timing in timings)
+    return TimedProduct(
+        layout=layout,
+        step=step,
+        cycles=sum(timing.cycles for timing in timings),
+        comp_cycles=comps * layout.pim.timing["nCCDS"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +342,8 @@ def decode_limited_ns(
     mode_change, _ = mode_changes(pim, ("channel", "buffer"))
     if pim.global_buffers == 1:
         columns, burst = pim.vector_columns(lanes), burst_gap("GWRITE")
-        extra_uses, use_cycles = (
-            (uses - 1) * rows,
-            pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0),
-        )
+        extra_uses = (uses - 1) * rows
+        use_cycles = pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (mode_change > 0)
         if lanes > 1:
             extra_uses, use_cycles = uses * rows * (pim.columns_per_row // columns) - rows, burst
         row_cycles += max(0.0, extra_uses) * min(use_cycles, columns * burst) / (1 - pim.refresh_share)

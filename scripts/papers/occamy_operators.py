@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from papers import onnx_torch
 from pimflow import memory, zoo
 from pimflow.core.liveness import ALIGNMENT_BYTES, Liveness
-from pimflow.frontend import onnx_torch
 from pimflow.memory import MemoryPlan
 
 
@@ -26,6 +27,11 @@ class OperatorMemory:
     ----------
     lazy_groups : int
         Runs of allocations that no operator interrupts, each variable allocated before its first use.
+    in_place_groups : int
+        The same where a batch norm writes over its operand, and so allocates nothing.
+    idle_share : float
+        Of the bytes of all variables, each times the number of operators: the share that is allocated while
+        its variable is not live, if all are allocated before the first operator (Figure 2a, the gray area).
     eager_bytes : int
         Sum over all variables.
     lazy_peak_bytes : int
@@ -37,6 +43,8 @@ class OperatorMemory:
     operators: int
     variables: int
     lazy_groups: int
+    in_place_groups: int
+    idle_share: float
     eager_bytes: int
     lazy_peak_bytes: int
     plan: MemoryPlan
@@ -47,10 +55,15 @@ def count_operators(model: str | onnx.ModelProto, batch: int | None = None) -> O
     graph = zoo.load_model(model, {}, batch=batch).graph
     liveness = operator_liveness(graph)
     lifetimes = liveness.lifetimes
+    groups = {life.begin for life in lifetimes}
+    batch_norms = {step for step, node in enumerate(graph.node) if node.op_type == "BatchNormalization"}
+    used = sum(life.size_bytes * (life.end - life.begin) for life in lifetimes)
     return OperatorMemory(
         operators=len(graph.node),
         variables=len(lifetimes),
-        lazy_groups=len({life.begin for life in lifetimes}),
+        lazy_groups=len(groups),
+        in_place_groups=len(groups - batch_norms),
+        idle_share=1 - used / (liveness.steps * sum(life.size_bytes for life in lifetimes)),
         eager_bytes=sum(life.size_bytes for life in lifetimes),
         lazy_peak_bytes=liveness.peak_bytes,
         plan=memory.plan(lifetimes),
@@ -62,6 +75,19 @@ def torch_peak_bytes(model: str | onnx.ModelProto, batch: int | None = None) -> 
     loaded = zoo.load_model(model, {}, batch=batch)
     inputs = zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded))
     return onnx_torch.peak_bytes(loaded, inputs)
+
+
+def torch_ns(model: str | onnx.ModelProto, batch: int | None = None, runs: int = 3) -> float:
+    """Median time of an inference by PyTorch on the CPU, operator by operator, weights resident."""
+    from pimflow.compiler.timing import call_times_ns  # loads TVM
+
+    loaded = zoo.load_model(model, {}, batch=batch)
+    torch = onnx_torch.import_torch()
+    weights = onnx_torch.weight_tensors(loaded)
+    inputs = onnx_torch.tensors(zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded)))
+    with torch.inference_mode():
+        onnx_torch.outputs(loaded.graph, weights, inputs)  # warms up
+        return median(call_times_ns(lambda: onnx_torch.outputs(loaded.graph, weights, inputs), runs))
 
 
 def operator_liveness(graph: onnx.GraphProto) -> Liveness:

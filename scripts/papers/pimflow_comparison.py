@@ -42,7 +42,6 @@ class Configuration:
 
     Attributes
     ----------
-    name : str
     scheduling, splits : str
         Of the system: loop orders of PIM programs, and which splits are tried.
     modes : tuple of str
@@ -145,7 +144,8 @@ def kind(region: Region) -> str:
 def convolutions_ns(search_result: SearchResult, evaluation: Evaluation) -> float:
     """Time that convolutions add to the latency of a network, in ns."""
     regions = {region.name: region for region in search_result.graph.regions}
-    return sum(ns for name, ns in evaluation.latency_increase_ns.items() if is_convolution(regions[name]))
+    times = evaluation.region_times.items()
+    return sum(region_times.latency_ns for name, region_times in times if is_convolution(regions[name]))
 
 
 def plan_figures(search_result: SearchResult) -> Row:
@@ -221,7 +221,7 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
         total: dict[str, float] = {}
         for region in searches.graph(model).regions:
             name = kind(region)
-            total[name] = total.get(name, 0.0) + gpu_only.latency_increase_ns.get(region.name, 0.0)
+            total[name] = total.get(name, 0.0) + gpu_only.region_times[region.name].latency_ns
         rows.append({"model": model, **{name: ns / gpu_only.latency_ns for name, ns in total.items()}})
     return rows
 

@@ -87,12 +87,7 @@ def selection_problem(
                 written, read = (TensorPlacement(layout=Layout(layout)) for layout in (source, target))
                 transforms[tensor, written, read] = EdgeCost(task=task)
     table = CostTable(
-        candidates=dict(candidates),
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
-        transforms=transforms,
-        inputs={"%x": TensorPlacement(layout=Layout.HWC)},
+        candidates=dict(candidates), transforms=transforms, inputs={"%x": TensorPlacement(layout=Layout.HWC)}
     )
     return SelectionProblem(graph=graph, table=table, memory_model=memory_model)
 

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from pimflow.frontend import onnx_runtime, onnx_torch
+from papers import onnx_torch
+from pimflow.frontend import onnx_runtime
 from pimflow.frontend.reference import Run
 from pimflow.zoo import glyphs
 

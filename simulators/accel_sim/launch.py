@@ -155,7 +155,6 @@ class ConvolutionOperands:
 
     Attributes
     ----------
-    geometry : ConvGeometry
     input_base, weight_base, output_base, residual_base : int
         Addresses.
     residual_bytes : int
@@ -201,7 +200,6 @@ class Launch:
 
     Attributes
     ----------
-    name : str
     grid : tuple of int
         Thread blocks by (x, y, z).
     threads : int

@@ -56,7 +56,6 @@ class KernelLog:
 
     Attributes
     ----------
-    name : str
     launch_uid : int
         Its number in the run, from 1.
     cycles : int
@@ -93,8 +92,6 @@ class KernelPower:
 
     Attributes
     ----------
-    name : str
-    average_w : float
     components_w : dict of str to float
         Its parts, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
     run_average_w : float
@@ -113,7 +110,6 @@ class AccelSimLog:
 
     Attributes
     ----------
-    kernels : tuple of KernelLog
     channels : int, optional
         ``-gpgpu_n_mem`` of the configuration that the log repeats; None if it does not.
     clock_mhz : float, optional

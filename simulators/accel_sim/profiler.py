@@ -55,11 +55,8 @@ _CONFIGURATION_FOLDERS = (
     f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
-_LIBRARY_FOLDERS = (
-    "lib",
-    "gpu-simulator/gpgpu-sim/lib",
-    "gpgpu-sim/lib",
-)  # of shared libraries in a checkout
+# of shared libraries in a checkout
+_LIBRARY_FOLDERS = "lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib"
 _MAX_PARENTS = 4  # levels above an executable at which its configuration is searched
 POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
 # AccelWattch's components by part of the energy; all others count as arithmetic.

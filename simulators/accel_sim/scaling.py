@@ -27,10 +27,8 @@ class SimulatedKernel:
     ----------
     name : str
         Its `kernels.kernel_name`.
-    kernel : Kernel
     channels : int
         Memory channels of the run.
-    modelled, simulated : KernelCost
     """
 
     name: str

@@ -72,9 +72,6 @@ class Stream:
     ----------
     read_base, write_base : int
         Addresses.
-    read_bytes, write_bytes : int
-    macs : int
-    listed : bool
     """
 
     read_base: int

@@ -40,7 +40,6 @@ class SassInstruction:
     ----------
     pc : int
         In bytes; a SASS instruction has 16.
-    opcode : str
     destinations, sources : tuple of int
         Register numbers; 255 is the one that reads as zero. Accel-Sim accepts at most 1 and 4.
     mask : int
@@ -115,15 +114,12 @@ class TraceHeader:
     ----------
     name : str
         Name of the kernel in logs.
-    kernel_id : int
     grid, block : tuple of int
         Thread blocks, and threads of one, by (x, y, z).
     shared_memory_bytes, registers : int
         Shared memory of a block, and registers of a thread.
-    binary_version, stream_id : int
     shared_base, local_base : int
         Addresses of shared and local memory.
-    nvbit_version : str
     """
 
     name: str
@@ -167,17 +163,6 @@ class TraceHeader:
             ("nvbit version", self.nvbit_version),
             ("accelsim tracer version", f"{VERSION}"),
         ]
-
-
-@dataclass(frozen=True)
-class ThreadBlock:
-    """The instructions of one thread block, by warp."""
-
-    index: tuple[int, int, int]
-    warps: tuple[tuple[SassInstruction, ...], ...]
-
-    def __str__(self) -> str:
-        return block_text(self.index, [(len(warp), "".join(f"{i}\n" for i in warp)) for warp in self.warps])
 
 
 def block_text(index: tuple[int, int, int], warps: Iterable[tuple[int, str]]) -> str:

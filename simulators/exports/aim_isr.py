@@ -11,16 +11,12 @@ and ``aim_DRAM_system.cpp`` (masks, columns), read 2026-11.
 
 from __future__ import annotations
 
-import os
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pimflow.core.commands import Af, Comp, Gwrite, Node, Readres, Wrbias, Write, command_leaves
 from pimflow.core.program import PimProgram
-from pimflow.errors import TraceError, UsageError
+from pimflow.errors import UsageError
 from pimflow.simulators.pim.expansion import length, walk
 
 CHANNELS = 32
@@ -31,68 +27,9 @@ COLUMN_ELEMENTS = 16
 QUEUE_REQUESTS = 33  # waiting requests of a channel; an instruction that finds no room delays all that follow
 DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
-# Operands by opcode, in order; RANGES has the first and the last value of each.
-OPERANDS = {
-    "WR_SBK": ("gpr", "mask", "bank", "row"),
-    "WR_ABK": ("gpr", "mask", "row"),
-    "WR_GB": ("opsize", "gpr", "mask"),
-    "WR_BIAS": ("gpr", "mask"),
-    "RD_MAC": ("gpr", "mask"),
-    "RD_AF": ("gpr", "mask"),
-    "RD_SBK": ("gpr", "mask", "bank", "row"),
-    "COPY_BKGB": ("opsize", "mask", "bank", "row"),
-    "COPY_GBBK": ("opsize", "mask", "bank", "row"),
-    "MAC_SBK": ("opsize", "mask", "bank", "row"),
-    "MAC_ABK": ("opsize", "mask", "row"),
-    "AF": ("mask",),
-    "EWMUL": ("opsize", "mask", "row"),
-    "EWADD": ("opsize", "gpr", "second gpr"),
-    "SYNC": (),
-    "EOC": (),
-}
-REGIONS = {"CFR": ("CFR id", "data"), "GPR": ("gpr",), "MEM": ("channel", "bank", "row")}
-RANGES = {
-    "opsize": (1, COLUMNS),
-    "gpr": (0, (1 << 31) - 1),
-    "second gpr": (0, (1 << 31) - 1),
-    "mask": (1, (1 << CHANNELS) - 1),
-    "bank": (0, BANKS - 1),
-    "row": (0, ROWS - 1),
-    "CFR id": (0, 2),
-    "data": (0, (1 << 16) - 1),
-    "channel": (0, CHANNELS - 1),
-}
-# The PIM command that an instruction executes.
-_COMMANDS = {
-    "WR_GB": "GWRITE",
-    "MAC_ABK": "COMP",
-    "RD_MAC": "READRES",
-    "RD_AF": "READRES",
-    "AF": "AF",
-    "WR_BIAS": "WRBIAS",
-    "WR_SBK": "WRITE",
-    "WR_ABK": "WRITE",
-}
 _AFM = 2  # configuration register that selects the activation function of AF
 _CHUNK_LINES = 4096
 Instruction = tuple[Any, ...]  # opcode and operands: equal instructions of several channels are one
-_SHOWN_CHARACTERS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class AimInstruction:
-    """One line of a trace.
-
-    Attributes
-    ----------
-    opcode : str
-        A key of `OPERANDS`, or ``W CFR``, ``R MEM`` and the like.
-    operands : dict of str to int
-        By the names in `OPERANDS` and `REGIONS`.
-    """
-
-    opcode: str
-    operands: dict[str, int]
 
 
 def unsupported_reason(program: PimProgram) -> str:
@@ -274,97 +211,3 @@ def _instructions(
     if node.resumed and places is not None:
         return [("WR_BIAS", *sum_key, places.setdefault(sum_key, len(places)))]
     return [("WR_BIAS", sum_key[0] if program.initial == "add" else 0, sum_key[1], -1)]
-
-
-def read(path: str | os.PathLike[str]) -> Iterator[AimInstruction]:
-    """The instructions of a file, one by one; the file need not fit in memory.
-
-    Raises
-    ------
-    TraceError
-        If the file cannot be read, or with ``file:line: problem: 'text'`` for the first line that the
-        simulator would reject or misread: an unknown opcode, too few or too many operands, a value out of
-        range, a last line without newline, an instruction after ``AiM EOC``, or no ``AiM EOC``.
-    """
-    line, is_complete = 0, False
-    try:
-        with open(path, encoding="ascii", newline="\n") as file:
-            for line, text in enumerate(file, 1):
-                try:
-                    instruction = _parse(text)
-                    if is_complete and instruction:
-                        raise ValueError("after AiM EOC")
-                except ValueError as error:
-                    raise TraceError(f"{path}:{line}: {error}: {_quote(text)}") from None
-                if instruction:
-                    is_complete = instruction.opcode == "EOC"
-                    yield instruction
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}:{line + 1}: not a text file") from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not is_complete:
-        raise TraceError(f"{path}:{line}: the trace does not end in 'AiM EOC'")
-
-
-def counts(path: str | os.PathLike[str]) -> Counter[str]:
-    """PIM commands of a trace, over all channels; COMPs count columns, WRITEs columns of a bank."""
-    totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
-    written_mask = (
-        0  # mask of channels whose last instruction was a WR_GB, of which a next one is a further piece
-    )
-    for instruction in read(path):
-        name = _COMMANDS.get(instruction.opcode)
-        if name:
-            mask = instruction.operands["mask"]
-            columns = instruction.operands["opsize"] if name == "COMP" else 1
-            columns *= BANKS if instruction.opcode == "WR_ABK" else 1
-            totals[name] += columns * (mask & ~written_mask if name == "GWRITE" else mask).bit_count()
-            written_mask = written_mask | mask if name == "GWRITE" else written_mask & ~mask
-    return totals
-
-
-def _parse(text: str) -> AimInstruction | None:
-    """Parse one line; None for a blank line or comment; raises `ValueError` if it is malformed."""
-    if not text.endswith("\n"):
-        raise ValueError("the last line does not end in a newline")
-    words = [word for word in text[:-1].split(" ") if word]
-    if not words or words[0] == "#":
-        return None
-    kind, *rest = words
-    if kind.startswith("#"):
-        raise ValueError("a comment needs a space after '#'")
-    if kind not in ("AiM", "R", "W"):
-        raise ValueError(f"'{kind}' is none of AiM, R, W")
-    if not rest:
-        raise ValueError(f"nothing after '{kind}'")
-    opcode, *values = rest
-    table = OPERANDS if kind == "AiM" else REGIONS
-    opcode = opcode.removeprefix("ISR_") if kind == "AiM" else opcode
-    if opcode not in table:
-        raise ValueError(f"'{opcode}' is none of {', '.join(table)}")
-    names = table[opcode]
-    if kind == "R" and opcode == "CFR":
-        names = names[:1]
-    if len(values) != len(names):
-        expected = f"{len(names)} operands ({', '.join(names)})" if names else "no operands"
-        raise ValueError(f"{opcode} takes {expected}, not {len(values)}")
-    operands = {name: _number(name, value) for name, value in zip(names, values)}
-    if opcode == "WR_ABK" and operands["mask"].bit_count() != 1:
-        raise ValueError("WR_ABK writes to one channel")
-    return AimInstruction(opcode if kind == "AiM" else f"{kind} {opcode}", operands)
-
-
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", text, re.ASCII):
-        raise ValueError(f"{name} '{text:.20}' is no number")
-    value = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
-    low, high = RANGES[name]
-    if not low <= value <= high:
-        raise ValueError(f"{name} {text} is not in {low}..{high}")
-    return value
-
-
-def _quote(text: str) -> str:
-    text = text.rstrip("\n")
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")

@@ -45,20 +45,15 @@ from pimflow.simulators.gpu.machine import (
 )
 
 GEMM_REGISTERS = 96  # of a thread of a GEMM, besides its sums
-SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
-    128 * 64,
-    128,
-    256,
-)  # outputs of the largest tile of so many threads
+# outputs of the largest tile of so many threads
+SMALL_TILE, SMALL_THREADS, LARGE_THREADS = 128 * 64, 128, 256
 SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
 TAPS = 5  # of a depthwise convolution that a thread loads before it multiplies: its registers hold no more
 WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, bytes of a load, bytes of a register
 ROTATION_BYTES = WARP * ACCESS_BYTES  # by which a block starts later in its rows than the one before
 EXTRA_STEPS = 2  # steps of a wave besides those of its loop: the first loads, and the results
-CHANNEL_BYTES, LINE_BYTES = (
-    256,
-    128,
-)  # contiguous bytes in a channel, and in a slice of its L2: dramid@8, two slices
+# contiguous bytes in a channel, and in a slice of its L2: dramid@8, two slices
+CHANNEL_BYTES, LINE_BYTES = 256, 128
 L1_RATE = 128  # bytes of issued loads in a cycle; narrow loads count with all 16 bytes
 SECTOR_BYTES = 32  # smallest write of the L2
 PARTIAL_BYTES = 4  # of a partial sum of split-K

@@ -104,9 +104,8 @@ class RooflineMachine:
         self.l2_rate = gpu.l2_bytes_per_channel_cycle * channels * self["l2"]
         self.dram_rate = gpu.channel_bytes_per_ns * channels / self.cycles_per_ns * self["dram"]
         self.port_rate = self["sm_port_bytes_per_cycle"]
-        self.models_emitted = (
-            "step_cycles" in gpu.efficiency
-        )  # models kernels as pimflow emits them (`emitted`)
+        # models kernels as pimflow emits them (`emitted`)
+        self.models_emitted = "step_cycles" in gpu.efficiency
 
     def __getitem__(self, name: str) -> float:
         """A constant of the model: the most specific of family, kind of family and dtype."""

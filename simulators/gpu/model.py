@@ -45,7 +45,6 @@ class KernelCost:
         (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
         Thread blocks; zero if no tile is used.
-    provenance : Provenance
     device : str
         Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
@@ -77,7 +76,6 @@ class KernelRequest:
 
     Attributes
     ----------
-    kernel : Kernel
     channels : int
         Memory channels that serve the GPU while it runs.
     """
@@ -98,8 +96,6 @@ def kernel_cost(
 
     Parameters
     ----------
-    kernel : Kernel
-    gpu : GpuSpec
     dtype : str
         Storage type, ``"fp16"`` or ``"fp32"``; accumulation is in fp32.
     channels : int, optional

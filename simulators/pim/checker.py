@@ -19,7 +19,6 @@ from pimflow.simulators.pim.expansion import length
 
 _GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS, _AF = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
-_FOUR_ACTIVATIONS = 4
 
 # A rule, the indices of commands that violate it, and a function from an index to a message.
 Finding = tuple[str, np.ndarray, Callable[[int], str]]
@@ -133,12 +132,10 @@ class _Gaps:
     """Rules that require a minimum number of cycles between two commands."""
 
     def __init__(self, issued: np.ndarray, spec: PimSpec):
-        self.spec, self.clock, self.gang, self.bursts = (
-            spec,
-            issued["clock"],
-            issued["gang"],
-            issued["bursts"],
-        )
+        self.spec = spec
+        self.clock = issued["clock"]
+        self.gang = issued["gang"]
+        self.bursts = issued["bursts"]
         # A latch is one of the buffer that its number names, modulo the number of buffers.
         self.buffer = issued["buffer"] % spec.global_buffers
         self.is_command = [issued["command"] == c for c in range(len(COMMANDS))]
@@ -175,9 +172,12 @@ class _Gaps:
         n, min_gap, is_command = self.cycles, self.min_gap, self.is_command
         yield min_gap(is_command[_G_ACT], is_command[_G_ACT], n("nRRD"), "nRRD between activations")
         activations = np.flatnonzero(is_command[_G_ACT])
-        in_window = max(1, _FOUR_ACTIVATIONS // self.spec.banks_per_gang)
-        crowded = self.clock[activations[in_window:]] - self.clock[activations[:-in_window]] < n("nFAW")
-        yield "nFAW", activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
+        in_window, banks = self.spec.faw_banks // self.spec.banks_per_gang, self.spec.faw_banks
+        crowded = activations  # one of them opens more than the window admits
+        if in_window:
+            gaps = self.clock[activations[in_window:]] - self.clock[activations[:-in_window]]
+            crowded = activations[in_window:][gaps < n("nFAW")]
+        yield "nFAW", crowded, lambda i: f"more than {banks} banks activated within nFAW"
         for g in range(self.spec.gangs):
             activate, precharge = (is_command[c] & (self.gang == g) for c in (_G_ACT, _PRE))
             yield min_gap(activate, is_command[_COMP], n("nRCDR"), f"nRCDR of gang {g}")

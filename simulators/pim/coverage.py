@@ -125,10 +125,8 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + channel_coverage.missing, repeated + channel_coverage.repeated
         foreign, unread = foreign + channel_coverage.foreign, unread + channel_coverage.unread
-        misstarted, misactivated = (
-            misstarted + channel_coverage.misstarted,
-            misactivated + channel_coverage.misactivated,
-        )
+        misstarted = misstarted + channel_coverage.misstarted
+        misactivated = misactivated + channel_coverage.misactivated
     pixels, outputs = np.concatenate(reads, axis=1)
     lanes = np.minimum(program.tile_banks, layer.oc - outputs)
     distinct, repeats = _interval_coverage(pixels - program.pixel_begin, outputs, lanes, layer.oc)

@@ -123,18 +123,10 @@ def _loop_pieces(loop: Loop, max_commands: int) -> Iterator[tuple[Node, ...]]:
     if step:
         for start in range(0, loop.extent, step):
             extent = min(step, loop.extent - start)
-            yield (Loop(extent=extent, body=_shift(loop.body, start, _keep)),)
+            yield (Loop(extent=extent, body=_shift(loop.body, start, lambda coefficients: coefficients)),)
     else:
         for index in range(loop.extent):
-            yield from _pieces(_shift(loop.body, index, _drop), max_commands)
-
-
-def _keep(coefficients: tuple[int, ...]) -> tuple[int, ...]:
-    return coefficients
-
-
-def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
-    return coefficients[1:]
+            yield from _pieces(_shift(loop.body, index, lambda coefficients: coefficients[1:]), max_commands)
 
 
 def _shift(

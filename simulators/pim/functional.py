@@ -29,11 +29,6 @@ class PimDevice:
     A program with WRITEs changes `image`, whose pages are in the layout of the executor
     (`MemoryImage.lane_bits`).
 
-    Parameters
-    ----------
-    program : PimProgram
-    image : MemoryImage
-
     Raises
     ------
     TraceError

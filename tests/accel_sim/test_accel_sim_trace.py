@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from trace_reader import parse_instruction, read_kernels_list, read_trace
+from trace_reader import ThreadBlock, parse_instruction, read_kernels_list, read_trace
 
 from pimflow.errors import TraceError
 from pimflow.simulators.accel_sim.trace import (
@@ -17,7 +17,6 @@ from pimflow.simulators.accel_sim.trace import (
     STRIDED,
     HostCopy,
     SassInstruction,
-    ThreadBlock,
     TraceHeader,
     compress,
     is_stridable,

@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from attention_values import attend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimflow.core.attention import Attention, attend
+from pimflow.core.attention import Attention
 
 
 @st.composite

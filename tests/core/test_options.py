@@ -97,4 +97,4 @@ def test_the_pass_context_takes_what_a_module_leaves_open():
     assert loading == {"shapes", "batch", "context", "states"}
     declared = {name for cls in SEARCH for name in field_names(cls)}
     elsewhere = loading | {"target", "options", "goal", "select"}
-    assert set(pass_options.OPTIONS) == (declared - elsewhere) | {"system", "dump_ir"}
+    assert set(pass_options.OPTIONS) == (declared - elsewhere) | {"system", "dump_ir", "check_kernels"}

@@ -121,7 +121,7 @@ def test_a_run_has_no_share_and_a_region_alone_does_not_say_what_it_covers():
     ).choices
     assert (run.rewrite.gpu_share, run.regions) == (None, ("conv1", "conv2"))
     plan = Plan.from_json(plan_text())
-    assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.to_json()
+    assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.choices[0].to_table()
 
 
 def test_whole_numbers_are_numbers():

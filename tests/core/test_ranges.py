@@ -94,24 +94,6 @@ def test_a_part_over_its_own_inputs_reads_the_same_taps(case):
 
 
 @PROPERTY
-@given(map_and_part(), maps())
-def test_compose_holds_all_that_is_read_through_the_middle(case, inner):
-    outer, begin, end = case
-    if inner.output_extent != outer.extent:
-        inner = RangeMap(
-            extent=outer.extent,
-            window=2 * inner.pad_before + 1,
-            pad_before=inner.pad_before,
-            pad_after=inner.pad_before,
-        )
-    got = outer.compose(inner, begin, end)
-    needed = {i for middle in read(outer, begin, end) for i in read(inner, middle, middle + 1)}
-    assert needed <= set(range(got.begin, got.end))
-    if outer.dilation == inner.dilation == outer.stride == 1 and inner.stride <= inner.window:
-        assert needed == set(range(got.begin, got.end))
-
-
-@PROPERTY
 @given(all_maps().filter(lambda m: m.output_extent > 0))
 def test_many_parts_at_once_are_each_part_alone(window):
     parts = [(b, e) for e in range(window.output_extent + 1) for b in range(e)]

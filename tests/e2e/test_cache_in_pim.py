@@ -178,9 +178,8 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
     for position in range(3):
         step_inputs = {"input_ids": np.array([[position]]), "position": np.array([position])}
         results = pimflow.run(directory, step_inputs | caches)
-        np.testing.assert_array_equal(
-            session.run(step_inputs)["logits"], results[0]
-        )  # its caches stay in place
+        # its caches stay in place
+        np.testing.assert_array_equal(session.run(step_inputs)["logits"], results[0])
         for number, name in outputs.items():
             previous, caches[name] = caches[name], results[number]
             changed = (previous != caches[name]).any(axis=(0, 1, 3))

@@ -228,13 +228,6 @@ def test_a_malformed_trace_gives_file_line_and_text(capsys, tmp_path):
     assert code == 3 and "bad.pim:2" in err and "G_ACT9" in err
 
 
-def test_a_model_that_is_no_model(capsys, tmp_path):
-    path = tmp_path / "bad.onnx"
-    path.write_bytes(b"not a network")
-    code, _, err = run(capsys, "compile", str(path), "--quiet")
-    assert code == 3 and err.count("\n") == 1
-
-
 def test_usage_errors_end_with_2(capsys):
     assert run(capsys)[0] == 2
     assert run(capsys, "compile")[0] == 2

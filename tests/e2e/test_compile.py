@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from pimflow import frontend, zoo
 from pimflow.commands.compile import timeline
 from pimflow.commands.run import run as inference
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.report_text import MAX_LINES, summary
+from pimflow.commands.shared.report import ConventionsReport
+from pimflow.commands.shared.report_text import MAX_LINES, MIN_LAYERS, summary
 from pimflow.commands.shared.report_text import table as report_table
 from pimflow.compiler import build, phases
 from pimflow.compiler.artifact import UNSEALED
@@ -35,7 +37,6 @@ from pimflow.errors import (
     InfeasibleError,
     ModelError,
     PlanError,
-    UnknownNameError,
     UsageError,
     VerificationError,
 )
@@ -122,7 +123,8 @@ def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
 
 def test_a_summary_fits_a_screen_and_counts_every_region(toy):
     """However many regions there are, and with a line of each kind that a plan may add."""
-    report = toy[1].report
+    with_conventions = toy[1].report
+    report = replace(with_conventions, conventions=ConventionsReport(missing=()))
     many = [
         replace(region, name=f"{region.name}.{copy}", covers=(f"{region.name}.{copy}",))
         for region in report.regions
@@ -141,6 +143,8 @@ def test_a_summary_fits_a_screen_and_counts_every_region(toy):
         assert sum(counts) == len(shown_report.regions)
         assert set(report_table(shown_report, "out").splitlines()) >= {*lines[:2], *lines[last:]}
     assert lines[heads].endswith(f"10 of {len(many) - 1}; --layers shows all")
+    layers = re.search(r"^layer .*?^latency", summary(with_conventions, "out"), re.MULTILINE | re.DOTALL)[0]
+    assert MIN_LAYERS <= layers.count("\n") - 1 < 8  # speed-ups under conventions take the rest of a screen
     assert lines[heads + 1].startswith(f"{many[0].name} and 1 more  PIPELINE")  # what changes most
 
 
@@ -446,18 +450,6 @@ def test_paper_accounting_is_never_slower_than_full(toy):
     paper = system(accounting="paper", timing="ramulator-pimflow")
     graph = extract_regions(frontend.load("toy").module, "toy")
     assert search(graph, paper).evaluation.latency_ns <= toy[1].report.plan.latency_ns
-
-
-def test_a_directory_with_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ArtifactError, match=r"holds thesis\.txt"):
-        compile_only("toy", tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_unknown_target_names_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"llvm\+pim"):
-        compile_only("toy", target="llvm+pm")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_at_full_rank_the_network_is_the_original():
         change = decomposed_network.decompose(network, DecompositionRequest.parse(f"{method}:1,fc=decompose"))
         assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
         outputs = change.network.reference(inputs)
-        assert change.summary(inputs, outputs).max_relative_difference < 1e-4
+        assert change.summary([inputs], [outputs]).max_relative_difference < 1e-4
         assert max(layer.relative_error for layer in change.layers) < 1e-6
 
 

@@ -89,6 +89,7 @@ OPTIONS = {
     "--conventions": option("none"),
     "--objective": option("energy"),
     "--modes": option("gpu,pim"),
+    "--pin": option("down.conv=gpu"),
     "--max-latency": option("1s"),
     "--max-energy": option("1J"),
     "--memory-budget": option("1GiB"),
@@ -144,6 +145,7 @@ OTHERS = {
     "--json",
     "--layers",
     "--dump-ir",
+    "--check-kernels",
     "--help",
 }
 PAIRS = list(itertools.combinations(OPTIONS, 2))
@@ -241,10 +243,8 @@ def memoize(function, key):
     def wrapper(*args, **keywords):
         cache_key = (function.__qualname__, key(*args, **keywords))
         if cache_key not in _MEMO:
-            _MEMO[cache_key] = (
-                function(*args, **keywords),
-                args,
-            )  # so that no other object gets their identity
+            # so that no other object gets their identity
+            _MEMO[cache_key] = function(*args, **keywords), args
         return _MEMO[cache_key][0]
 
     return wrapper
@@ -340,7 +340,7 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, memoize(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "build_targets", record_build)
     monkeypatch.setattr(compile_steps, "verify_builds", skip_verification)
-    gain = ConventionGain(speedup=1.0, gap=0.0, terms=())
+    gain = ConventionGain(same_plan=1.0, searched_again=1.0, gap=0.0, terms=())
     monkeypatch.setattr(ConventionSearch, "gain", lambda *_: gain)
     monkeypatch.setattr(artifact, "write", record_write)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", skip_selection)
@@ -434,10 +434,8 @@ def judge(first, second, files, told, capsys):
 
 def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
     """Whether an option changes what comes out beside another, or both are refused."""
-    combined, without = (
-        merge_options(tested_needs, partner_needs, tested, partner),
-        merge_options(tested_needs, partner_needs, partner),
-    )
+    combined = merge_options(tested_needs, partner_needs, tested, partner)
+    without = merge_options(tested_needs, partner_needs, partner)
     if combined is None or combined == without:
         return True
     code, result = outcome(combined, files, told, capsys)

@@ -16,6 +16,7 @@ IN_C = [
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
     ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
     ({"max_latency_ns": 1e6}, ["--max-latency", "1ms"], "--max-latency"),
     ({"max_energy_pj": 1e9}, ["--max-energy", "1mJ"], "--max-energy"),
 ]
@@ -23,6 +24,7 @@ WITH_A_PLAN = [
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
     ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
 ]
 # There is no such network: options are refused before anything is read.
 NOTHING = "no-such-network"
@@ -35,19 +37,13 @@ def plan(tmp_path_factory):
     return path
 
 
-def usage_error_line(capsys, arguments):
-    """What the command says when it is told so."""
-    err = error_line(capsys, 2, *arguments, "--quiet")
-    return err
-
-
 @pytest.mark.parametrize(("options", "arguments", "names"), IN_C)
 def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
     says = f"{names} has no effect with --target c: "
     with pytest.raises(UsageError, match=says):
         pimflow.compile(NOTHING, target="c", decompose="tucker:0.5", **options)
     command = ["compile", NOTHING, "--target", "c", "--decompose", "tucker:0.5", *arguments]
-    assert says in usage_error_line(capsys, command)
+    assert says in error_line(capsys, 2, *command, "--quiet")
 
 
 @pytest.mark.parametrize(("options", "arguments", "names"), WITH_A_PLAN)
@@ -57,7 +53,7 @@ def test_what_a_plan_has_decided_is_refused(options, arguments, names, name, pla
     command = pimflow.compile if name == "compile" else pimflow.search
     with pytest.raises(UsageError, match=says):
         command(NOTHING, plan=plan, **options)
-    assert says in usage_error_line(capsys, [name, NOTHING, "--plan", str(plan), *arguments])
+    assert says in error_line(capsys, 2, name, NOTHING, "--plan", plan, *arguments, "--quiet")
 
 
 def test_what_has_an_effect_is_not_refused(plan):

@@ -6,9 +6,9 @@ import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.compiler import artifact
 from pimflow.errors import ArtifactError
@@ -210,7 +210,9 @@ class Folder:
         assert {name: now.get(name) for name in self.theirs} == self.theirs
 
 
-def check_state(steps, writes, link, inside):
+@settings(max_examples=examples(400), deadline=None)
+@given(st.lists(steps, max_size=8), st.lists(writes, min_size=1, max_size=3), st.booleans(), st.booleans())
+def test_nothing_of_others_is_lost(steps, writes, link, inside):
     with tempfile.TemporaryDirectory() as root:
         folder = Folder(Path(root))
         if link:
@@ -222,21 +224,3 @@ def check_state(steps, writes, link, inside):
         with working_in(folder.place if inside else folder.root):
             for names, force, dies_at in writes:
                 folder.write(names, force=force, dies_at=dies_at)
-
-
-STATES = given(
-    st.lists(steps, max_size=8), st.lists(writes, min_size=1, max_size=3), st.booleans(), st.booleans()
-)
-
-
-@settings(max_examples=100, deadline=None)
-@STATES
-def test_nothing_of_others_is_lost(steps, writes, link, inside):
-    check_state(steps, writes, link, inside)
-
-
-@pytest.mark.long
-@settings(max_examples=300, deadline=None)
-@STATES
-def test_nothing_of_others_is_lost_in_many_states(steps, writes, link, inside):
-    check_state(steps, writes, link, inside)

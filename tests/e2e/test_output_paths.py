@@ -214,9 +214,8 @@ def test_the_folder_that_a_shell_works_in(tmp_path, monkeypatch, target):
     for names in (["a", "b"], ["b", "c"]):
         write_folder(place, *names)
         assert contents(working_folder) == set(names) and (working_folder / "b").read_text() == "b"
-        assert (
-            os.stat(".").st_ino == os.stat(working_folder).st_ino == before
-        )  # or the shell would see nothing
+        # or the shell would see nothing
+        assert os.stat(".").st_ino == os.stat(working_folder).st_ino == before
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
 

@@ -14,12 +14,21 @@ import onnxruntime
 import pytest
 import tvm
 from branching import wide_branches
+from onnx import helper
+from onnx_models import onnx_model
 from skip_networks import hourglass
 from tvm import relax, relay
 from tvm.contrib import graph_executor
 
 from pimflow import frontend, zoo
-from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNameError, UsageError
+from pimflow.errors import (
+    ArtifactError,
+    InfeasibleError,
+    PlanError,
+    UnknownNameError,
+    UsageError,
+    VerificationError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +55,25 @@ def built(toy):
 def check_close(y, reference):
     assert y.shape == reference.shape
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("target", ["llvm+pim", "llvm"])
+def test_wrong_values_are_refused(target):
+    """What `from_onnx` gave is compared with its model, unless one asks for no verification."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Relu", ["p"], ["y"], "relu"),
+    ]
+    weights = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    model = onnx_model(nodes, {"x": [4, 16]}, {"y": [4, 8]}, {"w": weights})
+    mod, params = relay.frontend.from_onnx(model, freeze_params=False)
+    relay.build(mod, target=target, params=params)
+    params["w"] = tvm.runtime.tensor(-weights)
+    with pytest.raises(VerificationError, match="outputs differ from the reference"):
+        relay.build(mod, target=target, params=params)
+    with tvm.transform.PassContext(config={"pimflow.verify": False}):
+        relay.build(mod, target=target, params=params)
+    relay.build(mod, target=target, params=dict(params))  # no model is known
 
 
 @pytest.mark.long
@@ -335,3 +363,28 @@ def test_cuda_builds_anywhere(toy, tmp_path):
         for library in (lib, reloaded):
             with pytest.raises(ArtifactError, match=r"llvm\+pim|pimflow\[cuda\]"):
                 library["default"](tvm.cuda())
+
+
+def test_what_was_generated_can_be_read_at_any_level_of_optimisation(toy):
+    """At level 0, TVM leaves out the pass that inlines functions."""
+    paper = pimflow.system(accounting="paper", timing="ramulator-pimflow")
+    config = {"pimflow.system": paper, "pimflow.profiler": "gpu=analytic"}
+    with tvm.transform.PassContext(opt_level=0, config=config):
+        mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+        lib = relay.build(mod, target="cuda+pim", params=params)
+        with pytest.raises(UnknownNameError, match="learned"):
+            tvm.transform.PassContext(config={"pimflow.profiler": "gpu=learnd"})
+    on_pim = {name for choice in lib.plan.choices if choice.mode != "GPU" for name in choice.regions}
+    assert on_pim and lib.programs.keys() == on_pim
+    streams = lib.inspect_source("pim")
+    assert all(name in streams for name in ("GWRITE", "G_ACT", "COMP", "READRES", *on_pim))
+    assert "__global__" in lib.inspect_source("cuda") and streams in lib.inspect_source()
+    with pytest.raises(UnknownNameError, match="cuda, pim"):
+        lib.inspect_source("ptx")
+
+
+def test_an_option_of_two_names_is_given_once(toy):
+    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
+    config = {"pimflow.profiler": "gpu=learned", "pimflow.profiling": pimflow.Profiling()}
+    with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="are one option"):
+        relay.build(mod, target="llvm+pim", params=params)

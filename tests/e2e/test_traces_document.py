@@ -5,11 +5,11 @@ import re
 import shlex
 from pathlib import Path
 
+import aim_reader
 import pytest
 
 from pimflow.commands.main import main
 from pimflow.core.program import PimProgram
-from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.trace import Trace
 from pimflow.simulators.ramulator import load_store_trace
 
@@ -68,7 +68,7 @@ def test_kernels_for_accel_sim(outputs):
 def test_the_files_are_what_the_page_says(outputs):
     folder, _ = outputs
     (layer,) = json.loads((folder / "aim/trace.json").read_text())["layers"]
-    counts = aim_isr.counts(folder / "aim/conv_1x16x9x9_32_3x3_s2x1_p1.aim")
+    counts = aim_reader.counts(folder / "aim/conv_1x16x9x9_32_3x3_s2x1_p1.aim")
     assert counts == {name: layer["commands"].get(name, 0) for name in counts}
     assert {"GWRITE", "COMP", "READRES"} <= {name for name, count in counts.items() if count}
     (layer,) = json.loads((folder / "pim/trace.json").read_text())["layers"]

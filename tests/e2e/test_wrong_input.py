@@ -204,15 +204,6 @@ def test_an_artifact_of_another_version_says_so(capsys, tmp_path, artifact):
     assert code == 3 and "pimflow-artifact/99" in one_line(err)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"version": 1}', "null", "\0"])
-def test_an_interface_that_is_none(capsys, tmp_path, artifact, content):
-    copy = tmp_path / "copy"
-    shutil.copytree(artifact, copy)
-    (copy / "interface.json").write_text(content)
-    code, _, err = run(capsys, "run", copy)
-    assert code == 3 and "pimflow compile" in one_line(err)
-
-
 def mutations(value):
     """Copies of JSON with each of its parts replaced by what is of another type, size or name."""
     others = [None, -1, 1.5, "odd", [], {}, [None], {"odd": 1}, 1 << 70, True]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import aim_reader
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -286,11 +287,11 @@ def test_an_aim_trace_counts_as_its_program(tmp_path):
     program = layer.lower(order, activation="relu")
     path = tmp_path / "layer.aim"
     path.write_bytes(b"".join(chunk for chunk, _ in aim_isr.export(program)))
-    trace_counts, counts = aim_isr.counts(path), command_counts(program)
+    trace_counts, counts = aim_reader.counts(path), command_counts(program)
     assert {name: trace_counts[name] for name in ("AF", "READRES", "COMP", "WRBIAS")} == {
         name: counts[name] for name in ("AF", "READRES", "COMP", "WRBIAS")
     }
-    opcodes = [instruction.opcode for instruction in aim_isr.read(path)]
+    opcodes = [instruction.opcode for instruction in aim_reader.read(path)]
     assert opcodes.count("RD_MAC") > 0 and opcodes.count("RD_AF") > 0
 
 

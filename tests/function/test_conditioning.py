@@ -35,6 +35,8 @@ from pimflow.core.output_error import (
     relative_error,
 )
 from pimflow.core.program import PimProgram
+from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, nodes_of_layers, perturb
@@ -429,6 +431,33 @@ def test_a_torch_program_has_roundings_too(tmp_path):
     result = verify(network, build_on_stand_in(network), SYSTEMS["fp16"], inputs, expected)
     result.require()
     assert result.max_relative_error > OUTPUT_BOUND["fp16"] and result.worst.reference_deviation
+
+
+def test_relax_modules_round_as_their_models():
+    """The same network as a Relax module; and a decomposed one, whose reference is such a module."""
+    onnx_network = frontend.load(model("amplifies"))
+    network, inputs = frontend.load(onnx_network.module), onnx_network.example_inputs()
+    expected = network.reference(inputs)
+    for stored in (Fp16Storage(layers=frozenset(ON_PIM)), Fp16Storage(kernels=True)):
+        (deviation,) = reference_deviations(network.perturbed(stored), inputs, expected)
+        (model_deviation,) = reference_deviations(onnx_network.perturbed(stored), inputs, expected)
+        assert model_deviation / 3 < deviation < 3 * model_deviation
+    decomposed = decompose(onnx_network, DecompositionRequest.parse("tucker:0.5")).network
+    expected = decomposed.reference(inputs)
+    stored = Fp16Storage(layers=frozenset({"left.fconv", "left.lconv"}))
+    (exact,) = reference_deviations(decomposed.perturbed(Fp16Storage()), inputs, expected)
+    (rounded,) = reference_deviations(decomposed.perturbed(stored), inputs, expected)
+    assert 0 < exact < 1e-4 and 10 * exact < rounded < LARGEST_BOUND
+
+
+def test_a_run_that_leaves_fp16_widens_no_bound():
+    expected = np.array([1.0, 2.0], np.float32)
+    moved, infinite = expected + 0.01, np.array([1.0, np.inf], np.float32)
+    for runs, deviation in (([moved, infinite], 0.005), ([infinite], None)):
+        reference = OutputReference(expected=[expected], perturbed=moving_reference(runs))
+        (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [expected + 0.02])
+        assert check.reference_deviation == (deviation and pytest.approx(deviation, rel=1e-3))
+        assert check.bound == OUTPUT_BOUND["fp16"] and "inf" not in error_text(check)
 
 
 @pytest.mark.parametrize("wider, most", [(1.0, 0.01), (1.5, 0.001)])

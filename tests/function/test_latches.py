@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import aim_reader
 import numpy as np
 import pytest
 import tvm_ffi
@@ -328,7 +329,7 @@ def test_the_aim_trace_of_a_bias(tmp_path):
     text = b"".join(chunk for chunk, _ in aim_isr.export(layer.lower(order, "bias"))).decode()
     path = tmp_path / "layer.aim"
     path.write_text(text)
-    opcodes = [instruction.opcode for instruction in aim_isr.read(path)]
+    opcodes = [instruction.opcode for instruction in aim_reader.read(path)]
     assert opcodes.count("WR_BIAS") == opcodes.count("RD_MAC") == 2
     begin = opcodes.index("WR_BIAS")
     assert "MAC_ABK" not in opcodes[:begin] and opcodes.index("RD_MAC") > begin

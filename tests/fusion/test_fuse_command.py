@@ -94,10 +94,8 @@ def test_resnet18_moves_less_with_each_step(resnet18):
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_the_objective_is_what_gets_least(dtype):
     """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""
-    graph, accelerator = (
-        layers_of("toy"),
-        Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype),
-    )
+    graph = layers_of("toy")
+    accelerator = Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype)
     plans = {
         objective: fuse_layers(graph, accelerator, FusionRules(objective=objective))
         for objective in OBJECTIVES

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from papers.deep_reuse import overlap
 
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion.overlap import overlap, row_lead
+from pimflow.fusion.overlap import row_lead
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(90))
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
 from onnx import numpy_helper
+from scipy.optimize import linprog
 from small_system import small
 
 from pimflow import zoo
@@ -27,6 +28,7 @@ from pimflow.commands.generate.decoding import (
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.generation import DecodeCostModel, StepCosts, length_weights
 from pimflow.commands.generate.language import open_language_model
+from pimflow.commands.generate.step_bound import ReadTimes, shared_bound_ns
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import Region, RegionGraph
@@ -188,3 +190,15 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     assert result.lengths[0].tpot_ns < result.full_cache.tpot_ns and result.full_cache.tokens == 16
     if by_token:
         assert result.ttft_ns == pytest.approx(3 * result.lengths[0].tpot_ns, rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=5))
+def test_no_division_of_products_between_two_devices_is_below_the_bound(times):
+    """SciPy's linear program: the share of each part that PIM does, and the time of the slower device."""
+    parts = [ReadTimes(pim_ns=pim_ns, gpu_ns=gpu_ns) for pim_ns, gpu_ns in times]
+    pim = [*(part.pim_ns for part in parts), -1.0]
+    gpu = [*(-part.gpu_ns for part in parts), -1.0]
+    limits = [0.0, -sum(part.gpu_ns for part in parts)]
+    bounds = [*[(0, 1)] * len(parts), (0, None)]
+    least = linprog([*[0.0] * len(parts), 1.0], A_ub=[pim, gpu], b_ub=limits, bounds=bounds)
+    assert shared_bound_ns(parts) == pytest.approx(least.fun, abs=1e-9)

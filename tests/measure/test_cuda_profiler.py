@@ -16,11 +16,12 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from measure_gpu import kernel_rows
 
 from pimflow import frontend
 from pimflow.commands.main import main
 from pimflow.compiler.measurement import cuda_profiler, single_kernels
-from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, kernel_rows
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.compiler.phases import lower
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
@@ -330,20 +331,14 @@ def test_a_card_that_the_system_does_not_describe(cpu, monkeypatch, card, gpu, f
 
 
 def test_rows_put_models_beside_measurements(cpu):
-    rows = kernel_rows([("a", LARGE), ("b", STREAM)], cpu, GPU, "fp32", [Analytic()])
-    assert [row["kernel"] for row in rows] == ["a", "b"] and rows[0].keys() == rows[1].keys()
-    modelled_ns = kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
-    assert rows[0]["analytic_ns"] == modelled_ns
-    assert rows[0]["analytic_ratio"] == pytest.approx(modelled_ns / rows[0]["cold_ns"])
-    assert [rows[0][size] for size in ("kind", "m", "macs")] == [LARGE.kind, LARGE.m, LARGE.macs]
-
-
-def test_rows_have_the_learned_model_where_there_is_one(cpu):
     v100 = GpuSpec.load("v100")
-    (row,) = kernel_rows([("a", LARGE)], cpu, v100, "fp32", [Analytic(), Learned()])
+    rows = kernel_rows([("a", LARGE), ("b", STREAM)], cpu, v100, "fp32", [Analytic(), Learned()])
+    assert [row["kernel"] for row in rows] == ["a", "b"] and rows[0].keys() == rows[1].keys()
+    assert rows[0]["analytic_ns"] == kernel_cost(LARGE, v100, dtype="fp32").execution_ns
+    assert rows[0]["analytic_ratio"] == pytest.approx(rows[0]["analytic_ns"] / rows[0]["cold_ns"])
     (cost,) = Learned().costs(requests(LARGE), v100, "fp32")
-    assert row["learned_ns"] == cost.execution_ns != row["analytic_ns"]
-    assert row["learned_ratio"] == pytest.approx(cost.execution_ns / row["cold_ns"])
+    assert rows[0]["learned_ns"] == cost.execution_ns != rows[0]["analytic_ns"]
+    assert [rows[0][size] for size in ("kind", "m", "macs")] == [LARGE.kind, LARGE.m, LARGE.macs]
 
 
 def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, capsys, tmp_path):

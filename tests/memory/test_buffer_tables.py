@@ -16,9 +16,8 @@ from pimflow.host import files
 from pimflow.memory import csv_form
 
 DATA = Path(__file__).parent / "data"
-WORDS = st.text(
-    st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=8
-)  # ids may hold commas and quotes
+# ids may hold commas and quotes
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=8)
 
 
 @st.composite

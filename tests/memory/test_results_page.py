@@ -81,15 +81,24 @@ def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_res
 
 
 def test_tables_of_a_small_network(reproduce_occamy):
-    parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "sweep"], runs=1, torch=False)
-    assert list(parts) == ["counts", "memory"]  # the toy is not swept
-    counts, (small, large) = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]
-    assert "| toy | - | 19 / 46 / 19 | 8 / " in counts
-    assert (small["batch"], large["batch"]) == (1, 32)
-    for row in (small, large):
-        assert row["optimal"] and row["pool_bytes"] <= row["lazy_peak_bytes"] < row["eager_bytes"]
-    text = reproduce_occamy.TABLES["memory"](parts["memory"])
-    assert f"| toy | 32 | {large['pool_bytes'] / 1e6:.3f} |" in text
-    ratio = large["pool_bytes"] / large["lazy_peak_bytes"]
-    assert f"pool to lazy {ratio:.3f} (paper" in text
-    assert "pool to PyTorch" not in text  # it was left out
+    parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "ahead"], runs=1, torch=False)
+    counts, rows = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]
+    assert "| toy | - | 19 / 46 / 19 | " in counts
+    assert [row["batch"] for row in rows] == [1, 16]
+    for row in rows:
+        assert row["optimal"] and row["planned_bytes"] <= row["lazy_peak_bytes"] < row["eager_bytes"]
+        assert row["pool"]["allocated_bytes"] == row["planned_bytes"] < row["resident_bytes"]
+    text = reproduce_occamy.TABLES["memory"](rows)
+    assert (
+        f"| toy | 16 | {rows[-1]['resident_bytes'] / 1e6:.3f} | {rows[-1]['planned_bytes'] / 1e6:.3f} |"
+        in text
+    )
+    ratio = rows[-1]["planned_bytes"] / rows[-1]["lazy_peak_bytes"]
+    assert f"batch 16: planned to lazy {ratio:.3f}" in text
+    assert "to PyTorch" not in text.partition("The paper")[0]  # it was left out
+    resident, *ahead = parts["ahead"]
+    pools = [row["pool_bytes"] for row in ahead]
+    assert pools == sorted(pools) and pools[0] > resident["pool_bytes"]
+    modelled = [row["latency_ns"] for row in ahead]
+    assert modelled == sorted(modelled, reverse=True) and modelled[-1] > resident["latency_ns"]
+    assert "| toy | resident | " in reproduce_occamy.ahead_table(parts["ahead"])

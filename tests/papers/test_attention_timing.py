@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from papers import attention_comparison as compare
+from papers.attention_comparison import fastest_product, time_product
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest_product, time_product
+from pimflow.placement.costs.attention_runs import KEYS, VALUES
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 

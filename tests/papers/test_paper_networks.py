@@ -124,8 +124,8 @@ def test_the_first_example_is_what_is_found(ran):
     assert len(figures) > 40
     for name, mode, before_us, after_us in figures:
         assert search_result.plan.choice(name).mode == mode
-        assert before_us == f"{search_result.gpu_only.region_ns[name] / 1e3:.2f}"
-        assert after_us == f"{search_result.evaluation.region_ns[name] / 1e3:.2f}"
+        assert before_us == f"{search_result.gpu_only.region_times[name].latency_ns / 1e3:.2f}"
+        assert after_us == f"{search_result.evaluation.region_times[name].latency_ns / 1e3:.2f}"
     before, after = search_result.gpu_only, search_result.evaluation
     speedup = before.latency_ns / after.latency_ns
     total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x) "

@@ -8,6 +8,7 @@ import tvm
 from onnx import TensorProto
 from onnx_models import onnx_model
 from tvm import relax
+from tvm.script import relax as R
 
 from pimflow.compiler import phases
 from pimflow.frontend import relax_module
@@ -17,6 +18,24 @@ from pimflow.relay_passes.flat import main_bindings, operator, shape
 
 # LLVM's optimisations do not matter here, and take longer than the passes under test.
 PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
+
+
+def as_module(function) -> tvm.IRModule:
+    """Decorator of a function in TVMScript: the module whose ``main`` it is."""
+    return tvm.IRModule({"main": R.function(function).with_attr("global_symbol", "main")})
+
+
+as_module.dispatch_token = "relax"  # the language, for TVM's parser
+
+
+def main_module(params: list[relax.Var], result) -> tvm.IRModule:
+    """The module whose ``main`` takes `params` and gives ``result(builder)``."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            output = builder.emit_output(result(builder))
+        builder.emit_func_output(output)
+    return builder.get()
 
 
 def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from graphs import as_module, main_module
 from tvm import relax, tirx
 from tvm.relax import op
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.flat import main_bindings, shape, with_roles
@@ -21,12 +21,7 @@ def constant(*dims: int) -> relax.Expr:
 def graph(network, *shapes: tuple[int, ...]) -> tvm.IRModule:
     """``main`` of `network`, a function of Relax expressions."""
     params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            out = builder.emit_output(network(builder.emit, *params))
-        builder.emit_func_output(out)
-    return builder.get()
+    return main_module(params, lambda builder: network(builder.emit, *params))
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
@@ -133,22 +128,17 @@ OPERATORS = {
 }
 
 
-@I.ir_module
-class EarlyReader:
-    """An elementwise operator reads the sum before the convolution does: the sum cannot wait for it.
-
-    Later, its kernel would store it.
-    """
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            sum = R.add(x, x)
-            early = R.negative(sum)
-            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.add(conv, early)
-            R.output(y)
-        return y
+# An elementwise operator reads the sum before the convolution does: the sum cannot wait for it.
+# Later, its kernel would store it.
+@as_module
+def EarlyReader(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        sum = R.add(x, x)
+        early = R.negative(sum)
+        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+        y = R.add(conv, early)
+        R.output(y)
+    return y
 
 
 def values(func: tirx.PrimFunc) -> list[np.ndarray]:

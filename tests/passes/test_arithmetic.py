@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from graphs import shaped_model
+from graphs import main_module, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -23,13 +23,8 @@ TRANSPOSED = {1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.con
 
 def count(make, *shapes: tuple[int, ...]) -> Arithmetic:
     """What the operator computes that `make` makes of tensors."""
-    builder = relax.BlockBuilder()
     params = [relax.Var(f"p{i}", relax.TensorType(dims, "float32")) for i, dims in enumerate(shapes)]
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(make(*params)))
-        builder.emit_func_output(result)
-    return arithmetic(main_bindings(builder.get()))
+    return arithmetic(main_bindings(main_module(params, lambda builder: builder.emit(make(*params)))))
 
 
 @st.composite

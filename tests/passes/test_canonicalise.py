@@ -4,10 +4,9 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from graphs import close, inputs, names, operators, same_bits, shaped_model
+from graphs import as_module, close, inputs, names, operators, same_bits, shaped_model
 from onnx import helper
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.errors import UnsupportedOpError
@@ -19,37 +18,33 @@ FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)
 BIAS = np.arange(4, dtype=np.float32)
 
 
-@I.ir_module
-class CanonicalBefore:
-    @R.function
-    def main(x: R.Tensor((1, 3, 6, 5), "float32")):
-        with R.dataflow():
-            conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
-            bias = R.reshape(R.const(BIAS), (1, 4, 1, 1))
-            sum = R.add(conv, bias)
-            y = R.nn.relu(sum)
-            R.output(y)
-        return y
+@as_module
+def CanonicalBefore(x: R.Tensor((1, 3, 6, 5), "float32")):
+    with R.dataflow():
+        conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
+        bias = R.reshape(R.const(BIAS), (1, 4, 1, 1))
+        sum = R.add(conv, bias)
+        y = R.nn.relu(sum)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class CanonicalExpected:
-    @R.function
-    def main(x: R.Tensor((1, 3, 6, 5), "float32")):
-        with R.dataflow():
-            nhwc = R.permute_dims(x, axes=[0, 2, 3, 1])
-            conv = R.nn.conv2d(
-                nhwc,
-                R.const(np.ascontiguousarray(FILTERS.transpose(0, 2, 3, 1))),
-                padding=1,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            sum = R.add(conv, R.const(BIAS.reshape(1, 1, 1, 4)))
-            z = R.nn.relu(sum)
-            y = R.permute_dims(z, axes=[0, 3, 1, 2])
-            R.output(y)
-        return y
+@as_module
+def CanonicalExpected(x: R.Tensor((1, 3, 6, 5), "float32")):
+    with R.dataflow():
+        nhwc = R.permute_dims(x, axes=[0, 2, 3, 1])
+        conv = R.nn.conv2d(
+            nhwc,
+            R.const(np.ascontiguousarray(FILTERS.transpose(0, 2, 3, 1))),
+            padding=1,
+            data_layout="NHWC",
+            kernel_layout="OHWI",
+        )
+        sum = R.add(conv, R.const(BIAS.reshape(1, 1, 1, 4)))
+        z = R.nn.relu(sum)
+        y = R.permute_dims(z, axes=[0, 3, 1, 2])
+        R.output(y)
+    return y
 
 
 def test_rewrite():
@@ -60,15 +55,13 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(Canonicalise()(after), after)
 
 
-@I.ir_module
-class NoLayers:
-    @R.function
-    def main(x: R.Tensor((2, 3), "float32"), y: R.Tensor((3, 2), "float32")):
-        with R.dataflow():
-            a = R.nn.softmax(x, axis=1)
-            b = R.matmul(a, y)
-            R.output(b)
-        return b
+@as_module
+def NoLayers(x: R.Tensor((2, 3), "float32"), y: R.Tensor((3, 2), "float32")):
+    with R.dataflow():
+        a = R.nn.softmax(x, axis=1)
+        b = R.matmul(a, y)
+        R.output(b)
+    return b
 
 
 def test_nothing_to_do():
@@ -141,15 +134,13 @@ def test_a_layer_that_folds_away_leaves_the_others_running():
     close(onnx_graph.import_onnx(model), after)
 
 
-@I.ir_module
-class Branches:
-    @R.function
-    def main(x: R.Tensor((2, 3), "float32"), c: R.Tensor((), "bool")):
-        if c:
-            y = R.nn.relu(x)
-        else:
-            y = R.negative(x)
-        return y
+@as_module
+def Branches(x: R.Tensor((2, 3), "float32"), c: R.Tensor((), "bool")):
+    if c:
+        y = R.nn.relu(x)
+    else:
+        y = R.negative(x)
+    return y
 
 
 def test_control_flow_is_refused():

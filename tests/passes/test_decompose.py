@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, names, operators, outputs, run
+from graphs import inputs, main_module, names, operators, outputs, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -37,13 +37,8 @@ def conv(builder, x, oc: int, kernel=(3, 3), seed: int = 1, name: str = "conv", 
 
 
 def module(body, shape=(2, 7, 6, 4)) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(body(builder, x))
-        builder.emit_func_output(output)
-    return rebuild(builder.get(), lambda *_: None)
+    return rebuild(main_module([x], lambda builder: body(builder, x)), lambda *_: None)
 
 
 def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = None) -> dict[str, LayerChain]:

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import close, conv2d_nhwc, names, operators
+from graphs import as_module, close, conv2d_nhwc, names, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
@@ -18,32 +17,28 @@ MATRIX = np.ascontiguousarray(FILTERS.reshape(4, 6).T)
 POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
 
 
-@I.ir_module
-class MatrixVectorBefore:
-    @R.function
-    def main(x: R.Tensor((2, 6, 5, 3), "float32")):
-        with R.dataflow():
-            tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
-            point = conv2d_nhwc(tall, POINTWISE)
-            y = R.nn.relu(point)
-            R.output(y)
-        return y
+@as_module
+def MatrixVectorBefore(x: R.Tensor((2, 6, 5, 3), "float32")):
+    with R.dataflow():
+        tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
+        point = conv2d_nhwc(tall, POINTWISE)
+        y = R.nn.relu(point)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class MatrixVectorExpected:
-    @R.function
-    def main(x: R.Tensor((2, 6, 5, 3), "float32")):
-        with R.dataflow():
-            pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
-            upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
-            lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
-            windows = R.concat((upper, lower), axis=3)
-            tall = R.matmul(windows, R.const(MATRIX))
-            point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
-            y = R.nn.relu(point)
-            R.output(y)
-        return y
+@as_module
+def MatrixVectorExpected(x: R.Tensor((2, 6, 5, 3), "float32")):
+    with R.dataflow():
+        pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
+        upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
+        lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
+        windows = R.concat((upper, lower), axis=3)
+        tall = R.matmul(windows, R.const(MATRIX))
+        point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
+        y = R.nn.relu(point)
+        R.output(y)
+    return y
 
 
 def test_rewrite():
@@ -64,18 +59,15 @@ def test_only_the_layers_named():
     )
 
 
-@I.ir_module
-class NotDense:
-    """Depthwise, in another layout, and with a filter that is no constant."""
-
-    @R.function
-    def main(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
-        with R.dataflow():
-            a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
-            b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-            c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
-            R.output(c)
-        return c
+# Depthwise, in another layout, and with a filter that is no constant.
+@as_module
+def NotDense(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
+    with R.dataflow():
+        a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
+        b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+        c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
+        R.output(c)
+    return c
 
 
 def test_other_convolutions_stay():

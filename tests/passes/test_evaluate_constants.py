@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import operators, run
+from graphs import main_module, operators, run
 from tvm import relax
 
 from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, EvaluateConstants
@@ -59,13 +59,8 @@ def test_only_the_addition_is_left_and_the_values_are_the_same(name):
 
 
 def test_what_depends_on_an_input_stays():
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((3,), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(relax.op.sqrt(relax.op.multiply(x, relax.const(B))))
-        builder.emit_func_output(output)
-    before = builder.get()
+    before = main_module([x], lambda builder: relax.op.sqrt(relax.op.multiply(x, relax.const(B))))
     tvm.ir.assert_structural_equal(EvaluateConstants()(before), before)
 
 

@@ -3,12 +3,11 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import shaped_model
+from graphs import as_module, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from onnx import helper
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.core.region import ConvGeometry, RegionGraph
@@ -148,8 +147,7 @@ def conv_pair(first: str, last: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("curve", "epilogue", "prologue"),
-    [("Tanh", (), ("tanh", "multiply")), ("Sigmoid", ("nn.silu",), ())],
+    ("curve", "epilogue", "prologue"), [("Tanh", (), ("tanh", "multiply")), ("Sigmoid", ("nn.silu",), ())]
 )
 def test_a_layer_goes_on_with_what_its_own_activation_reads_twice(curve, epilogue, prologue):
     """So its kernel does what PIM left undone of that. A SiLU is one operator: it ends the layer before."""
@@ -204,15 +202,13 @@ def test_several_results():
     assert all(life.pinned == (life.name in ("b", "c", "%x")) for life in graph.liveness("fp16").lifetimes)
 
 
-@I.ir_module
-class SplitHalves:
-    @R.function
-    def main(x: R.Tensor((4, 4), "float32")):
-        with R.dataflow():
-            halves = R.split(x, 2, axis=0)
-            y = halves[0]
-            R.output(y)
-        return y
+@as_module
+def SplitHalves(x: R.Tensor((4, 4), "float32")):
+    with R.dataflow():
+        halves = R.split(x, 2, axis=0)
+        y = halves[0]
+        R.output(y)
+    return y
 
 
 def test_an_operator_with_several_results_is_refused():
@@ -220,14 +216,12 @@ def test_an_operator_with_several_results_is_refused():
         extract_regions(SplitHalves)
 
 
-@I.ir_module
-class Dynamic:
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32")):
-        with R.dataflow():
-            y = R.nn.softmax(x)
-            R.output(y)
-        return y
+@as_module
+def Dynamic(x: R.Tensor(("n", 4), "float32")):
+    with R.dataflow():
+        y = R.nn.softmax(x)
+        R.output(y)
+    return y
 
 
 def test_a_dynamic_shape_is_refused():
@@ -235,14 +229,12 @@ def test_a_dynamic_shape_is_refused():
         extract_regions(Dynamic)
 
 
-@I.ir_module
-class Nchw:
-    @R.function
-    def main(x: R.Tensor((1, 4, 3, 3), "float32")):
-        with R.dataflow():
-            conv = R.nn.conv2d(x, R.const(np.ones((2, 4, 1, 1), np.float32)))
-            R.output(conv)
-        return conv
+@as_module
+def Nchw(x: R.Tensor((1, 4, 3, 3), "float32")):
+    with R.dataflow():
+        conv = R.nn.conv2d(x, R.const(np.ones((2, 4, 1, 1), np.float32)))
+        R.output(conv)
+    return conv
 
 
 def test_what_is_not_canonical_is_refused():

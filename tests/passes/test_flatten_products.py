@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import names, operators, same_bits
+from graphs import as_module, main_module, names, operators, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
 from tvm.relax import op
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
@@ -19,30 +18,26 @@ MATRIX = np.arange(6, dtype=np.float32).reshape(3, 2)
 BIAS = np.array([1, -2], np.float32)
 
 
-@I.ir_module
-class FlatProductBefore:
-    @R.function
-    def main(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
-        with R.dataflow():
-            product = R.matmul(x, R.const(MATRIX))
-            sum = R.add(product, R.const(BIAS.reshape(1, 1, 2)))
-            turned = R.permute_dims(sum, axes=[0, 2, 1])
-            R.output(turned)
-        return turned
+@as_module
+def FlatProductBefore(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
+    with R.dataflow():
+        product = R.matmul(x, R.const(MATRIX))
+        sum = R.add(product, R.const(BIAS.reshape(1, 1, 2)))
+        turned = R.permute_dims(sum, axes=[0, 2, 1])
+        R.output(turned)
+    return turned
 
 
-@I.ir_module
-class FlatProductExpected:
-    @R.function
-    def main(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
-        with R.dataflow():
-            x_rows = R.reshape(x, R.shape([8, 3]))
-            product = R.matmul(x_rows, R.const(MATRIX))
-            sum = R.add(product, R.const(BIAS))
-            sum_whole = R.reshape(sum, R.shape([2, 4, 2]))
-            turned = R.permute_dims(sum_whole, axes=[0, 2, 1])
-            R.output(turned)
-        return turned
+@as_module
+def FlatProductExpected(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
+    with R.dataflow():
+        x_rows = R.reshape(x, R.shape([8, 3]))
+        product = R.matmul(x_rows, R.const(MATRIX))
+        sum = R.add(product, R.const(BIAS))
+        sum_whole = R.reshape(sum, R.shape([2, 4, 2]))
+        turned = R.permute_dims(sum_whole, axes=[0, 2, 1])
+        R.output(turned)
+    return turned
 
 
 def test_a_product_and_its_bias_become_a_matrix():
@@ -54,13 +49,8 @@ def test_a_product_and_its_bias_become_a_matrix():
 
 
 def module(dims, body) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(dims, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(body(builder.emit, x))
-        builder.emit_func_output(output)
-    return rebuild(builder.get(), lambda *_: None)
+    return rebuild(main_module([x], lambda builder: body(builder.emit, x)), lambda *_: None)
 
 
 def constant(*dims: int, seed: int = 0) -> relax.Expr:

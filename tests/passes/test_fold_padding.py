@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from graphs import operators, run, same_bits
+from graphs import main_module, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -39,13 +39,8 @@ def pad(builder, x, widths, mode="constant", value=0.0):
 
 
 def module(body, dims=(1, C, 6, 5)) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(dims, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(body(builder, x))
-        builder.emit_func_output(output)
-    return rebuild(builder.get(), lambda *_: None)
+    return rebuild(main_module([x], lambda builder: body(builder, x)), lambda *_: None)
 
 
 def paddings(mod: tvm.IRModule) -> list[list[int]]:

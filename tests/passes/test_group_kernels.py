@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import runs_alike
+from graphs import as_module, runs_alike
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -15,19 +15,16 @@ BIAS = np.arange(2, dtype=np.float32)
 # ---- scalars that are no immediates ----
 
 
-@I.ir_module
-class Scalars:
-    """A choice, a comparison and an index take a tensor, if of rank 0, where arithmetic takes a number."""
-
-    @R.function
-    def main(x: R.Tensor((2, 3), "float32")):
-        with R.dataflow():
-            positive = R.greater(x, R.const(0.0))
-            chosen = R.where(positive, x, R.const(-1.0))
-            row = R.take(chosen, R.const(1, "int64"), axis=0)
-            y = R.multiply(row, R.const(2.0))
-            R.output(y)
-        return y
+# A choice, a comparison and an index take a tensor, if of rank 0, where arithmetic takes a number.
+@as_module
+def Scalars(x: R.Tensor((2, 3), "float32")):
+    with R.dataflow():
+        positive = R.greater(x, R.const(0.0))
+        chosen = R.where(positive, x, R.const(-1.0))
+        row = R.take(chosen, R.const(1, "int64"), axis=0)
+        y = R.multiply(row, R.const(2.0))
+        R.output(y)
+    return y
 
 
 def test_scalars_of_any_operator():
@@ -37,17 +34,15 @@ def test_scalars_of_any_operator():
 # ---- the rewrite ----
 
 
-@I.ir_module
-class LayerWithEpilogue:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            sum = R.add(conv, R.const(BIAS))
-            scaled = R.multiply(sum, R.const(2.0))
-            y = R.nn.relu(scaled)
-            R.output(y)
-        return y
+@as_module
+def LayerWithEpilogue(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        sum = R.add(conv, R.const(BIAS))
+        scaled = R.multiply(sum, R.const(2.0))
+        y = R.nn.relu(scaled)
+        R.output(y)
+    return y
 
 
 @I.ir_module
@@ -76,23 +71,20 @@ class EpilogueGrouped:
         return y
 
 
-@I.ir_module
-class GroupedResidual:
-    """The sum is read by the convolution of its block and, later, by the next sum."""
-
-    @R.function
-    def main(
-        x: R.Tensor((1, 4, 4, 2), "float32"),
-        y: R.Tensor((1, 4, 4, 2), "float32"),
-        w: R.Tensor((2, 1, 1, 2), "float32"),
-    ):
-        with R.dataflow():
-            sum = R.add(x, y)
-            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-            pool = R.nn.max_pool2d(conv, layout="NHWC")
-            next = R.add(pool, sum)
-            R.output(next)
-        return next
+# The sum is read by the convolution of its block and, later, by the next sum.
+@as_module
+def GroupedResidual(
+    x: R.Tensor((1, 4, 4, 2), "float32"),
+    y: R.Tensor((1, 4, 4, 2), "float32"),
+    w: R.Tensor((2, 1, 1, 2), "float32"),
+):
+    with R.dataflow():
+        sum = R.add(x, y)
+        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+        pool = R.nn.max_pool2d(conv, layout="NHWC")
+        next = R.add(pool, sum)
+        R.output(next)
+    return next
 
 
 @I.ir_module
@@ -150,14 +142,12 @@ def test_rewrite(before, expected):
     runs_alike(before)
 
 
-@I.ir_module
-class Opaque:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-            R.output(pim)
-        return pim
+@as_module
+def Opaque(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+        R.output(pim)
+    return pim
 
 
 def test_a_call_of_something_else_stays():

@@ -3,49 +3,42 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import outputs
-from tvm.script import ir as I
+from graphs import as_module, outputs
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 
 
-@I.ir_module
-class IntegerReductionBefore:
-    @R.function
-    def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-        with R.dataflow():
-            m = R.mean(x, axis=[1])
-            a = R.argmax(p, axis=1)
-            y = (m, a)
-            R.output(y)
-        return y
+@as_module
+def IntegerReductionBefore(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
+    with R.dataflow():
+        m = R.mean(x, axis=[1])
+        a = R.argmax(p, axis=1)
+        y = (m, a)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class IntegerReductionExpected:
-    @R.function
-    def main(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-        with R.dataflow():
-            m_sum = R.sum(x, axis=[1])
-            m = R.divide(m_sum, R.const(5, "int32"))
-            a_wide = R.astype(p, "int64")
-            a = R.argmax(a_wide, axis=1)
-            y = (m, a)
-            R.output(y)
-        return y
+@as_module
+def IntegerReductionExpected(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
+    with R.dataflow():
+        m_sum = R.sum(x, axis=[1])
+        m = R.divide(m_sum, R.const(5, "int32"))
+        a_wide = R.astype(p, "int64")
+        a = R.argmax(a_wide, axis=1)
+        y = (m, a)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Floats:
-    @R.function
-    def main(x: R.Tensor((2, 5), "float32")):
-        with R.dataflow():
-            m = R.mean(x, axis=[1])
-            a = R.argmax(x, axis=1)
-            y = (m, a)
-            R.output(y)
-        return y
+@as_module
+def Floats(x: R.Tensor((2, 5), "float32")):
+    with R.dataflow():
+        m = R.mean(x, axis=[1])
+        a = R.argmax(x, axis=1)
+        y = (m, a)
+        R.output(y)
+    return y
 
 
 def test_what_it_rewrites():

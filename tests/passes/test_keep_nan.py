@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import as_module, main_module, outputs
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -10,24 +10,20 @@ from tvm.script import relax as R
 from pimflow.relay_passes import keep_nan
 
 
-@I.ir_module
-class NanFloats:
-    @R.function
-    def main(x: R.Tensor((8,), "float32")):
-        with R.dataflow():
-            y = R.sign(x)
-            R.output(y)
-        return y
+@as_module
+def NanFloats(x: R.Tensor((8,), "float32")):
+    with R.dataflow():
+        y = R.sign(x)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class NanIntegers:
-    @R.function
-    def main(x: R.Tensor((8,), "int32")):
-        with R.dataflow():
-            y = R.sign(x)
-            R.output(y)
-        return y
+@as_module
+def NanIntegers(x: R.Tensor((8,), "int32")):
+    with R.dataflow():
+        y = R.sign(x)
+        R.output(y)
+    return y
 
 
 @pytest.mark.parametrize("mod", [NanFloats, NanIntegers])
@@ -64,6 +60,12 @@ UNARY = {
 }
 
 
+def computed(params: list[relax.Var], result: relax.Expr, operands: list[np.ndarray]) -> np.ndarray:
+    lowered = relax.transform.LegalizeOps(keep_nan.LEGAL)(main_module(params, lambda _: result))
+    (y,) = outputs(lowered, operands)
+    return y
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("name", UNARY)
 def test_clamps(name, dtype):
@@ -76,12 +78,7 @@ def test_clamps(name, dtype):
         else NOT_FINITE.astype(dtype)
     )
     variable = relax.Var("x", relax.TensorType(x.shape, dtype))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [variable]):
-        with builder.dataflow():
-            result = builder.emit_output(operator(variable))
-        builder.emit_func_output(result)
-    (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(builder.get()), [x])
+    y = computed([variable], operator(variable), [x])
     np.testing.assert_array_equal(y, expected(x).astype(dtype))
 
 
@@ -91,12 +88,7 @@ def test_maxima(name, shape):
     a, b = NOT_FINITE, np.resize(NOT_FINITE[::-1], shape)
     variables = [relax.Var(n, relax.TensorType(v.shape, "float32")) for n, v in zip("ab", (a, b))]
     for order in (1, -1):
-        builder = relax.BlockBuilder()
-        with builder.function("main", variables):
-            with builder.dataflow():
-                result = builder.emit_output(getattr(relax.op, name)(*variables[::order]))
-            builder.emit_func_output(result)
-        (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(builder.get()), [a, b])
+        y = computed(variables, getattr(relax.op, name)(*variables[::order]), [a, b])
         np.testing.assert_array_equal(y, getattr(np, name)(a, b))
 
 
@@ -105,10 +97,5 @@ def test_maxima_with_a_number(dtype):
     x = (NOT_FINITE if dtype == "float32" else np.arange(-4, 4)).astype(dtype)
     variable, number = relax.Var("x", relax.TensorType(x.shape, dtype)), relax.const(2, dtype)
     for operands in ((variable, number), (number, variable)):
-        builder = relax.BlockBuilder()
-        with builder.function("main", [variable]):
-            with builder.dataflow():
-                result = builder.emit_output(relax.op.minimum(*operands))
-            builder.emit_func_output(result)
-        (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(builder.get()), [x])
+        y = computed([variable], relax.op.minimum(*operands), [x])
         np.testing.assert_array_equal(y, np.minimum(x, 2))

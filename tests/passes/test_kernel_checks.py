@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_mutations import mutants
+from kernel_mutations import FAULTS, mutant
 from tvm.script import tirx as T
 
 import pimflow
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
+from pimflow.compiler.kernel_checks import kernels
 from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, scheduled_kernels
+from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
 
 
 def network_kernels(name: str) -> list[ScheduledKernel]:
     system, options = pimflow.system(), NetworkOptions()
     prepared = prepare.prepare(prepare.load(name, options), options, system)
-    return scheduled_kernels(prepared.network.module, system)
+    return kernels.network_kernels(prepared.network.module, system)
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +134,80 @@ def test_what_two_launches_write_is_written_by_both():
     assert (first != second).all() and (arrays[y] == 1).all()
 
 
-def test_mutants_are_found(toy):
+@pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
+def test_a_barrier_of_a_warp_orders_its_threads(barrier, expected):
+    @T.prim_func(private=True)
+    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        if barrier:
+            T.evaluate(T.call_extern("void", "__syncwarp"))
+        else:
+            T.tvm_storage_sync("warp")  # TVM writes no instruction for it
+        y[t + block] = shared[t // 32 * 32 + 31 - t % 32]
+
+    assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
+
+
+def test_a_barrier_of_a_warp_does_not_order_another_one():
+    @T.prim_func(private=True)
+    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        T.evaluate(T.call_extern("void", "__syncwarp"))
+        y[t + block] = shared[63 - t]
+
+    found = faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32))
+    assert found == {Fault.THREADS_RACE}
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "argument", "expected"),
+    [
+        ("__shfl_sync", 5, lambda lane: 0 * lane + 5),
+        ("__shfl_up_sync", 3, lambda lane: np.where(lane < 3, lane, lane - 3)),
+        ("__shfl_down_sync", 4, lambda lane: np.where(lane > 27, lane, lane + 4)),
+        ("__shfl_xor_sync", 1, lambda lane: lane ^ 1),
+    ],
+)
+def test_shuffles_of_a_warp(shuffle, argument, expected):
+    @T.prim_func(private=True)
+    def move(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        y[t + block] = T.call_pure_extern("float32", shuffle, T.uint32(0xFFFFFFFF), x[t], argument, 32)
+
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    assert faults(move, x=x, y=y) == set()
+    lanes = np.arange(32)
+    assert (y.reshape(2, 32) - [[0], [32]] == expected(lanes)).all()
+
+
+def test_blocks_at_borders_of_fused_axes_run():
+    @T.prim_func(private=True)
+    def copy(x: T.Buffer((420,), "float32"), y: T.Buffer((420,), "float32")):
+        block = T.launch_thread("blockIdx.x", 420)
+        t = T.launch_thread("threadIdx.x", 1)
+        y[block // 20 * 20 + block % 20 + t] = x[block]
+
+    borders = set()
+
+    def choose_blocks(launch, _):
+        borders.update(launch.borders)
+        return np.arange(1)
+
+    arrays = {parameter: np.ones(420, np.float32) for parameter in copy.params}
+    KernelExecution(copy, arrays, choose_blocks, lambda *_: None).run()
+    assert borders >= {0, 419} and {block % 20 for block in borders} >= {0, 19}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_mutants_are_found(toy, fault):
     rng = np.random.default_rng(0)
-    tried = [mutant for kernel in toy for mutant in mutants(kernel, rng)]
-    assert {mutant.fault for mutant in tried} >= {
-        "a dropped barrier",
-        "a store that is one element further on",
-    }
-    missed = [(m.kernel.name, m.fault) for m in tried if not check_kernel(m.kernel).findings]
-    assert missed == []
+    mutants = [broken for kernel in toy if (broken := mutant(kernel, fault, rng)) is not None]
+    assert mutants
+    assert [broken.name for broken in mutants if not check_kernel(broken).findings] == []

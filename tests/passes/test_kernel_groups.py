@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import runs_alike
+from graphs import as_module, runs_alike
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import EarlyReader
 from length import examples
 from test_group_kernels import GroupedResidual, LayerWithEpilogue
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
@@ -30,20 +29,17 @@ def result_names(mod: tvm.IRModule) -> list[str]:
     return [var.name for group in kernel_groups(mod) for var in group.extra_outputs]
 
 
-@I.ir_module
-class Gelu:
-    """As exporters write it, and a norm: elementwise all, so one kernel with the layer."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            error = R.erf(R.divide(conv, R.const(1.41421354)))
-            half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
-            power = R.power(half, R.const(2.0))
-            y = R.sqrt(power)
-            R.output(y)
-        return y
+# As exporters write it, and a norm: elementwise all, so one kernel with the layer.
+@as_module
+def Gelu(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        error = R.erf(R.divide(conv, R.const(1.41421354)))
+        half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
+        power = R.power(half, R.const(2.0))
+        y = R.sqrt(power)
+        R.output(y)
+    return y
 
 
 def test_elementwise_operators_join_their_layer():
@@ -51,43 +47,31 @@ def test_elementwise_operators_join_their_layer():
     runs_alike(Gelu)
 
 
-@I.ir_module
-class Squeezed:
-    """A map that is scaled by what a layer makes of its mean: the layer that reads it scales it."""
-
-    @R.function
-    def main(
-        x: R.Tensor((1, 4, 4, 2), "float32"),
-        w: R.Tensor((2, 1, 1, 2), "float32"),
-    ):
-        with R.dataflow():
-            map = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            mean = R.mean(map, axis=[1, 2], keepdims=True)
-            excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
-            scale = R.sigmoid(excited)
-            scaled = R.multiply(map, scale)
-            project = R.nn.conv2d(scaled, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.add(project, x)
-            R.output(y)
-        return y
+# A map that is scaled by what a layer makes of its mean: the layer that reads it scales it.
+@as_module
+def Squeezed(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        map = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        mean = R.mean(map, axis=[1, 2], keepdims=True)
+        excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+        scale = R.sigmoid(excited)
+        scaled = R.multiply(map, scale)
+        project = R.nn.conv2d(scaled, w, data_layout="NHWC", kernel_layout="OHWI")
+        y = R.add(project, x)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class SqueezedLast:
-    """The same without a layer behind: a kernel of its own."""
-
-    @R.function
-    def main(
-        x: R.Tensor((1, 4, 4, 2), "float32"),
-        w: R.Tensor((2, 1, 1, 2), "float32"),
-    ):
-        with R.dataflow():
-            mean = R.mean(x, axis=[1, 2], keepdims=True)
-            excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
-            scale = R.sigmoid(excited)
-            y = R.multiply(x, scale)
-            R.output(y)
-        return y
+# The same without a layer behind: a kernel of its own.
+@as_module
+def SqueezedLast(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        mean = R.mean(x, axis=[1, 2], keepdims=True)
+        excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+        scale = R.sigmoid(excited)
+        y = R.multiply(x, scale)
+        R.output(y)
+    return y
 
 
 def test_what_scales_a_map_joins_no_layer_of_one_pixel():
@@ -97,139 +81,113 @@ def test_what_scales_a_map_joins_no_layer_of_one_pixel():
     runs_alike(SqueezedLast)
 
 
-@I.ir_module
-class AfterOpaque:
-    """What a PIM region leaves pending: bias and activation go into the kernel that reads them."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-            sum = R.add(pim, R.const(BIAS))
-            active = R.nn.relu(sum)
-            conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+# What a PIM region leaves pending: bias and activation go into the kernel that reads them.
+@as_module
+def AfterOpaque(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+        sum = R.add(pim, R.const(BIAS))
+        active = R.nn.relu(sum)
+        conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class TwoReaders:
-    """Two convolutions read the activation: it stays with the one that made it."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            stem = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            a = R.nn.relu(stem)
-            left = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-            right = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.add(left, right)
-            R.output(y)
-        return y
+# Two convolutions read the activation: it stays with the one that made it.
+@as_module
+def TwoReaders(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        stem = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        a = R.nn.relu(stem)
+        left = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+        right = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+        y = R.add(left, right)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class TwoActivations:
-    """The convolution's result is read twice: nothing joins its kernel."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            a = R.nn.relu(conv)
-            b = R.negative(conv)
-            y = R.add(a, b)
-            R.output(y)
-        return y
+# The convolution's result is read twice: nothing joins its kernel.
+@as_module
+def TwoActivations(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        a = R.nn.relu(conv)
+        b = R.negative(conv)
+        y = R.add(a, b)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Rotated:
-    """As rotary positions turn halves of a vector: slices, their concatenation, and sums, one kernel."""
-
-    @R.function
-    def main(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
-        with R.dataflow():
-            kept = R.multiply(x, a)
-            first = R.strided_slice(x, axes=[3], begin=[0], end=[4])
-            second = R.strided_slice(x, axes=[3], begin=[4], end=[8])
-            minus = R.negative(second)
-            other = R.concat((minus, first), axis=3)
-            crossed = R.multiply(other, a)
-            sum = R.add(kept, crossed)
-            R.output(sum)
-        return sum
+# As rotary positions turn halves of a vector: slices, their concatenation, and sums, one kernel.
+@as_module
+def Rotated(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
+    with R.dataflow():
+        kept = R.multiply(x, a)
+        first = R.strided_slice(x, axes=[3], begin=[0], end=[4])
+        second = R.strided_slice(x, axes=[3], begin=[4], end=[8])
+        minus = R.negative(second)
+        other = R.concat((minus, first), axis=3)
+        crossed = R.multiply(other, a)
+        sum = R.add(kept, crossed)
+        R.output(sum)
+    return sum
 
 
-@I.ir_module
-class Finished:
-    """What finishes a product of PIM would be in the layer's kernel on the GPU: no concatenation takes it."""
-
-    @R.function
-    def main(
-        x: R.Tensor((1, 3, 1, 8), "float32"),
-        z: R.Tensor((1, 3, 1, 8), "float32"),
-        a: R.Tensor((8,), "float32"),
-    ):
-        with R.dataflow():
-            half = R.strided_slice(z, axes=[3], begin=[4], end=[8])
-            pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 3, 1, 4), "float32"))
-            active = R.nn.relu(pim)
-            both = R.concat((active, half), axis=3)
-            y = R.multiply(both, a)
-            R.output(y)
-        return y
+# What finishes a product of PIM would be in the layer's kernel on the GPU: no concatenation takes it.
+@as_module
+def Finished(
+    x: R.Tensor((1, 3, 1, 8), "float32"), z: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")
+):
+    with R.dataflow():
+        half = R.strided_slice(z, axes=[3], begin=[4], end=[8])
+        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 3, 1, 4), "float32"))
+        active = R.nn.relu(pim)
+        both = R.concat((active, half), axis=3)
+        y = R.multiply(both, a)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class ReadBefore:
-    """A layer that reads the tensor too may finish it, if PIM made it: its slices are no later kernel's."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            half = R.strided_slice(x, axes=[3], begin=[0], end=[1])
-            minus = R.negative(half)
-            other = R.strided_slice(x, axes=[3], begin=[1], end=[2])
-            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            both = R.concat((minus, other), axis=3)
-            y = R.add(conv, both)
-            R.output(y)
-        return y
+# A layer that reads the tensor too may finish it, if PIM made it: its slices are no later kernel's.
+@as_module
+def ReadBefore(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        half = R.strided_slice(x, axes=[3], begin=[0], end=[1])
+        minus = R.negative(half)
+        other = R.strided_slice(x, axes=[3], begin=[1], end=[2])
+        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        both = R.concat((minus, other), axis=3)
+        y = R.add(conv, both)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Detour:
-    """The pool reads the sum that the convolution's kernel stores: that kernel cannot wait for the pool."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            sum = R.add(x, x)
-            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-            pool = R.nn.max_pool2d(sum, layout="NHWC")
-            joined = R.add(conv, pool)
-            again = R.nn.max_pool2d(pool, layout="NHWC")
-            y = R.add(joined, again)
-            R.output(y)
-        return y
+# The pool reads the sum that the convolution's kernel stores: that kernel cannot wait for the pool.
+@as_module
+def Detour(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        sum = R.add(x, x)
+        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+        pool = R.nn.max_pool2d(sum, layout="NHWC")
+        joined = R.add(conv, pool)
+        again = R.nn.max_pool2d(pool, layout="NHWC")
+        y = R.add(joined, again)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class GatherKernel:
-    """A concatenation belongs to its only reader, if that has an anchor, not to what it joins."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 1), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            left = R.nn.max_pool2d(x, layout="NHWC")
-            right = R.nn.softmax(x)
-            both = R.concat((left, right), axis=3)
-            active = R.nn.relu(both)
-            conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
-            R.output(conv)
-        return conv
+# A concatenation belongs to its only reader, if that has an anchor, not to what it joins.
+@as_module
+def GatherKernel(x: R.Tensor((1, 4, 4, 1), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        left = R.nn.max_pool2d(x, layout="NHWC")
+        right = R.nn.softmax(x)
+        both = R.concat((left, right), axis=3)
+        active = R.nn.relu(both)
+        conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
+        R.output(conv)
+    return conv
 
 
 @pytest.mark.parametrize(

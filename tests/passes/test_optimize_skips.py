@@ -82,9 +82,8 @@ def test_a_copy_is_made_right_before_the_distant_use():
 
     after = optimize(CopiedSkipBefore, ["v"], distance=2)
     tvm.ir.assert_structural_equal(after, CopiedSkipExpected)
-    tvm.ir.assert_structural_equal(
-        optimize(CopiedSkipBefore, ["v"], distance=3), CopiedSkipBefore
-    )  # three after the use before
+    # three after the use before
+    tvm.ir.assert_structural_equal(optimize(CopiedSkipBefore, ["v"], distance=3), CopiedSkipBefore)
 
 
 def test_the_same_bits_on_llvm_and_nothing_left_to_do():
@@ -180,9 +179,8 @@ def test_the_search_ends_at_inputs_of_the_network():
 def test_roles_come_from_the_attribute_and_not_from_shapes():
     mod = hourglass(role="")
     assert all(skip.name != "a_out" or "a_fconv" not in skip.restores for skip in skips(mod))
-    (connection,) = skips(
-        mod
-    )  # restored by the convolution that looks like an lconv, from what is known as reduced
+    # restored by the convolution that looks like an lconv, from what is known as reduced
+    (connection,) = skips(mod)
     assert connection.reduced == ("a_core",)
     plain = with_roles(mod, {})
     assert skips(plain) == ()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, operators, run, same_bits
+from graphs import as_module, inputs, operators, run, same_bits
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -42,16 +42,14 @@ def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
 FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))
 
 
-@I.ir_module
-class OutlinedPimBefore:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32")):
-        with R.dataflow():
-            a = R.nn.relu(x)
-            fc = R.matmul(a, R.const(MATRIX))
-            y = R.add(fc, R.const(1.0))
-            R.output(y)
-        return y
+@as_module
+def OutlinedPimBefore(x: R.Tensor((2, 8), "float32")):
+    with R.dataflow():
+        a = R.nn.relu(x)
+        fc = R.matmul(a, R.const(MATRIX))
+        y = R.add(fc, R.const(1.0))
+        R.output(y)
+    return y
 
 
 @I.ir_module
@@ -216,17 +214,15 @@ class ExpectedBias:
         return y
 
 
-@I.ir_module
-class BeforeResidual:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-        with R.dataflow():
-            other = R.matmul(x, R.const(MATRIX))
-            fc = R.matmul(x, R.const(MATRIX))
-            y = R.add(z, fc)
-            w = R.add(y, other)
-            R.output(w)
-        return w
+@as_module
+def BeforeResidual(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+    with R.dataflow():
+        other = R.matmul(x, R.const(MATRIX))
+        fc = R.matmul(x, R.const(MATRIX))
+        y = R.add(z, fc)
+        w = R.add(y, other)
+        R.output(w)
+    return w
 
 
 @I.ir_module
@@ -251,17 +247,15 @@ class ExpectedResidual:
         return w
 
 
-@I.ir_module
-class BeforeActivated:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-        with R.dataflow():
-            fc = R.matmul(x, R.const(MATRIX))
-            y = R.add(z, fc)
-            w = R.nn.relu(y)
-            v = R.nn.relu(w)
-            R.output(v)
-        return v
+@as_module
+def BeforeActivated(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+    with R.dataflow():
+        fc = R.matmul(x, R.const(MATRIX))
+        y = R.add(z, fc)
+        w = R.nn.relu(y)
+        v = R.nn.relu(w)
+        R.output(v)
+    return v
 
 
 @I.ir_module
@@ -286,15 +280,13 @@ class ExpectedActivated:
         return v
 
 
-@I.ir_module
-class BeforeClipped:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32")):
-        with R.dataflow():
-            fc = R.matmul(x, R.const(MATRIX))
-            y = R.clip(fc, 0, 6)
-            R.output(y)
-        return y
+@as_module
+def BeforeClipped(x: R.Tensor((2, 8), "float32")):
+    with R.dataflow():
+        fc = R.matmul(x, R.const(MATRIX))
+        y = R.clip(fc, 0, 6)
+        R.output(y)
+    return y
 
 
 @I.ir_module
@@ -325,16 +317,14 @@ def carrying(module: tvm.IRModule, program: PimProgram) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-@I.ir_module
-class BeforeBoth:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-        with R.dataflow():
-            fc = R.matmul(x, R.const(MATRIX))
-            y = R.add(fc, R.const(BIAS))
-            w = R.add(z, y)
-            R.output(w)
-        return w
+@as_module
+def BeforeBoth(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+    with R.dataflow():
+        fc = R.matmul(x, R.const(MATRIX))
+        y = R.add(fc, R.const(BIAS))
+        w = R.add(z, y)
+        R.output(w)
+    return w
 
 
 @I.ir_module
@@ -377,16 +367,14 @@ def test_what_the_program_does_goes_into_the_function(before, expected, fc):
     tvm.ir.assert_structural_equal(OutlinePim({"fc": fc})(after), after)
 
 
-@I.ir_module
-class ReadTwice:
-    @R.function
-    def main(x: R.Tensor((2, 8), "float32")):
-        with R.dataflow():
-            fc = R.matmul(x, R.const(MATRIX))
-            y = R.add(fc, R.const(1.0))
-            z = R.multiply(fc, y)
-            R.output(z)
-        return z
+@as_module
+def ReadTwice(x: R.Tensor((2, 8), "float32")):
+    with R.dataflow():
+        fc = R.matmul(x, R.const(MATRIX))
+        y = R.add(fc, R.const(1.0))
+        z = R.multiply(fc, y)
+        R.output(z)
+    return z
 
 
 @pytest.mark.parametrize(

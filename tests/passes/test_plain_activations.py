@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from graphs import inputs, operators, outputs, run, same_bits, shaped_model
+from graphs import inputs, main_module, operators, outputs, run, same_bits, shaped_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -22,12 +22,7 @@ def module(build, dims=(2, 3, 4, 4), second=None):
     """``build(emit, x)`` as the body of ``main``; ``build(emit, x, y)`` with a second input."""
     x = relax.Var("x", relax.TensorType(dims, "float32"))
     operands = [x] if second is None else [x, relax.Var("y", relax.TensorType(second, "float32"))]
-    builder = relax.BlockBuilder()
-    with builder.function("main", operands):
-        with builder.dataflow():
-            result = builder.emit_output(build(builder.emit, *operands))
-        builder.emit_func_output(result)
-    return builder.get()
+    return main_module(operands, lambda builder: build(builder.emit, *operands))
 
 
 def prelu(slopes, axis):

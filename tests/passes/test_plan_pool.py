@@ -6,12 +6,11 @@ import itertools
 import numpy as np
 import pytest
 import tvm
-from graphs import PLAIN_CODE, inputs
+from graphs import PLAIN_CODE, as_module, inputs, main_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow import system
@@ -156,13 +155,8 @@ def test_what_shares_bytes_of_any_graph(mod):
 
 def graph(make) -> tvm.IRModule:
     """``main`` of a map of 4 rows of 64 B in fp16, whose result `make` gives."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 4, 4, 8), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(make(builder, x))
-        builder.emit_func_output(output)
-    return builder.get()
+    return main_module([x], lambda builder: make(builder, x))
 
 
 def rows(builder, x, begin, end, axis=1, stride=1):
@@ -208,12 +202,7 @@ def test_which_parts_are_no_copies(make, expected, reason):
 
 def test_a_part_that_begins_off_the_alignment_is_copied():
     x = relax.Var("x", relax.TensorType((1, 4, 4, 7), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(rows(builder, x, 1, 3))
-        builder.emit_func_output(output)
-    (copied,) = copies(builder.get())
+    (copied,) = copies(main_module([x], lambda builder: rows(builder, x, 1, 3)))
     assert "begins 56 B into its tensor" in copied.reason
     assert copied.size_bytes == 2 * 4 * 7 * 4
 
@@ -221,18 +210,16 @@ def test_a_part_that_begins_off_the_alignment_is_copied():
 # ---- KeepViews ----
 
 
-@I.ir_module
-class PooledHalves:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 8), "float32")):
-        with R.dataflow():
-            top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
-            bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
-            above = R.nn.relu(top)
-            below = R.exp(bottom)
-            y = R.concat((above, below), axis=1)
-            R.output(y)
-        return y
+@as_module
+def PooledHalves(x: R.Tensor((1, 4, 4, 8), "float32")):
+    with R.dataflow():
+        top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
+        bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
+        above = R.nn.relu(top)
+        below = R.exp(bottom)
+        y = R.concat((above, below), axis=1)
+        R.output(y)
+    return y
 
 
 def test_keep_views():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, operators, run
+from graphs import inputs, main_module, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -34,13 +34,9 @@ def bias(builder, x, seed: int = 2):
 
 
 def module(body) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 6, 5, C), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(body(builder, x))
-        builder.emit_func_output(output)
-    return rebuild(builder.get(), lambda *_: None)  # bindings in the form that passes leave them in
+    # bindings in the form that passes leave them in
+    return rebuild(main_module([x], lambda builder: body(builder, x)), lambda *_: None)
 
 
 def biases(mod: tvm.IRModule) -> int:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from attention_values import attend
 from decoders import DecoderModel
-from graphs import PLAIN_CODE, close, run
+from graphs import PLAIN_CODE, as_module, close, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import graph
@@ -18,7 +19,7 @@ from tvm.script import relax as R
 
 from pimflow import frontend
 from pimflow.compiler import phases
-from pimflow.core.attention import Attention, attend
+from pimflow.core.attention import Attention
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.attention import ATTENTION, attention_from_call, attention_function
 from pimflow.relay_passes.canonical import attention_operands
@@ -38,22 +39,20 @@ def attention_calls(mod: tvm.IRModule) -> list[Attention]:
     return [attention for attention in calls if attention is not None]
 
 
-@I.ir_module
-class RecognisedAttentionBefore:
-    @R.function
-    def main(
-        q: R.Tensor((1, 2, 1, 4), "float32"),
-        k: R.Tensor((1, 2, 3, 4), "float32"),
-        v: R.Tensor((1, 2, 3, 5), "float32"),
-    ):
-        with R.dataflow():
-            half = R.multiply(q, R.const(0.5, "float32"))
-            kt = R.permute_dims(k, [0, 1, 3, 2])
-            s = R.matmul(half, kt)
-            p = R.nn.softmax(s, axis=-1)
-            y = R.matmul(p, v)
-            R.output(y)
-        return y
+@as_module
+def RecognisedAttentionBefore(
+    q: R.Tensor((1, 2, 1, 4), "float32"),
+    k: R.Tensor((1, 2, 3, 4), "float32"),
+    v: R.Tensor((1, 2, 3, 5), "float32"),
+):
+    with R.dataflow():
+        half = R.multiply(q, R.const(0.5, "float32"))
+        kt = R.permute_dims(k, [0, 1, 3, 2])
+        s = R.matmul(half, kt)
+        p = R.nn.softmax(s, axis=-1)
+        y = R.matmul(p, v)
+        R.output(y)
+    return y
 
 
 @I.ir_module

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, operators, same_bits, shaped_model
+from graphs import as_module, inputs, operators, same_bits, shaped_model
 from onnx import TensorProto, helper
 from tvm import relax, te
 from tvm.script import ir as I
@@ -46,14 +46,12 @@ RecognisedClipBefore = kernels(
 )
 
 
-@I.ir_module
-class RecognisedClipExpected:
-    @R.function
-    def main(x: R.Tensor((2, 3), "float32")):
-        with R.dataflow():
-            b = R.clip(x, 0.0, 6.0)
-            R.output(b)
-        return b
+@as_module
+def RecognisedClipExpected(x: R.Tensor((2, 3), "float32")):
+    with R.dataflow():
+        b = R.clip(x, 0.0, 6.0)
+        R.output(b)
+    return b
 
 
 # None clamps an element by a scalar: a transpose, a scaled clamp, a clamp by a row, a sum.

@@ -3,6 +3,7 @@
 import pytest
 import tvm
 import tvm_ffi
+from graphs import main_module
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
@@ -66,12 +67,8 @@ SCANS = [(relax.op.cumsum, axis, exclusive) for axis in (0, 1, 2) for exclusive 
 @pytest.mark.parametrize(("scan", "axis", "exclusive"), [*SCANS, (relax.op.cumprod, 1, False)])
 def test_scans_along_any_axis(scan, axis, exclusive):
     x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(builder.emit(scan(x, axis=axis, exclusive=exclusive)))
-        builder.emit_func_output(y)
-    lowered = phases.allocate(builder.get(), target_by_name("cuda+pim"), system())
+    module = main_module([x], lambda builder: builder.emit(scan(x, axis=axis, exclusive=exclusive)))
+    lowered = phases.allocate(module, target_by_name("cuda+pim"), system())
     kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert kernels and not any(registers_outside(kernel.body) for kernel in kernels)
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from graphs import same_bits
+from graphs import as_module, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_graphs import EarlyReader
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.errors import UsageError
@@ -23,32 +22,28 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 CHANNELS = 16
 
 
-@I.ir_module
-class ThreeBranches:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            active = R.nn.relu(left)
-            right = R.nn.max_pool2d(x, layout="NHWC")
-            last = R.nn.softmax(x)
-            y = R.concat((active, right, last), axis=3)
-            R.output(y)
-        return y
+@as_module
+def ThreeBranches(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        active = R.nn.relu(left)
+        right = R.nn.max_pool2d(x, layout="NHWC")
+        last = R.nn.softmax(x)
+        y = R.concat((active, right, last), axis=3)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class ThreeBranchesReordered:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            last = R.nn.softmax(x)
-            right = R.nn.max_pool2d(x, layout="NHWC")
-            left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-            active = R.nn.relu(left)
-            y = R.concat((active, right, last), axis=3)
-            R.output(y)
-        return y
+@as_module
+def ThreeBranchesReordered(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+    with R.dataflow():
+        last = R.nn.softmax(x)
+        right = R.nn.max_pool2d(x, layout="NHWC")
+        left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+        active = R.nn.relu(left)
+        y = R.concat((active, right, last), axis=3)
+        R.output(y)
+    return y
 
 
 def test_rewrite():

@@ -2,39 +2,33 @@
 
 import numpy as np
 import pytest
-from graphs import operators, outputs, same_bits
-from tvm.script import ir as I
+from graphs import as_module, operators, outputs, same_bits
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.single_results import SingleResults
 
 
-@I.ir_module
-class TupleHalves:
-    @R.function
-    def main(x: R.Tensor((1, 6, 4, 4), "float32")):
-        with R.dataflow():
-            halves = R.split(x, 2, axis=1)
-            first = halves[0]
-            second = halves[1]
-            y = R.add(first, R.nn.relu(second))
-            R.output(y)
-        return y
+@as_module
+def TupleHalves(x: R.Tensor((1, 6, 4, 4), "float32")):
+    with R.dataflow():
+        halves = R.split(x, 2, axis=1)
+        first = halves[0]
+        second = halves[1]
+        y = R.add(first, R.nn.relu(second))
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Uneven:
-    """Parts of different sizes along a negative axis, one of them unused, all of them joined again."""
-
-    @R.function
-    def main(x: R.Tensor((1, 2, 7), "float32")):
-        with R.dataflow():
-            parts = R.split(x, [1, 3], axis=-1)
-            last = parts[2]
-            whole = R.concat(parts, axis=2)
-            y = (last, whole)
-            R.output(y)
-        return y
+# Parts of different sizes along a negative axis, one of them unused, all of them joined again.
+@as_module
+def Uneven(x: R.Tensor((1, 2, 7), "float32")):
+    with R.dataflow():
+        parts = R.split(x, [1, 3], axis=-1)
+        last = parts[2]
+        whole = R.concat(parts, axis=2)
+        y = (last, whole)
+        R.output(y)
+    return y
 
 
 @pytest.mark.parametrize("mod", [TupleHalves, Uneven])

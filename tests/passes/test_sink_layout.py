@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, operators, run, same_bits
+from graphs import as_module, inputs, operators, run, same_bits
 from length import long_but
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
@@ -15,77 +14,65 @@ BLOCK_BIAS = np.arange(32, dtype=np.float32).reshape(1, 1, 1, 32)
 CHANNEL_BIAS = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
 
 
-@I.ir_module
-class SunkResidual:
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 3), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.permute_dims(y, axes=[0, 3, 1, 2])
-            c = R.add(a, b)
-            d = R.clip(c, 0.0, 6.0)
-            e = R.permute_dims(d, axes=[0, 2, 3, 1])
-            f = R.nn.avg_pool2d(e, (2, 2), layout="NHWC")
-            R.output(f)
-        return f
+@as_module
+def SunkResidual(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 3), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.permute_dims(y, axes=[0, 3, 1, 2])
+        c = R.add(a, b)
+        d = R.clip(c, 0.0, 6.0)
+        e = R.permute_dims(d, axes=[0, 2, 3, 1])
+        f = R.nn.avg_pool2d(e, (2, 2), layout="NHWC")
+        R.output(f)
+    return f
 
 
-@I.ir_module
-class ResidualSunk:
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 3), "float32")):
-        with R.dataflow():
-            c = R.add(x, y)
-            d = R.clip(c, 0.0, 6.0)
-            f = R.nn.avg_pool2d(d, (2, 2), layout="NHWC")
-            R.output(f)
-        return f
+@as_module
+def ResidualSunk(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 3), "float32")):
+    with R.dataflow():
+        c = R.add(x, y)
+        d = R.clip(c, 0.0, 6.0)
+        f = R.nn.avg_pool2d(d, (2, 2), layout="NHWC")
+        R.output(f)
+    return f
 
 
-@I.ir_module
-class Joined:
-    """Concatenation, mean and a result that leaves in NCHW."""
-
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 4), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.permute_dims(y, axes=[0, 3, 1, 2])
-            c = R.concat((a, b), axis=1)
-            d = R.mean(c, axis=[2, 3], keepdims=True)
-            e = R.multiply(d, c)
-            R.output(e)
-        return e
+# Concatenation, mean and a result that leaves in NCHW.
+@as_module
+def Joined(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 4), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.permute_dims(y, axes=[0, 3, 1, 2])
+        c = R.concat((a, b), axis=1)
+        d = R.mean(c, axis=[2, 3], keepdims=True)
+        e = R.multiply(d, c)
+        R.output(e)
+    return e
 
 
-@I.ir_module
-class JoinedSunk:
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 4), "float32")):
-        with R.dataflow():
-            c = R.concat((x, y), axis=3)
-            d = R.mean(c, axis=[1, 2], keepdims=True)
-            e = R.multiply(d, c)
-            f = R.permute_dims(e, axes=[0, 3, 1, 2])
-            R.output(f)
-        return f
+@as_module
+def JoinedSunk(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 5, 6, 4), "float32")):
+    with R.dataflow():
+        c = R.concat((x, y), axis=3)
+        d = R.mean(c, axis=[1, 2], keepdims=True)
+        e = R.multiply(d, c)
+        f = R.permute_dims(e, axes=[0, 3, 1, 2])
+        R.output(f)
+    return f
 
 
-@I.ir_module
-class Mixed:
-    """An operand that was never NHWC, a bias along W, another permutation, a reduction that drops axes."""
-
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 3, 5, 6), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.add(a, y)
-            c = R.add(a, R.const([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "float32"))
-            d = R.multiply(b, c)
-            e = R.permute_dims(d, axes=[0, 3, 2, 1])
-            f = R.sum(e, axis=[2], keepdims=False)
-            R.output(f)
-        return f
+# An operand that was never NHWC, a bias along W, another permutation, a reduction that drops axes.
+@as_module
+def Mixed(x: R.Tensor((1, 5, 6, 3), "float32"), y: R.Tensor((1, 3, 5, 6), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.add(a, y)
+        c = R.add(a, R.const([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "float32"))
+        d = R.multiply(b, c)
+        e = R.permute_dims(d, axes=[0, 3, 2, 1])
+        f = R.sum(e, axis=[2], keepdims=False)
+        R.output(f)
+    return f
 
 
 def sunk(before: tvm.IRModule, *layout: object) -> tvm.IRModule:
@@ -110,18 +97,16 @@ def test_rewrite(before, expected):
     assert same_bits(before, after)
 
 
-@I.ir_module
-class Constants:
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 4), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.add(a, R.const(CHANNEL_BIAS))
-            c = R.multiply(R.const(2.0, "float32"), b)
-            d = R.nn.relu(c)
-            e = R.permute_dims(d, axes=[0, 2, 3, 1])
-            R.output(e)
-        return e
+@as_module
+def Constants(x: R.Tensor((1, 5, 6, 4), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.add(a, R.const(CHANNEL_BIAS))
+        c = R.multiply(R.const(2.0, "float32"), b)
+        d = R.nn.relu(c)
+        e = R.permute_dims(d, axes=[0, 2, 3, 1])
+        R.output(e)
+    return e
 
 
 def test_constants_are_transposed():
@@ -130,24 +115,21 @@ def test_constants_are_transposed():
     assert same_bits(Constants, after)
 
 
-@I.ir_module
-class Odd:
-    """What has no axes, or operands behind a variable."""
-
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.sum(a, keepdims=True)
-            t = (a, a)
-            c = R.concat(t, axis=1)
-            d = R.add(c, b)
-            e = R.permute_dims(d)
-            f = R.max(a, axis=[-1], keepdims=True)
-            g = R.sum(f)
-            h = R.add(e, g)
-            R.output(h)
-        return h
+# What has no axes, or operands behind a variable.
+@as_module
+def Odd(x: R.Tensor((1, 5, 6, 3), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.sum(a, keepdims=True)
+        t = (a, a)
+        c = R.concat(t, axis=1)
+        d = R.add(c, b)
+        e = R.permute_dims(d)
+        f = R.max(a, axis=[-1], keepdims=True)
+        g = R.sum(f)
+        h = R.add(e, g)
+        R.output(h)
+    return h
 
 
 def test_reductions_of_all_axes_and_plain_transposes():
@@ -157,53 +139,46 @@ def test_reductions_of_all_axes_and_plain_transposes():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)  # 90 elements, summed in another order
 
 
-@I.ir_module
-class Flattened:
-    @R.function
-    def main(x: R.Tensor((1, 5, 6, 3), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 3, 1, 2])
-            b = R.max(a, axis=[1], keepdims=False)
-            R.output(b)
-        return b
+@as_module
+def Flattened(x: R.Tensor((1, 5, 6, 3), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 3, 1, 2])
+        b = R.max(a, axis=[1], keepdims=False)
+        R.output(b)
+    return b
 
 
-@I.ir_module
-class Blocks:
-    """A block's sum with a bias and a clamp, joined with another, and gates; then into blocks again."""
-
-    @R.function
-    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
-            b = R.reshape(a, (1, 3, 5, 32))
-            c = R.add(b, R.const(BLOCK_BIAS))
-            d = R.clip(c, 0.0, 6.0)
-            e = R.add(d, b)
-            f = R.permute_dims(y, axes=[0, 2, 3, 1, 4])
-            g = R.reshape(f, (1, 3, 5, 16))
-            h = R.concat((e, g), axis=3)
-            i = R.mean(h, axis=[1, 2], keepdims=True)
-            j = R.multiply(i, h)
-            k = R.reshape(j, (1, 3, 5, 3, 16))
-            z = R.permute_dims(k, axes=[0, 3, 1, 2, 4])
-            R.output(z)
-        return z
+# A block's sum with a bias and a clamp, joined with another, and gates; then into blocks again.
+@as_module
+def Blocks(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+        b = R.reshape(a, (1, 3, 5, 32))
+        c = R.add(b, R.const(BLOCK_BIAS))
+        d = R.clip(c, 0.0, 6.0)
+        e = R.add(d, b)
+        f = R.permute_dims(y, axes=[0, 2, 3, 1, 4])
+        g = R.reshape(f, (1, 3, 5, 16))
+        h = R.concat((e, g), axis=3)
+        i = R.mean(h, axis=[1, 2], keepdims=True)
+        j = R.multiply(i, h)
+        k = R.reshape(j, (1, 3, 5, 3, 16))
+        z = R.permute_dims(k, axes=[0, 3, 1, 2, 4])
+        R.output(z)
+    return z
 
 
-@I.ir_module
-class BlocksSunk:
-    @R.function
-    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
-        with R.dataflow():
-            c = R.add(x, R.const(BLOCK_BIAS.reshape(1, 1, 1, 2, 16).transpose(0, 3, 1, 2, 4)))
-            d = R.clip(c, 0.0, 6.0)
-            e = R.add(d, x)
-            h = R.concat((e, y), axis=1)
-            i = R.mean(h, axis=[2, 3], keepdims=True)
-            z = R.multiply(i, h)
-            R.output(z)
-        return z
+@as_module
+def BlocksSunk(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5, 16), "float32")):
+    with R.dataflow():
+        c = R.add(x, R.const(BLOCK_BIAS.reshape(1, 1, 1, 2, 16).transpose(0, 3, 1, 2, 4)))
+        d = R.clip(c, 0.0, 6.0)
+        e = R.add(d, x)
+        h = R.concat((e, y), axis=1)
+        i = R.mean(h, axis=[2, 3], keepdims=True)
+        z = R.multiply(i, h)
+        R.output(z)
+    return z
 
 
 def test_blocks_are_kept():
@@ -212,25 +187,22 @@ def test_blocks_are_kept():
     assert same_bits(Blocks, after)
 
 
-@I.ir_module
-class Pools:
-    """A largest pixel, an average of what is there, and one that counts borders too, rounded up."""
-
-    @R.function
-    def main(x: R.Tensor((1, 2, 6, 5, 16), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
-            b = R.reshape(a, (1, 6, 5, 32))
-            c = R.nn.max_pool2d(b, (3, 2), (2, 1), (1, 0, 1, 1), layout="NHWC")
-            d = R.nn.avg_pool2d(c, (2, 2), (1, 1), (1, 1, 1, 1), layout="NHWC")
-            e = R.nn.avg_pool2d(
-                d, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True, count_include_pad=True, layout="NHWC"
-            )
-            f = R.nn.max_pool2d(d, (2, 2), layout="NCHW")
-            g = R.mean(f)
-            h = R.add(e, g)
-            R.output(h)
-        return h
+# A largest pixel, an average of what is there, and one that counts borders too, rounded up.
+@as_module
+def Pools(x: R.Tensor((1, 2, 6, 5, 16), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+        b = R.reshape(a, (1, 6, 5, 32))
+        c = R.nn.max_pool2d(b, (3, 2), (2, 1), (1, 0, 1, 1), layout="NHWC")
+        d = R.nn.avg_pool2d(c, (2, 2), (1, 1), (1, 1, 1, 1), layout="NHWC")
+        e = R.nn.avg_pool2d(
+            d, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True, count_include_pad=True, layout="NHWC"
+        )
+        f = R.nn.max_pool2d(d, (2, 2), layout="NCHW")
+        g = R.mean(f)
+        h = R.add(e, g)
+        R.output(h)
+    return h
 
 
 @pytest.mark.parametrize(
@@ -250,24 +222,21 @@ def test_what_is_named_is_computed_in_the_layout_and_nothing_else(kept):
     tvm.ir.assert_structural_equal(SinkLayout(kept, set())(SunkResidual), SunkResidual)
 
 
-@I.ir_module
-class NoBlocks:
-    """A reduction over channels, a bias of other channels, reshapes that cut no blocks."""
-
-    @R.function
-    def main(x: R.Tensor((1, 2, 3, 5, 16), "float32")):
-        with R.dataflow():
-            a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
-            b = R.reshape(a, (1, 3, 5, 32))
-            c = R.sum(b, axis=[3], keepdims=True)
-            d = R.sum(b, keepdims=True)
-            e = R.multiply(R.add(b, c), d)
-            f = R.reshape(e, (1, 3, 5, 4, 8))
-            g = R.reshape(e, (1, 15, 32))
-            h = R.sum(f)
-            i = R.add(g, h)
-            R.output(i)
-        return i
+# A reduction over channels, a bias of other channels, reshapes that cut no blocks.
+@as_module
+def NoBlocks(x: R.Tensor((1, 2, 3, 5, 16), "float32")):
+    with R.dataflow():
+        a = R.permute_dims(x, axes=[0, 2, 3, 1, 4])
+        b = R.reshape(a, (1, 3, 5, 32))
+        c = R.sum(b, axis=[3], keepdims=True)
+        d = R.sum(b, keepdims=True)
+        e = R.multiply(R.add(b, c), d)
+        f = R.reshape(e, (1, 3, 5, 4, 8))
+        g = R.reshape(e, (1, 15, 32))
+        h = R.sum(f)
+        i = R.add(g, h)
+        R.output(i)
+    return i
 
 
 def test_what_has_no_blocks_stays():

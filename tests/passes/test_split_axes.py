@@ -1,21 +1,20 @@
 """Do splits along channels, the reduction and the batch give the values of the whole layer?"""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tvm
-from graphs import conv2d_nhwc, inputs, operators, run, same_bits
+from graphs import as_module, conv2d_nhwc, inputs, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings
-from pimflow.relay_passes.splits.split_batch import SplitBatch
-from pimflow.relay_passes.splits.split_channels import SplitChannels
-from pimflow.relay_passes.splits.split_reduction import SplitReduction
+from pimflow.relay_passes.splits.split_axis import SplitAxis
 
 RNG = np.random.default_rng(0)
 FILTERS = RNG.standard_normal((6, 3, 3, 5), np.float32)
@@ -24,75 +23,65 @@ MATRIX = RNG.standard_normal((96, 7), np.float32)
 GPU_MATRIX, PIM_MATRIX = MATRIX[:32].copy(), MATRIX[32:].copy()
 
 
-@I.ir_module
-class Convolution:
-    @R.function
-    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
-        with R.dataflow():
-            conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def Convolution(x: R.Tensor((3, 9, 6, 5), "float32")):
+    with R.dataflow():
+        conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Channels:
-    @R.function
-    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
-        with R.dataflow():
-            pim = conv2d_nhwc(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
-            gpu = conv2d_nhwc(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
-            conv = R.concat((gpu, pim), axis=-1)
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def Channels(x: R.Tensor((3, 9, 6, 5), "float32")):
+    with R.dataflow():
+        pim = conv2d_nhwc(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
+        gpu = conv2d_nhwc(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
+        conv = R.concat((gpu, pim), axis=-1)
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Batch:
-    @R.function
-    def main(x: R.Tensor((3, 9, 6, 5), "float32")):
-        with R.dataflow():
-            second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
-            pim = conv2d_nhwc(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
-            first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
-            gpu = conv2d_nhwc(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
-            conv = R.concat((gpu, pim), axis=0)
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def Batch(x: R.Tensor((3, 9, 6, 5), "float32")):
+    with R.dataflow():
+        second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
+        pim = conv2d_nhwc(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
+        first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
+        gpu = conv2d_nhwc(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
+        conv = R.concat((gpu, pim), axis=0)
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Product:
-    @R.function
-    def main(x: R.Tensor((1, 96), "float32")):
-        with R.dataflow():
-            conv = R.matmul(x, R.const(MATRIX))
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def Product(x: R.Tensor((1, 96), "float32")):
+    with R.dataflow():
+        conv = R.matmul(x, R.const(MATRIX))
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class Reduction:
-    @R.function
-    def main(x: R.Tensor((1, 96), "float32")):
-        with R.dataflow():
-            second = R.strided_slice(x, [1], [32], [96], assume_inbound=True)
-            pim = R.matmul(second, R.const(PIM_MATRIX))
-            first = R.strided_slice(x, [1], [0], [32], assume_inbound=True)
-            gpu = R.matmul(first, R.const(GPU_MATRIX))
-            conv = R.add(gpu, pim)
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def Reduction(x: R.Tensor((1, 96), "float32")):
+    with R.dataflow():
+        second = R.strided_slice(x, [1], [32], [96], assume_inbound=True)
+        pim = R.matmul(second, R.const(PIM_MATRIX))
+        first = R.strided_slice(x, [1], [0], [32], assume_inbound=True)
+        gpu = R.matmul(first, R.const(GPU_MATRIX))
+        conv = R.add(gpu, pim)
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
 CASES = {
-    "channels": (SplitChannels, Convolution, 2, Channels),
-    "batch": (SplitBatch, Convolution, 1, Batch),
-    "reduction": (SplitReduction, Product, 32, Reduction),
+    "channels": (partial(SplitAxis, "channels"), Convolution, 2, Channels),
+    "batch": (partial(SplitAxis, "batch"), Convolution, 1, Batch),
+    "reduction": (partial(SplitAxis, "reduction"), Product, 32, Reduction),
 }
 
 
@@ -155,10 +144,10 @@ def layer(batch, side, c, oc, window, product, groups=1) -> tvm.IRModule:
     return builder.get()
 
 
-@pytest.mark.parametrize("split", [SplitChannels, SplitReduction])
-def test_groups_are_not_split_along_channels(split):
+@pytest.mark.parametrize("axis", ["channels", "reduction"])
+def test_groups_are_not_split_along_channels(axis):
     with pytest.raises(PlanError, match="only dense layers"):
-        split({"conv": 2})(layer(1, 4, 4, 4, 1, False, groups=2))
+        SplitAxis(axis, {"conv": 2})(layer(1, 4, 4, 4, 1, False, groups=2))
 
 
 @st.composite

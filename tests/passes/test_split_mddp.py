@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluate_by_numpy
-from graphs import conv2d_nhwc, operators, same_bits
+from graphs import as_module, conv2d_nhwc, operators, same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.errors import PlanError
@@ -21,32 +20,27 @@ from pimflow.relay_passes.splits.split_mddp import SplitMdDp
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
 
 
-@I.ir_module
-class SplitRowsBefore:
-    @R.function
-    def main(x: R.Tensor((1, 9, 6, 5), "float32")):
-        with R.dataflow():
-            conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+@as_module
+def SplitRowsBefore(x: R.Tensor((1, 9, 6, 5), "float32")):
+    with R.dataflow():
+        conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
-@I.ir_module
-class SplitRowsExpected:
-    """Output rows 0, 1 read input rows -1..3, rows 2..4 read 3..9: one of two padding rows, 9 and 10."""
-
-    @R.function
-    def main(x: R.Tensor((1, 9, 6, 5), "float32")):
-        with R.dataflow():
-            gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
-            gpu = conv2d_nhwc(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
-            pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
-            pim = conv2d_nhwc(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
-            conv = R.concat((gpu, pim), axis=1)
-            y = R.nn.relu(conv)
-            R.output(y)
-        return y
+# Output rows 0, 1 read input rows -1..3, rows 2..4 read 3..9: one of two padding rows, 9 and 10.
+@as_module
+def SplitRowsExpected(x: R.Tensor((1, 9, 6, 5), "float32")):
+    with R.dataflow():
+        gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
+        gpu = conv2d_nhwc(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
+        pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
+        pim = conv2d_nhwc(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
+        conv = R.concat((gpu, pim), axis=1)
+        y = R.nn.relu(conv)
+        R.output(y)
+    return y
 
 
 def test_rewrite():
@@ -57,34 +51,29 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(SplitMdDp({"conv": 2})(after), after)
 
 
-@I.ir_module
-class Symmetric:
-    """Rows of zeros lie before a tensor that a kernel writes; PIM reads the tensor itself."""
-
-    @R.function
-    def main(x: R.Tensor((1, 9, 8, 4), "float32")):
-        with R.dataflow():
-            active = R.nn.relu(x)
-            conv = conv2d_nhwc(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
-            R.output(conv)
-        return conv
+# Rows of zeros lie before a tensor that a kernel writes; PIM reads the tensor itself.
+@as_module
+def Symmetric(x: R.Tensor((1, 9, 8, 4), "float32")):
+    with R.dataflow():
+        active = R.nn.relu(x)
+        conv = conv2d_nhwc(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
+        R.output(conv)
+    return conv
 
 
-@I.ir_module
-class SymmetricExpected:
-    @R.function
-    def main(x: R.Tensor((1, 9, 8, 4), "float32")):
-        with R.dataflow():
-            active = R.nn.relu(x)
-            zeros = R.zeros((1, 1, 8, 4), "float32")
-            padded = R.concat((zeros, active), axis=1)
-            gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
-            gpu = conv2d_nhwc(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
-            pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
-            pim = conv2d_nhwc(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
-            conv = R.concat((gpu, pim), axis=1)
-            R.output(conv)
-        return conv
+@as_module
+def SymmetricExpected(x: R.Tensor((1, 9, 8, 4), "float32")):
+    with R.dataflow():
+        active = R.nn.relu(x)
+        zeros = R.zeros((1, 1, 8, 4), "float32")
+        padded = R.concat((zeros, active), axis=1)
+        gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
+        gpu = conv2d_nhwc(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
+        pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
+        pim = conv2d_nhwc(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
+        conv = R.concat((gpu, pim), axis=1)
+        R.output(conv)
+    return conv
 
 
 def test_symmetric_rewrite():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import conv2d_nhwc, inputs, run
+from graphs import as_module, conv2d_nhwc, inputs, run
 from length import long_but
 from tvm import relax
 from tvm.script import ir as I
@@ -62,18 +62,16 @@ def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
 # ---- the rewrite ----
 
 
-@I.ir_module
-class StoredHalfBefore:
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32")):
-        with R.dataflow():
-            conv = conv2d_nhwc(x, FILTERS)
-            sum = R.add(conv, R.const(BIAS))
-            pool = R.nn.max_pool2d(sum, layout="NHWC")
-            depth = conv2d_nhwc(pool, TAPS, padding=1, groups=2)
-            y = R.add(depth, pool)
-            R.output(y)
-        return y
+@as_module
+def StoredHalfBefore(x: R.Tensor((1, 4, 4, 2), "float32")):
+    with R.dataflow():
+        conv = conv2d_nhwc(x, FILTERS)
+        sum = R.add(conv, R.const(BIAS))
+        pool = R.nn.max_pool2d(sum, layout="NHWC")
+        depth = conv2d_nhwc(pool, TAPS, padding=1, groups=2)
+        y = R.add(depth, pool)
+        R.output(y)
+    return y
 
 
 @I.ir_module
@@ -108,13 +106,7 @@ class StoredHalfExpected:
         R.func_attr({"Primitive": True})
         with R.dataflow():
             a = R.nn.conv2d(
-                x0,
-                x1,
-                padding=1,
-                groups=2,
-                data_layout="NHWC",
-                kernel_layout="IHWO",
-                out_dtype="float32",
+                x0, x1, padding=1, groups=2, data_layout="NHWC", kernel_layout="IHWO", out_dtype="float32"
             )
             b = R.astype(x0, "float32")
             c = R.add(a, b)
@@ -144,17 +136,15 @@ def test_rewrite():
     assert close(run(after, *operands)[0], run(StoredHalfBefore, *operands)[0])
 
 
-@I.ir_module
-class HalfIntegers:
-    @R.function
-    def main(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
-        with R.dataflow():
-            a = R.add(x, x)
-            b = R.max(a, axis=1)
-            c = R.nn.softmax(y)
-            both = (b, c)
-            R.output(both)
-        return both
+@as_module
+def HalfIntegers(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
+    with R.dataflow():
+        a = R.add(x, x)
+        b = R.max(a, axis=1)
+        c = R.nn.softmax(y)
+        both = (b, c)
+        R.output(both)
+    return both
 
 
 @pytest.mark.parametrize("mod", [HalfIntegers, GroupKernels()(HalfIntegers)], ids=["flat", "grouped"])
@@ -165,49 +155,40 @@ def test_other_types_stay(mod):
 # ---- what is stored how ----
 
 
-@I.ir_module
-class HalfResidual:
-    """The first kernel stores two tensors, one of them a result of ``main``."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), y: R.Tensor((1, 4, 4, 2), "float32")):
-        with R.dataflow():
-            sum = R.add(x, y)
-            pool = R.nn.avg_pool2d(sum, (3, 3), padding=(1, 1, 1, 1), layout="NHWC")
-            mean = R.mean(pool, axis=[1, 2], keepdims=True)
-            last = R.add(sum, mean)
-            R.output(last, sum)
-        return (last, sum)
+# The first kernel stores two tensors, one of them a result of ``main``.
+@as_module
+def HalfResidual(x: R.Tensor((1, 4, 4, 2), "float32"), y: R.Tensor((1, 4, 4, 2), "float32")):
+    with R.dataflow():
+        sum = R.add(x, y)
+        pool = R.nn.avg_pool2d(sum, (3, 3), padding=(1, 1, 1, 1), layout="NHWC")
+        mean = R.mean(pool, axis=[1, 2], keepdims=True)
+        last = R.add(sum, mean)
+        R.output(last, sum)
+    return (last, sum)
 
 
-@I.ir_module
-class HalfGather:
-    """Indices and the place of the largest stay integers; the table is stored in fp16."""
-
-    @R.function
-    def main(x: R.Tensor((3, 4), "float32")):
-        with R.dataflow():
-            rows = R.take(R.const(TABLE), R.const(INDICES), axis=0)
-            given = R.add(x, rows)
-            near = R.nn.softmax(given)
-            place = R.argmax(near, axis=1)
-            R.output(near, place)
-        return (near, place)
+# Indices and the place of the largest stay integers; the table is stored in fp16.
+@as_module
+def HalfGather(x: R.Tensor((3, 4), "float32")):
+    with R.dataflow():
+        rows = R.take(R.const(TABLE), R.const(INDICES), axis=0)
+        given = R.add(x, rows)
+        near = R.nn.softmax(given)
+        place = R.argmax(near, axis=1)
+        R.output(near, place)
+    return (near, place)
 
 
-@I.ir_module
-class Foreign:
-    """Nothing is known of the function that is called."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32")):
-        with R.dataflow():
-            before = R.nn.max_pool2d(x, layout="NHWC")
-            called = R.call_dps_packed("foreign", (before,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-            soft = R.nn.softmax(called)
-            last = R.nn.max_pool2d(soft, layout="NHWC")
-            R.output(last)
-        return last
+# Nothing is known of the function that is called.
+@as_module
+def Foreign(x: R.Tensor((1, 4, 4, 2), "float32")):
+    with R.dataflow():
+        before = R.nn.max_pool2d(x, layout="NHWC")
+        called = R.call_dps_packed("foreign", (before,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+        soft = R.nn.softmax(called)
+        last = R.nn.max_pool2d(soft, layout="NHWC")
+        R.output(last)
+    return last
 
 
 @pytest.mark.parametrize(

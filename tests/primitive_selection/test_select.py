@@ -103,9 +103,8 @@ def test_pictures_show_what_was_found(measured, model, over):
     assert [row["taken"] for row in front if row["what"] == "integer program"] == sizes
     assert len(speedups) == len(selection.front)
     assert all(row["value"] >= 1 - 1e-9 for row in speedups if row["told"] != "none")
-    assert sum(row["layers"] for row in families) == 7 * len(
-        selection.front
-    )  # every layer once for every point
+    # every layer once for every point
+    assert sum(row["layers"] for row in families) == 7 * len(selection.front)
     step = [row["mib"] for row in layers if row["choice"] == "selected"]
     if model == "sum":
         assert sum(step) == pytest.approx(selected_mib)

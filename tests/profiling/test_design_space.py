@@ -182,9 +182,8 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
 def test_modes_are_those_of_every_search(profiling):
     axes = settings("pim_channels=8,16")
     free = sweep(["toy"], axes, profiling=profiling)
-    gpu_only = sweep(
-        ["toy"], axes, profiling=profiling, goal=Goal(modes="gpu")
-    )  # not what was kept of `free`
+    # not what was kept of `free`
+    gpu_only = sweep(["toy"], axes, profiling=profiling, goal=Goal(modes="gpu"))
     assert any(row.figures.regions_with_pim for row in free)
     for row, free_row in zip(gpu_only, free):
         assert row.figures.regions_with_pim == 0

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import html
+import itertools
 import json
 import math
 import operator
@@ -31,7 +32,7 @@ from pimflow.host.pages import LIBRARIES, TABULATOR, VEGA, library
 from pimflow.placement.solvers.evaluate import STATIC
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.report_page import charts
-from pimflow.report_page.page import render_page
+from pimflow.report_page.page import KINDS, render_page
 
 LARGEST_PAGE_BYTES = 4_500_000
 
@@ -140,6 +141,10 @@ def test_layers_are_those_of_the_report(toy, report):
     assert [row["name"] for row in rows] == [region["name"] for region in report["regions"]]
     for row, region in zip(rows, report["regions"]):
         assert row["before"] == pytest.approx(region["latency_gpu_only_ns"] / 1e3)
+        first = region["covers"][0] == region["name"]
+        for device, kind in itertools.product(("gpu", "pim"), ("busy", "idle")):
+            us = region[f"{kind}_ns"][device] / 1e3
+            assert row[f"{device}_{kind}"] == (pytest.approx(us) if first else None)
         assert row["mode"] == region["mode"]
         ways = [candidate["name"] for candidate in next(d for d in row["details"] if "rows" in d)["rows"]]
         assert ways == [candidate["name"] for candidate in region["candidates"]]
@@ -189,7 +194,8 @@ def test_tensors_lie_in_the_pool_by_the_names_of_layers(report):
 def test_terms_lead_from_one_accounting_to_the_other(toy, report):
     terms = {entry["term"]: entry["latency_ns"] for entry in report["accounting_terms"]}
     assert list(terms) == ["accounting paper", "timing strict", *CHARGES, "searched again"]
-    paper_speedup = next(entry["speedup"] for entry in report["conventions"] if "paper" in entry["what"])
+    paper = next(entry for entry in report["conventions"] if "paper" in entry["what"])
+    paper_speedup = paper["searched_again"]
     assert terms["accounting paper"] == pytest.approx(report["latency_gpu_only_ns"] / paper_speedup)
     assert terms["searched again"] == report["latency_ns"]
     # What the plan of the one accounting takes in full is no less than the best that the search finds.
@@ -269,15 +275,14 @@ def test_a_report_of_another_form_is_refused(toy, tmp_path, capsys):
 
 
 def test_reports_of_other_versions(toy, tmp_path, report):
-    """Those from before they said their version have the same keys."""
+    """They have other keys, and those that say none are older still."""
     shutil.copytree(toy[0], tmp_path / "toy")
     path = tmp_path / "toy" / "report.json"
-    path.write_text(json.dumps(report | {"schema_version": "pimflow-report/2"}))
-    with pytest.raises(ArtifactError, match="compile again"):
-        pages.write_report(tmp_path / "toy")
-    path.write_text(json.dumps({key: report[key] for key in report if key != "schema_version"}))
-    pages.write_report(tmp_path / "toy")
-    assert (tmp_path / "toy" / "report.html").read_bytes() == (toy[0] / "report.html").read_bytes()
+    unversioned = {key: report[key] for key in report if key != "schema_version"}
+    for other in (report | {"schema_version": "pimflow-report/1"}, unversioned):
+        path.write_text(json.dumps(other))
+        with pytest.raises(ArtifactError, match="compile again"):
+            pages.write_report(tmp_path / "toy")
 
 
 def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
@@ -326,8 +331,12 @@ def test_plans_side_by_side(toy, tmp_path, capsys):
     speedups = {row["what"]: row for row in tables["speedups"]["rows"]}
     for launch in ("0", "500 ns", "as the GPU's"):
         shown = speedups[f"PIM launch {launch}"]
-        ratios = [float(shown[f"plan{number}"].rstrip("x")) for number in range(2)]
-        assert float(shown["mean"].rstrip("x")) == pytest.approx(math.sqrt(ratios[0] * ratios[1]), abs=2e-3)
+        for kind in KINDS:
+            ratios = [float(shown[f"{kind}{number}"].rstrip("x")) for number in range(2)]
+            mean = float(shown[f"mean {kind}"].rstrip("x"))
+            assert mean == pytest.approx(math.sqrt(ratios[0] * ratios[1]), abs=2e-3)
+    titles = [column["title"] for column in tables["speedups"]["columns"][1:3]]
+    assert titles == ["toy, same plan", "toy, searched again"]
     rows = {value["row"] for value in data(page, "charts")["timeline"]["data"]["values"]}
     assert {"toy: GPU", "toy (2): PIM", "toy: GPU alone"} <= rows
     assert "toy (2): GPU alone" not in rows  # the same as the first's

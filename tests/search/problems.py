@@ -27,9 +27,19 @@ from pimflow.core.tensor_placement import (
     Layout,
     TensorPlacement,
 )
+from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
+criteria = st.sampled_from(
+    [
+        LATENCY,
+        Criterion(per_pj=1.0),
+        Criterion(per_ns=3.0, per_pj=2.0),
+        ERROR,
+        Criterion(per_ns=1.0, per_error=9.0),
+    ]
+)
 
 
 def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> RegionGraph:
@@ -151,7 +161,6 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
     edges = st.one_of(st.none(), st.just("gpu"))
     table = CostTable(
         candidates={name: tuple(options) for name, options in candidates.items()},
-        unsupported_reasons={},
         epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
         fused_epilogue_cost={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
     )

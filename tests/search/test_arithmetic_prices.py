@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from length import long_but
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx_models import onnx_model
 
 from pimflow import zoo
@@ -131,6 +131,16 @@ def test_a_batch_of_products_of_two_inputs():
     assert kernel == expected
     assert kernel_cost(kernel, SYSTEM.gpu, dtype=DTYPE).execution_ns > 800e3
     assert "product of computed tensors" in unsupported_reason(region)
+
+
+def test_products_of_integers_stay_on_the_gpu():
+    """The largest one says why a quantised network has no layer on PIM."""
+    node = helper.make_node("MatMulInteger", ["x", "w"], ["y"], "layer")
+    weights = {"w": RANDOM.integers(0, 9, (32, 16)).astype(np.int8)}
+    model = onnx_model(
+        [node], {"x": (TensorProto.INT8, (1, 32))}, {"y": (TensorProto.INT32, (1, 16))}, weights
+    )
+    assert "a product of integers" in unsupported_reason(layer_of(model))
 
 
 def test_constant_operands_are_weights():

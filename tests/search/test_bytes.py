@@ -55,10 +55,8 @@ def test_what_pim_leaves_undone_moves_each_tensor_once(graph):
         returned = 2 * region.geometry.pixels * region.geometry.oc
         added = 2 * sum(map(math.prod, region.input_shapes[region.operands :]))
         finished = 2 * region.output_elements
-        epilogue_task, fused_task = (
-            generator.epilogue_cost(region).task,
-            generator.fused_epilogue_cost(region).task,
-        )
+        epilogue_task = generator.epilogue_cost(region).task
+        fused_task = generator.fused_epilogue_cost(region).task
         moved_bytes = epilogue_task.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"]
         assert moved_bytes == pytest.approx(returned + added + finished), region.name
         needed = len(graph.consumers[region.name]) + (region.name in graph.outputs)

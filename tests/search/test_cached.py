@@ -112,10 +112,8 @@ def test_no_combination_is_faster():
     for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
         inside = {name for c in chosen for name in c.covers[1:]}
         cover = tuple(c for c in chosen if c.covers[0] not in inside)
-        latency_ns, rows = (
-            evaluate(graph, cover, table, APART).latency_ns,
-            sum(c.footprint.bank_rows for c in cover),
-        )
+        latency_ns = evaluate(graph, cover, table, APART).latency_ns
+        rows = sum(c.footprint.bank_rows for c in cover)
         best_ns, of_rows[rows] = min(best_ns, latency_ns), min(of_rows.get(rows, latency_ns), latency_ns)
     label = best_label(graph, table)
     assert label.latency_ns == pytest.approx(best_ns, rel=1e-9)
@@ -340,9 +338,8 @@ def test_operators_in_front_of_attention():
     few_places, many_places = (tasks["node (reshape, permute_dims)"] for tasks in task_tables)
     assert few_places == many_places and 2 * 64 * 2 <= few_places.moved_bytes <= 4 * 64 * 2
     few_places, many_places = (tasks["node scores (to and from PIM)"] for tasks in task_tables)
-    assert (
-        few_places.energies_pj["gpu_dram"] == many_places.energies_pj["gpu_dram"] > 0
-    )  # a tile of keys in both
+    # a tile of keys in both
+    assert few_places.energies_pj["gpu_dram"] == many_places.energies_pj["gpu_dram"] > 0
 
 
 def test_a_cache_that_does_not_fit(graph):

@@ -17,13 +17,7 @@ from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
-from pimflow.core.candidate import (
-    Candidate,
-    CostTable,
-    EdgeCost,
-    Footprint,
-    Task,
-)
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Task
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.rewrite import OPERATOR_KERNELS, SplitRewrite
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS
@@ -243,13 +237,7 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
         "r2": (candidate("r2", from_row(3), IN_GPU_CHANNELS),),
     }
     never = {("r1", IN_GPU_CHANNELS, from_row(3)): EdgeCost(possible=False)}
-    table = CostTable(
-        candidates=candidates,
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
-        transforms=never,
-    )
+    table = CostTable(candidates=candidates, transforms=never)
     best = PlanSearch(graph, table, SYSTEM, Goal(max_memory_bytes=budget)).best()
     assert (best is not None) == (budget == 896) and (best is None or best.memory_bytes == 896)
 

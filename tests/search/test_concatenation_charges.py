@@ -105,7 +105,6 @@ def table_of(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     capable = [r for r in graph.regions if not generator.unsupported_reason(r)]
     return CostTable(
         candidates=candidates,
-        unsupported_reasons={},
         epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
         fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
     )

@@ -89,7 +89,8 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     names = convention_names("all", system())
     plain = gains(system(), Goal(), names, cache=None)
     assert under == list(names)
-    assert plain["no-launches"].speedup > 1 and len(plain["accounting=paper"].terms) > 2
+    assert all(1 <= gain.same_plan <= gain.searched_again + 1e-9 for gain in plain.values() if not gain.terms)
+    assert plain["no-launches"].searched_again > 1 and len(plain["accounting=paper"].terms) > 2
     assert not any(gain.terms for name, gain in plain.items() if name != "accounting=paper")
 
     under.clear()
@@ -104,6 +105,14 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     assert gains(system(), Goal(modes="gpu"), some)["copies=made"] != plain["copies=made"]
     assert gains(system(), Goal(), some, gpu_plan)["copies=made"] != plain["copies=made"]
     assert under == ["copies=made", *some, *some]  # with launches of 0 it is the same system
+
+
+def test_a_given_plan_is_not_searched_again(cache):
+    best = search_network(system(), Goal(), cache)
+    given = convention_search(best, best.plan).gain("pim-launch=gpu")
+    found = convention_search(best).gain("pim-launch=gpu")
+    assert given.searched_again is None
+    assert given.same_plan == found.same_plan <= found.searched_again
 
 
 def test_terms_end_with_the_plan_that_was_found(cache):

@@ -96,10 +96,8 @@ def program_task(candidate):
 
 def test_pim_activates_what_it_finishes():
     """As a bias does, with a change of rows more for the results of each two sums of the busiest channel."""
-    generator, region = (
-        CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
-        RESIDUAL.regions[2],
-    )
+    generator = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
+    region = RESIDUAL.regions[2]
     unfinished, done = (
         generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
     )
@@ -210,10 +208,8 @@ def test_where_epilogues_are_free_no_product_adds(accounting):
 
 
 def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
-    generator, region = (
-        CandidateGenerator(BIASED, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
-        BIASED.regions[1],
-    )
+    generator = CandidateGenerator(BIASED, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
+    region = BIASED.regions[1]
     names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
     program = generator.pim_program(
@@ -237,9 +233,8 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         for alternative in alternatives:
             moved = [task.moved_bytes for task in alternative.tasks if "operands to the L2" in task.label]
             assert moved == [2 * tensor_bytes]
-        assert channel_modes.channel_variants(
-            generator, [generator.make(region, PimRewrite())]
-        )  # reads one and gives one
+        # reads one and gives one
+        assert channel_modes.channel_variants(generator, [generator.make(region, PimRewrite())])
 
 
 @pytest.mark.parametrize(
@@ -350,9 +345,8 @@ def test_the_price_of_an_activation_that_no_program_applies():
 
 def test_a_plan_says_what_pim_activates():
     """Applied, explained, and refused where the device cannot do it."""
-    target = replace(
-        ON_AIM, gpu=replace(ON_AIM.gpu, launch_ns=50e3)
-    )  # a kernel costs more than changes of rows
+    # a kernel costs more than changes of rows
+    target = replace(ON_AIM, gpu=replace(ON_AIM.gpu, launch_ns=50e3))
     search_result = search(RESIDUAL, target, Costs(target, Profiling()), Goal(modes=("GPU", "PIM")))
     assert search_result.candidate_by_region["third"].name == "PIM bias+nn.relu"
     plan = Plan.from_json(search_result.plan.to_json())

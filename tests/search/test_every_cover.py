@@ -7,22 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, layout_problems, longest_path_ns, problems, shared_channel_problems
+from problems import covers, criteria, layout_problems, longest_path_ns, problems, shared_channel_problems
 
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import all_covers, solve_exhaustive
-from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
-
-criteria = st.sampled_from(
-    [
-        LATENCY,
-        Criterion(per_pj=1.0),
-        Criterion(per_ns=3.0, per_pj=2.0),
-        ERROR,
-        Criterion(per_ns=1.0, per_error=9.0),
-    ]
-)
 
 
 def value(graph, table, chosen, criterion) -> float:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from problems import (
+    criteria,
     graph_of,
     launch_ahead_problems,
     layout_problems,
@@ -49,15 +50,6 @@ KINDS = {
     "wide, shared channels": shared_channel_problems(inputs=WIDE, fused=False),
 }
 EXAMPLES = 100
-criteria = st.sampled_from(
-    [
-        LATENCY,
-        Criterion(per_pj=1.0),
-        Criterion(per_ns=3.0, per_pj=2.0),
-        ERROR,
-        Criterion(per_ns=1.0, per_error=9.0),
-    ]
-)
 shares = st.floats(0, 1)
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -244,9 +236,7 @@ def lanes(count: int, length: int, seed: int) -> tuple:
         region.name: tuple(candidate(region.name, *pair[::-1]) for pair in enumerate(resources))
         for region in graph.regions
     }
-    return graph, CostTable(
-        candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={}
-    )
+    return graph, CostTable(candidates=candidates)
 
 
 LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
@@ -316,7 +306,7 @@ def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
         "r2": (candidate("r2", "GPU", IN_ALL_CHANNELS, IN_ALL_CHANNELS, 1.0),),
         "r3": (candidate("r3", "GPU", IN_ALL_CHANNELS, IN_GPU_CHANNELS, 1.0),),
     }
-    table = CostTable(candidates=candidates, unsupported_reasons={}, epilogue_cost={}, fused_epilogue_cost={})
+    table = CostTable(candidates=candidates)
     plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
     fastest = plans.minimum(LATENCY)
     assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]

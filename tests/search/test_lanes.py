@@ -4,22 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pimflow import frontend
 from pimflow.core.region import Epilogue
 from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec, system
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import CandidateGenerator
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 HBM = PimSpec.load("hbm-pim")
 SUMMED = replace(HBM, result_lanes=1)  # the same device with an adder tree
 REGION = "widen.conv"
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return extract_regions(frontend.load("toy").module, "toy")
 
 
 def tasks(toy, pim, gpu_rows=0, accounting="full"):

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow import frontend
 from pimflow.core.candidate import Provenance
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import Analytic
 
 SYSTEM = system()
@@ -30,11 +28,6 @@ class Stopwatch:
         launch_ns = self.launch_ns if gpu.launch_ns else 0.0
         modelled = Analytic().costs(requests, gpu, dtype)
         return [replace(cost, launch_ns=launch_ns, provenance=Provenance.MEASURED) for cost in modelled]
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return extract_regions(frontend.load("toy").module, "toy")
 
 
 def gpu_launches_ns(generator: CandidateGenerator) -> set[float]:

@@ -10,12 +10,7 @@ from length import examples
 from problems import graph_of, launch_ahead_problems, problems, shared_channel_problems
 
 import pimflow
-from pimflow.core.candidate import (
-    Candidate,
-    CostTable,
-    EdgeCost,
-    Task,
-)
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, ChannelMode
 from pimflow.errors import UsageError
@@ -82,14 +77,7 @@ def test_a_launch_behind_a_change_of_channels_is_hidden_once():
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
     switch = EdgeCost(task=Task(label="switch", resource="pim", launch_ns=0.0, execution_ns=1.0))
     for ahead in (False, True):
-        table = CostTable(
-            candidates={"r0": (wide,)},
-            unsupported_reasons={},
-            epilogue_cost={},
-            fused_epilogue_cost={},
-            switch=switch,
-            overlaps_launches=ahead,
-        )
+        table = CostTable(candidates={"r0": (wide,)}, switch=switch, overlaps_launches=ahead)
         assert execute(graph, (wide,), table).latency_ns == 3
 
 
@@ -106,13 +94,7 @@ def test_a_launch_behind_a_change_of_channels_is_hidden_once():
 def test_by_hand(tasks, latency_ns):
     graph = graph_of([(), *((i,) for i in range(len(tasks) - 1))])
     chosen = tuple(make_candidate(f"r{i}", *task) for i, task in enumerate(tasks))
-    table = CostTable(
-        candidates={c.covers[0]: (c,) for c in chosen},
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
-        overlaps_launches=True,
-    )
+    table = CostTable(candidates={c.covers[0]: (c,) for c in chosen}, overlaps_launches=True)
     assert execute(graph, chosen, table).latency_ns == latency_ns
     assert best_label(graph, table).latency_ns == pytest.approx(latency_ns)
 
@@ -126,12 +108,7 @@ def test_a_launch_overlaps_the_switch_of_channels():
     change = Task(label="change", resource="pim", execution_ns=2.0, readies_channels=True)
     for ahead in (False, True):
         table = CostTable(
-            candidates={"r0": (wide,), "r1": (on_pim,)},
-            unsupported_reasons={},
-            epilogue_cost={},
-            fused_epilogue_cost={},
-            switch=EdgeCost(task=change),
-            overlaps_launches=ahead,
+            candidates={"r0": (wide,), "r1": (on_pim,)}, switch=EdgeCost(task=change), overlaps_launches=ahead
         )
         assert execute(graph, (wide, on_pim), table).latency_ns == 1 + 1 + 2 + 1
 
@@ -166,13 +143,7 @@ def test_what_hides_less_is_paid_on_every_device(edges, ways):
         candidates[region.name] = tuple(
             replace(make_candidate(region.name, *task), name=str(number)) for number, task in enumerate(tasks)
         )
-    table = CostTable(
-        candidates=candidates,
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
-        overlaps_launches=True,
-    )
+    table = CostTable(candidates=candidates, overlaps_launches=True)
     assert best_label(graph, table).latency_ns == pytest.approx(min_value(graph, table))
 
 
@@ -184,21 +155,12 @@ def test_a_launch_hidden_by_a_switch_of_channels_and_a_copy_back():
     wide = replace(plain, name="wide", tasks=(task,), output=IN_ALL_CHANNELS, **use)
     on_pim = {"channel_mode": ChannelMode.PIM, "final_channel_mode": ChannelMode.PIM}
     transfer = Task(label="transfer", resource="crossbar", execution_ns=21.0)
-    first, last = (
-        make_candidate("r1", "pim", 2, 4),
-        replace(make_candidate("r2", "pim", 25, 10), requires_open="form"),
-    )
+    first = make_candidate("r1", "pim", 2, 4)
+    last = replace(make_candidate("r2", "pim", 25, 10), requires_open="form")
     first = replace(first, tasks=(*first.tasks, transfer), leaves_open="form")
     back = EdgeCost(task=Task(label="back", resource="gpu", execution_ns=2.0))
     table = CostTable(
-        candidates={
-            "r0": (plain, wide),
-            "r1": (replace(first, **on_pim),),
-            "r2": (replace(last, **on_pim),),
-        },
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
+        candidates={"r0": (plain, wide), "r1": (replace(first, **on_pim),), "r2": (replace(last, **on_pim),)},
         transforms={("r0", IN_ALL_CHANNELS, IN_GPU_CHANNELS): back},
         switch=EdgeCost(task=Task(label="switch", resource="pim", execution_ns=26.0)),
         overlaps_launches=True,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow import frontend, system
+from pimflow import system
 from pimflow.commands.compile.explain import explain
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import Choice, Plan
@@ -20,15 +20,9 @@ from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec
 from pimflow.placement import CandidateGenerator, apply, search
 from pimflow.placement.candidates import pipelines
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 EXPAND, DEPTHWISE, PROJECT = (f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
 BLOCK = Pipeline(regions=(EXPAND, DEPTHWISE, PROJECT), modes=(Mode.PIM, Mode.GPU, Mode.PIM), cuts=(4, 10))
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return extract_regions(frontend.load("toy").module, "toy")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.region import ConvGeometry
 from pimflow.core.rewrite import SplitRewrite
@@ -18,7 +17,6 @@ from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget
 from pimflow.placement.costs.splits import NEAR, NonPimTimes, SplitCharges, SplitLayer, all_splits, grid
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import min_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
@@ -42,11 +40,6 @@ SYSTEMS = {
     "copies made": replace(SLOW, copies="made"),
     "lanes": slow_system("hbm-pim"),
 }
-
-
-@pytest.fixture(scope="module")
-def toy():
-    return extract_regions(frontend.load("toy").module, "toy")
 
 
 def split_candidates(generator, region):
@@ -73,7 +66,7 @@ def test_no_split_is_faster(toy, name):
         for group in groups.values():
             best_ns = min(time_ns for time_ns, _ in group)
             assert best_ns == min(time_ns for time_ns, split in group if split in offered)
-            inner += min(group)[1].gpu not in (1, region.output_rows - 1)
+            inner += min(group)[1].gpu not in (1, region.geometry.oh - 1)
     assert layers >= 5 and (inner or name in ("full", "free launches"))
 
 
@@ -213,7 +206,7 @@ class Measuring:
 def test_the_papers_grid_is_there_and_what_measurements_get(toy):
     grid = CandidateGenerator(toy, system(splits="grid"))
     region = toy.region("stem.conv")
-    tenths = [Split("rows", round(region.output_rows * tenth / 10)) for tenth in range(1, 10)]
+    tenths = [Split("rows", round(region.geometry.oh * tenth / 10)) for tenth in range(1, 10)]
     assert list(grid.splits(region)) == sorted({split for split in tenths if split.gpu > 0})
     measuring = Measuring()
     measured = CandidateGenerator(toy, system(), Costs(system(), Profiling(gpu=measuring)))

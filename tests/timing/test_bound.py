@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
+from calibration.latency_bound import lower_bound, simple_bound
 from exhaustive import Search, TooManyStates, Work, as_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.bound import lower_bound, simple_bound
 from pimflow.simulators.pim.timing import time_program
 
 NEWTON = PimSpec.load("newton-gddr6")

@@ -137,7 +137,7 @@ def test_window_counts_activations(newton):
     assert violations(stream, single, activations) == []
     stream["clock"][4] -= 1
     (objection,) = objections(stream, single, 4)
-    assert objection == "command 4 (G_ACT at clock 30): more than four banks activated within nFAW"
+    assert objection == "command 4 (G_ACT at clock 30): more than 4 banks activated within nFAW"
 
 
 @pytest.mark.parametrize("level", ["channel", "gang", "buffer"])

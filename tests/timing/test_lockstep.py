@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import aim_reader
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -224,10 +225,10 @@ def test_pieces_of_other_vectors_take_turns(tmp_path):
     path = tmp_path / "x.aim"
     source = aim_program(block(bursts=40), block(1, bursts=40))
     path.write_bytes(b"".join(text for text, _ in aim_isr.export(source)))
-    writes = [i.operands for i in aim_isr.read(path) if i.opcode == "WR_GB"]
+    writes = [i.operands for i in aim_reader.read(path) if i.opcode == "WR_GB"]
     pieces = [(w["opsize"], w["gpr"], 32 - w["mask"].bit_length()) for w in writes]
     assert pieces == [(n, 64 * c + offset, c) for offset, n in ((0, 16), (16, 16), (32, 8)) for c in (0, 1)]
-    assert aim_isr.counts(path)["GWRITE"] == 2
+    assert aim_reader.counts(path)["GWRITE"] == 2
 
 
 def unroll(nodes: tuple) -> tuple:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from calibration.latency_bound import lower_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -16,7 +16,6 @@ from pimflow.hardware.pim import COMMANDS
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.pim_runs import PimCost, PimRun
-from pimflow.simulators.pim.bound import lower_bound
 from pimflow.simulators.pim.checker import violations, violations_by_rule
 from pimflow.simulators.pim.timing import issue_program, time_program
 
@@ -104,4 +103,3 @@ def test_a_cost_says_what_they_take(newton):
     assert cost.ahead_ns == pytest.approx(taken_ns) and timing.refreshes_ahead == 4
     assert cost.commands["REF"] == 4 and len(COMMANDS) > REF
     assert cost.time_ns == pytest.approx(timing.cycles * pim.tCK_ns)
-    assert np.isclose(cost.extrapolate(cost, 3.0).ahead_ns, cost.ahead_ns)

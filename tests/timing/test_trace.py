@@ -46,11 +46,6 @@ def test_malformed_line(tmp_path, line, problem):
     assert str(raised.value) == f"{path}:5: {problem}: {line.decode('utf-8', 'replace')!r}"
 
 
-def test_last_line_without_newline():
-    with pytest.raises(TraceError, match=r"^<bytes>:6: the last line does not end in a newline: 'READRES'$"):
-        Trace.read(GOOD + b"READRES\nREADRES")
-
-
 def test_long_lines_are_cut():
     with pytest.raises(TraceError) as raised:
         Trace.read(b"x" * 10_000 + b"\n")

@@ -5,6 +5,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+import aim_reader
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -126,7 +127,7 @@ def channel_operations(nodes, counters=()):
 def whole_writes(instructions):
     """Pieces of the vectors of several groups of channels, which take turns, as one WR_GB of each group."""
     written = {}
-    for instruction in [*instructions, aim_isr.AimInstruction("EOC", {})]:
+    for instruction in [*instructions, aim_reader.AimInstruction("EOC", {})]:
         if instruction.opcode == "WR_GB":
             size = (
                 instruction.operands["opsize"]
@@ -134,7 +135,7 @@ def whole_writes(instructions):
             )
             written[instruction.operands["mask"]] = instruction.operands | {"opsize": size}
             continue
-        yield from (aim_isr.AimInstruction("WR_GB", operands) for operands in written.values())
+        yield from (aim_reader.AimInstruction("WR_GB", operands) for operands in written.values())
         written.clear()
         if instruction.operands:
             yield instruction
@@ -152,8 +153,8 @@ def check_aim_trace(source, path):
         if command.name == "WRITE"
     )
     counted = ("GWRITE", "COMP", "READRES", "WRBIAS", "WRITE", "AF")
-    assert aim_isr.counts(path) == {name: expected[name] for name in counted}
-    first, *instructions, last = aim_isr.read(path)
+    assert aim_reader.counts(path) == {name: expected[name] for name in counted}
+    first, *instructions, last = aim_reader.read(path)
     assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
     assert last.opcode == "EOC"
     streams = {channel: channel_operations(nodes) for channel, nodes in enumerate(source.channels)}
@@ -249,81 +250,6 @@ def test_what_writes_is_no_pim_trace():
     assert "writes into banks" in pim_unsupported_reason(source)
     with pytest.raises(UsageError, match="WRITE has no place"):
         expand_to_pim(source, 0)
-
-
-GOOD = "# a comment\n\nW CFR 0 1\nW GPR 3\nR MEM 31 15 16383\nR CFR 2\nAiM ISR_SYNC\nAiM WR_GB 32 0 0xFF\n"
-
-
-def test_aim_grammar(tmp_path):
-    path = tmp_path / "x.aim"
-    path.write_text(GOOD + "AiM  EOC \n\n# after\n")
-    assert [i.opcode for i in aim_isr.read(path)] == [
-        *("W CFR", "W GPR", "R MEM", "R CFR", "SYNC", "WR_GB", "EOC")
-    ]
-    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0, "WRBIAS": 0, "WRITE": 0, "AF": 0}
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("AiM MAC_ABK 32 0xff", r"MAC_ABK takes 3 operands \(opsize, mask, row\), not 2"),
-        ("AiM MAC_ABK 32 0xff 0 0", "not 4"),
-        ("AiM EOC 1", "EOC takes no operands, not 1"),
-        ("AiM MAC_ABK 65 0xff 0", r"opsize 65 is not in 1\.\.64"),
-        ("AiM MAC_ABK 0 0xff 0", "opsize 0 is not in"),
-        ("AiM MAC_ABK 1 0 0", r"mask 0 is not in 1\.\.4294967295"),
-        ("AiM MAC_ABK 1 0x100000000 0", "mask 0x100000000 is not in"),
-        ("AiM MAC_ABK 1 1 16384", r"row 16384 is not in 0\.\.16383"),
-        ("AiM MAC_ABK 1 1 -1", "row '-1' is no number"),
-        ("AiM MAC_ABK 1x 1 1", "opsize '1x' is no number"),
-        ("AiM MAC_SBK 1 1 16 0", r"bank 16 is not in 0\.\.15"),
-        ("AiM WR_ABK 0 3 0", "WR_ABK writes to one channel"),
-        ("AiM WR_AFLUT 1", "'WR_AFLUT' is none of"),
-        ("AiM", "nothing after 'AiM'"),
-        ("W CFR 3 1", r"CFR id 3 is not in 0\.\.2"),
-        ("W CFR 0", r"CFR takes 2 operands \(CFR id, data\), not 1"),
-        ("W ROW 0", "'ROW' is none of CFR, GPR, MEM"),
-        ("aim EOC", "'aim' is none of AiM, R, W"),
-        ("#comment", "a comment needs a space after '#'"),
-        ("AiM,EOC", "'AiM,EOC' is none of"),
-        ("AiM EOC\r", r"none of"),
-        ("AiM EOC\nAiM SYNC", None),
-    ],
-)
-def test_malformed_aim(tmp_path, line, problem):
-    path = tmp_path / "bad.aim"
-    path.write_bytes((GOOD + line + "\n").encode())
-    place = GOOD.count("\n") + line.count("\n") + 1
-    with pytest.raises(TraceError, match=rf"bad\.aim:{place}: .*{problem or 'after AiM EOC'}.*: '"):
-        list(aim_isr.read(path))
-
-
-def test_aim_needs_its_end(tmp_path):
-    path = tmp_path / "x.aim"
-    path.write_text(GOOD)
-    with pytest.raises(TraceError, match=r"x\.aim:8: the trace does not end in 'AiM EOC'"):
-        list(aim_isr.read(path))
-    path.write_text(GOOD + "AiM EOC")
-    with pytest.raises(TraceError, match=r"x\.aim:9: the last line does not end in a newline"):
-        list(aim_isr.read(path))
-    path.write_bytes(b"AiM \xff\n")
-    with pytest.raises(TraceError, match="not a text file"):
-        list(aim_isr.read(path))
-    with pytest.raises(TraceError, match="cannot be read: No such file"):
-        list(aim_isr.read(tmp_path / "absent.aim"))
-
-
-@settings(max_examples=examples(200))
-@given(
-    text=st.lists(st.sampled_from([*GOOD.splitlines(True), "AiM EOC\n", "0x", " ", "#", "9"])).map("".join)
-)
-def test_any_text_is_an_aim_trace_or_a_trace_error(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("any") / "x.aim"
-    path.write_text(text)
-    try:
-        assert list(aim_isr.read(path))[-1].opcode == "EOC"
-    except TraceError as error:
-        assert str(error).startswith(f"{path}:")
 
 
 def convolution_accesses(geometry, element):

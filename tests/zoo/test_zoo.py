@@ -76,6 +76,46 @@ def test_computed_indices_bound_no_input():
     assert zoo.index_bounds(zoo.load("bert-base")) == {"input_ids": 30522, "token_type_ids": 2}
 
 
+@pytest.mark.parametrize("kind, nodes, draw", [
+    (TensorProto.FLOAT, [("Sqrt", ["x"], {})], "uniform(0.1,0.9)"),
+    (TensorProto.FLOAT, [("Add", ["x", "c"], {}), ("Log", ["0"], {})], "uniform(0.1,0.9)"),
+    (TensorProto.FLOAT, [("Pow", ["x", "half"], {})], "uniform(0.1,0.9)"),
+    (TensorProto.FLOAT, [("Div", ["c", "x"], {})], "uniform(0.5,2)"),
+    (TensorProto.INT64, [("Mod", ["x", "x"], {})], "int(1,9)"),
+    (TensorProto.FLOAT, [("Div", ["x", "scale"], {})], "normal(0,3276)"),
+    (TensorProto.FLOAT, [("Mul", ["x", "pixel"], {})], "uniform(0,255)"),
+    (TensorProto.UINT8, [("DequantizeLinear", ["x", "c"], {})], "int(0,255)"),
+    (TensorProto.FLOAT, [("Pow", ["x", "c"], {})], None),
+    (TensorProto.FLOAT, [("Sub", ["c", "x"], {}), ("Sqrt", ["0"], {})], None),
+    (TensorProto.FLOAT, [("Exp", ["x"], {}), ("Log", ["0"], {})], None),
+])  # fmt: skip
+def test_inputs_are_drawn_where_the_graph_is_defined(kind, nodes, draw):
+    made = [
+        helper.make_node(op, names, [str(index)], **attributes)
+        for index, (op, names, attributes) in enumerate(nodes)
+    ]
+    constants = {"c": 2.0, "half": 0.5, "scale": 32768.0, "pixel": 1 / 255}
+    weights = {name: np.array(value, np.float32) for name, value in constants.items()}
+    output = (TensorProto.INT64 if kind == TensorProto.INT64 else TensorProto.FLOAT, [4, 3])
+    model = zoo.load_model(onnx_model(made, {"x": (kind, [4, 3])}, {str(len(nodes) - 1): output}, weights))
+    drawn = {name: str(distribution) for name, distribution in zoo.input_draws(model).items()}
+    assert drawn == ({"x": draw} if draw else {})
+
+
+@pytest.mark.parametrize("operator, shapes, rows", [
+    ("GatherElements", ([5, 7], [5, 2]), 7),
+    ("GatherND", ([5, 4, 7], [6, 2]), 4),
+    ("ScatterElements", ([5, 7], [5, 2], [5, 2]), 7),
+])  # fmt: skip
+def test_every_kind_of_index_has_its_bound(operator, shapes, rows):
+    attributes = {} if operator == "GatherND" else {"axis": 1}
+    table, ids, *updates = shapes
+    inputs = {"ids": (TensorProto.INT64, ids)} | ({"u": updates[0]} if updates else {})
+    node = helper.make_node(operator, ["table", "ids", *inputs.keys() - {"ids"}], ["y"], **attributes)
+    model = onnx_model([node], inputs, {"y": None}, {"table": np.zeros(table, np.float32)})
+    assert zoo.index_bounds(zoo.load_model(model)) == {"ids": rows}
+
+
 def test_bit_identical_to_the_recorded_draw():
     drawn = zoo.weights.uniform("fc.weight", 4, 0) * 2**23
     assert drawn.tolist() == [6476451.0, -8216031.0, 5123300.0, -2666883.0]
@@ -146,7 +186,7 @@ def test_inputs_that_name_initializers_are_dropped():
         (("N", 4), {"X": (1, 4)}, UnknownNameError, "unknown input 'X'.*x"),
         (("N", 4), {"x": (1, 5)}, ModelError, "input 'x' has shape .x4, not 1x5"),
         (("N", 4), {"x": (1, 4, 1)}, ModelError, "input 'x' has shape .x4, not 1x4x1"),
-        (("N", 4), {"x": (0, 4)}, UsageError, "input 'x'.* 1 or more"),
+        (("N", 4), {"x": (-1, 4)}, UsageError, "input 'x'.* 0 or more"),
         ((0, 4), None, ModelError, "input 'x' has shape 0x4: .* dimension of 0 .* --shape x=1,4"),
         (("N", 0), None, ModelError, r"input 'x' has shape \?x0: "),
         (("N", "M"), {"x": (1, 5)}, ModelError, "not a valid ONNX model"),
@@ -277,8 +317,32 @@ def test_damaged_sparse_weights_are_one_line(dims, place, why):
 # ---- precision ----
 
 
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
-def test_every_floating_point_type_is_fp32_inside(kind):
+def test_whole_numbers_above_2_to_24_keep_their_digits():
+    """Integers in fp64 stay so to the end of their chain; products and what else is fp64 become fp32."""
+    nodes = [
+        helper.make_node("Cast", ["i"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Div", ["d", "three"], ["q"]),
+        helper.make_node("Floor", ["q"], ["f"]),
+        helper.make_node("Cast", ["f"], ["y"], to=TensorProto.INT64),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+    ]
+    weights = {"three": np.float64(3), "w": np.ones((4, 2))}
+    inputs = {"i": (TensorProto.INT64, [2]), "x": (TensorProto.DOUBLE, [1, 4])}
+    outputs = {"y": (TensorProto.INT64, [2]), "p": (TensorProto.DOUBLE, [1, 2])}
+    file = onnx_model(nodes, inputs, outputs, weights)
+    single, exact = zoo.load_model(file), zoo.load_exact(file)
+    tensors = (*single.graph.input, *single.graph.value_info)
+    types = {value.name: value.type.tensor_type.elem_type for value in tensors}
+    assert {types[name] for name in "dqf"} == {TensorProto.DOUBLE} and types["x"] == TensorProto.FLOAT
+    assert zoo.has_double(exact) and exact.graph.input[1].type.tensor_type.elem_type == TensorProto.DOUBLE
+    values = {"i": np.array([10**12 + 7, 2**24 + 1]), "x": np.full((1, 4), 1 + 2**-40)}
+    (y, p), (y_single, p_single) = (onnx_runtime.reference(model)(values) for model in (exact, single))
+    assert y.tolist() == y_single.tolist() == [(10**12 + 7) // 3, (2**24 + 1) // 3]
+    assert p[0, 0] > 4 == p_single[0, 0] and p_single.dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_every_narrow_floating_point_type_is_fp32_inside(kind):
     unit = helper.make_tensor("one", kind, [1], [1.0])
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=kind),

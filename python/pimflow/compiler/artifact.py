@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from pimflow import zoo
 from pimflow.core.json_form import json_form
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pimflow.compiler.packed_states import PackedStates
 
 VERSION = "pimflow-artifact/1"
-REPORT_VERSION = "pimflow-report/1"
+REPORT_VERSION = "pimflow-report/2"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
 UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them
@@ -62,6 +63,8 @@ class Interface:
     table_rows : dict of str to int
         Number of rows, by input that selects rows of a table or places of a cache; see
         `frontend.Network`.
+    draws : dict of str to str
+        By input that is not drawn as usual, the text of its distribution (`zoo.Draw`).
     sha256 : dict of str to str
         Digest of every file except `UNSEALED`: loading a damaged library would end the process.
     cpu : str
@@ -86,6 +89,7 @@ class Interface:
     pool_bytes: int = 0
     output_names: tuple[str, ...] = ()
     states: dict[str, dict[str, object]] = field(default_factory=dict)
+    draws: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -120,6 +124,7 @@ class Interface:
             inputs={name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()},
             targets=tuple(table["targets"]),
             table_rows={name: entry["rows"] for name, entry in table["inputs"].items() if "rows" in entry},
+            draws={name: entry["draw"] for name, entry in table["inputs"].items() if "draw" in entry},
             sha256=table["sha256"],
             cpu=table.get("cpu", ""),
             outputs=tuple((tuple(output["shape"]), output["dtype"]) for output in table.get("outputs", ())),
@@ -141,11 +146,21 @@ class Interface:
         kinds = {np.dtype(dtype) for _, dtype in tensors} - {np.dtype(ml_dtypes.bfloat16)}
         if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
+        try:
+            for text in self.draws.values():
+                zoo.Draw.parse(text)
+        except UsageError as error:
+            raise ValueError("draws") from error
         output_numbers = [state["output"] for state in self.states.values()]
         if not self.states.keys() <= self.inputs.keys() or not all(
             type(number) is int for number in output_numbers
         ):
             raise ValueError("states")
+
+    def example_inputs(self, draws: Mapping[str, zoo.Draw]) -> dict[str, np.ndarray]:
+        """Values of all inputs, those in `draws` from these distributions; see `zoo.example_arrays`."""
+        stored = {name: zoo.Draw.parse(text) for name, text in self.draws.items()}
+        return zoo.example_arrays(self.inputs, rows=self.table_rows, draws={**stored, **draws})
 
     def order_inputs(
         self, inputs: Mapping[str, np.ndarray], *, allow_missing: bool = False
@@ -214,6 +229,8 @@ class Interface:
         }
         for name, rows in self.table_rows.items():
             inputs[name]["rows"] = rows
+        for name, draw in self.draws.items():
+            inputs[name]["draw"] = draw
         table: dict[str, object] = {"version": VERSION, "inputs": inputs, "targets": self.targets}
         table |= {"sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}

@@ -107,9 +107,12 @@ def _widened_check(
                 is_possible = (values == y).any(0)
             is_decided, undecided = ~(jumps & is_possible), int((jumps & is_possible).sum())
     error = relative_error(y, expected, is_decided)
-    deviation = max(relative_error(value, expected, ~jumps if undecided else None) for value in runs)
+    deviations = [relative_error(value, expected, ~jumps if undecided else None) for value in runs]
+    finite = [deviation for deviation in deviations if np.isfinite(deviation)]
+    deviation, allowed = max(finite, default=None), floor
     # An infinite deviation means that a run left the range of fp16: it does not widen the bound.
-    allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if np.isfinite(deviation) else floor
+    if deviation is not None and len(finite) == len(deviations):
+        allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation)
     return OutputCheck(
         relative_error=error,
         bound=max(floor, allowed),

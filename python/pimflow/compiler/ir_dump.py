@@ -15,6 +15,7 @@ from tvm.ir.instrument import pass_instrument
 from pimflow.core.typed_values import has_type
 from pimflow.host.directories import DirectoryKind, Seals, new_directory
 from pimflow.host.files import file_sha256
+from pimflow.host.pass_context import changed_copy
 
 MARK = "passes.json"
 VERSION = "pimflow-passes/1"
@@ -76,13 +77,7 @@ def dump_ir(folder: str | os.PathLike[str] | None, *, force: bool = False) -> It
     with new_directory(folder, KIND, force=force) as directory:
         writer, context = ModuleWriter(directory), tvm.transform.PassContext.current()
         try:
-            with tvm.transform.PassContext(
-                opt_level=context.opt_level,
-                required_pass=list(context.required_pass),
-                disabled_pass=list(context.disabled_pass),
-                instruments=[*context.instruments, writer],
-                config=dict(context.config),
-            ):
+            with changed_copy(context, instruments=[*context.instruments, writer]):
                 yield
         except BaseException as error:
             failure = error

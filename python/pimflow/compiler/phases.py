@@ -25,11 +25,12 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
-from pimflow.relay_passes.kernels import round_bf16
+from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -38,6 +39,7 @@ from pimflow.relay_passes.memory.allocate_each import AllocateEach
 from pimflow.relay_passes.memory.keep_views import KeepViews
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.memory.plan_pool import PlanPool
+from pimflow.relay_passes.memory.stream_weights import StoreWeightsOnHost, StreamWeights
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
 from pimflow.relay_passes.pim.outline_attention import (
@@ -51,10 +53,8 @@ from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
-from pimflow.relay_passes.splits.split_batch import SplitBatch
-from pimflow.relay_passes.splits.split_channels import SplitChannels
+from pimflow.relay_passes.splits.split_axis import SplitAxis
 from pimflow.relay_passes.splits.split_mddp import SplitMdDp
-from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 codegen.register()
 keep_registers.register()
@@ -135,9 +135,10 @@ def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None 
             SplitMdDp(splits_by_axis["rows"], target_system.has_symmetric_padding, target_system.uses_views),
             splits_by_axis["rows"],
         ),
-        (SplitChannels(splits_by_axis["channels"]), splits_by_axis["channels"]),
-        (SplitReduction(splits_by_axis["reduction"]), splits_by_axis["reduction"]),
-        (SplitBatch(splits_by_axis["batch"]), splits_by_axis["batch"]),
+        *(
+            (SplitAxis(axis, splits_by_axis[axis]), splits_by_axis[axis])
+            for axis in ("channels", "reduction", "batch")
+        ),
         (DecomposeToMatrixVector(names), names),
         (OutlinePim(names), names),
     ]
@@ -249,7 +250,7 @@ def kernel_phases(
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
@@ -270,7 +271,8 @@ def scheduling_phases(target: tvm.target.Target, system: System) -> list[tvm.tra
 
 def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of kernels, with an allocation for each tensor."""
-    return [*scheduling_phases(target, system), *tensor_phases()]
+    streams = [StreamWeights(system.copy_ahead)] if system.streams_weights else []
+    return [*scheduling_phases(target, system), *tensor_phases(), *streams]
 
 
 def tensor_phases() -> list[tvm.transform.Pass]:
@@ -316,6 +318,7 @@ def lower(
     phases = [
         *allocating_phases(target, system),
         PlanPool(place) if allocation == "pool" else AllocateEach(allocation == "eager"),
+        *([StoreWeightsOnHost(create_weights)] if system.streams_weights else []),
         # Unused tuples would keep their tensors alive.
         transform.CanonicalizeBindings(),
         transform.DeadCodeElimination(["main"]),
@@ -360,4 +363,5 @@ def build(
         opt_level=0,
         name="pimflow",
     )
-    return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)
+    with stderr.hidden():  # TVM warns of powers that are right
+        return tvm.compile(mod, resolved, relax_pipeline=phases, tir_pipeline=keep_registers.PIPELINE)

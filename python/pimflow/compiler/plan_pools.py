@@ -259,7 +259,8 @@ def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
         return groups
 
     def region_ns(search_result: SearchResult, candidates: Sequence[Candidate]) -> float:
-        return sum(search_result.evaluation.region_ns[name] for c in candidates for name in c.covers)
+        times = search_result.evaluation.region_times
+        return sum(times[name].latency_ns for c in candidates for name in c.covers)
 
     return [
         _PlanPart(fast=tuple(a), frugal=tuple(b), gain_ns=region_ns(frugal, b) - region_ns(fast, a))

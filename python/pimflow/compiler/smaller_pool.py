@@ -29,7 +29,6 @@ class PoolPlanning:
     """
 
     in_place: bool = True
-    weights: str = ""
     alignment_bytes: int | None = None
     policy: str = "exact"
     seconds: float = memory.TIME_LIMIT_SECONDS
@@ -39,8 +38,8 @@ class PoolPlanning:
         return buffers(phases.allocate(module, target, system), in_place=self.in_place)
 
     def liveness(self, main_buffers: MainBuffers) -> Liveness:
-        """Lifetimes of buffers, with the weights and the alignment of these options."""
-        liveness = main_buffers.liveness(self.weights)
+        """Lifetimes of buffers, with the alignment of these options."""
+        liveness = main_buffers.liveness()
         if self.alignment_bytes is None:
             return liveness
         lifetimes = tuple(

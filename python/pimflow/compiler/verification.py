@@ -91,10 +91,8 @@ class Verification:
         wrong = [r.region for r in self.regions if not r.matches]
         out_of_range = [r.region for r in self.regions if not r.in_range]
         if out_of_range:
-            raise VerificationError(
-                f"PIM region '{out_of_range[0]}' has values beyond fp16 ({len(out_of_range)} do); try "
-                "--dtype fp32"
-            )
+            others = f"; so have {len(out_of_range) - 1} other layers" if len(out_of_range) > 1 else ""
+            raise VerificationError(f"{beyond_fp16(out_of_range[0])}{others}")
         if wrong:
             raise VerificationError(f"PIM region '{wrong[0]}' differs from its reference ({len(wrong)} do)")
         self.worst.require_match("every PIM region matches its own reference, but outputs")
@@ -102,6 +100,23 @@ class Verification:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
         for region, products in self.inexact.items():
             raise VerificationError(f"the commands of PIM region '{region}': {products}")
+
+
+def beyond_fp16(layer: str) -> str:
+    """The message about a layer on PIM whose values are too large for fp16."""
+    return (
+        f"layer '{layer}' on PIM has values beyond fp16, above 65504: compile with --dtype fp32, or scale "
+        "the inputs or weights"
+    )
+
+
+def leaves_fp16(operands: Sequence[np.ndarray], y: np.ndarray) -> bool:
+    """Whether finite operands of a PIM region, or their result, are infinite as fp16."""
+    values = [x for x in operands if x.dtype.kind == "f"]
+    if not all(np.isfinite(x).all() for x in values):
+        return False
+    with np.errstate(over="ignore"):
+        return not all(np.isfinite(x.astype(np.float16)).all() for x in (*values, y))
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""Attention over a cache of keys and values: what one operator computes, and its reference in NumPy."""
+"""Attention over a cache of keys and values: what one operator computes."""
 
 from __future__ import annotations
 
@@ -151,64 +151,3 @@ class Attention:
     def from_json(cls, tree: dict[str, Any]) -> Attention:
         """The inverse of `to_json`."""
         return cls(**tree)
-
-
-def attend(
-    attention: Attention,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    mask: np.ndarray | None = None,
-    position: np.ndarray | None = None,
-) -> np.ndarray:
-    """The reference result of `attention`, computed in fp64; shapes as in `Attention`.
-
-    Parameters
-    ----------
-    mask : ndarray, optional
-        If `masked`.
-    position : ndarray, optional
-        If `positioned`.
-
-    Returns
-    -------
-    ndarray
-        fp64, [batch, heads, queries, value_size].
-    """
-    assert (mask is not None) == attention.masked
-    shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
-    assert (q.shape, k.shape, v.shape) == shapes, f"{q.shape}, {k.shape}, {v.shape} are not {shapes}"
-    weights = probabilities(scores(attention, q, k, mask, position))
-    result: np.ndarray = weights @ _expand_kv_heads(attention, v)
-    return result
-
-
-def scores(
-    attention: Attention,
-    q: np.ndarray,
-    k: np.ndarray,
-    mask: np.ndarray | None = None,
-    position: np.ndarray | None = None,
-) -> np.ndarray:
-    """Scores before the softmax: fp64, [batch, heads, queries, extent]; -inf for keys that are not seen."""
-    products = q.astype(np.float64) @ _expand_kv_heads(attention, k).swapaxes(-1, -2) * attention.scale
-    if attention.softcap:
-        products = attention.softcap * np.tanh(products / attention.softcap)
-    if mask is not None:
-        products = products + mask.astype(np.float64)
-    return np.where(attention.visible_keys(position)[:, None], products, -np.inf)
-
-
-def probabilities(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis; zeros where all scores are -inf."""
-    largest = scores.max(-1, keepdims=True)
-    exponentials = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
-    result: np.ndarray = exponentials / np.maximum(
-        exponentials.sum(-1, keepdims=True), np.finfo(np.float64).tiny
-    )
-    return result
-
-
-def _expand_kv_heads(attention: Attention, cache: np.ndarray) -> np.ndarray:
-    """Keys or values in fp64, repeated for every query head of a group."""
-    return np.repeat(cache[:, :, : attention.extent].astype(np.float64), attention.group, axis=1)

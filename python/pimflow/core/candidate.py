@@ -47,7 +47,6 @@ class Task:
 
     Attributes
     ----------
-    label : str
     resource : str
         One of `RESOURCES`, or ``cpu``.
     also : tuple of str
@@ -175,14 +174,12 @@ class Candidate:
         Regions that it computes.
     rewrite : Rewrite
         Its kind, with what the passes write for it.
-    tasks : tuple of Task
     input, output : TensorPlacement
         Where what it reads lies, and its result.
     fuses_epilogue : bool
         Whether its kernel applies the deferred epilogue of what it reads itself, without a further launch.
     deferred_epilogue : tuple of str
         Operators (``concat``, ``bias``, an activation) that are not applied to its result yet.
-    channels : ChannelUse
     channel_mode, final_channel_mode : ChannelMode, optional
         Mode in which it needs the channels that have PIM, and mode in which it leaves them. None where it
         does not use them, and where a change of mode takes no time.
@@ -190,8 +187,6 @@ class Candidate:
         Key of what the candidate before has to leave open, and key of what it leaves open itself: a candidate
         that does only the end of a layer must follow the one that did the beginning, in the same alternative.
         Empty at the border of layers.
-    footprint : Footprint
-    alternative : LayerAlternative
     """
 
     name: str
@@ -406,9 +401,9 @@ class CostTable:
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
-    unsupported_reasons: dict[str, str]
-    epilogue_cost: dict[str, EdgeCost]
-    fused_epilogue_cost: dict[str, EdgeCost]
+    unsupported_reasons: dict[str, str] = field(default_factory=dict)
+    epilogue_cost: dict[str, EdgeCost] = field(default_factory=dict)
+    fused_epilogue_cost: dict[str, EdgeCost] = field(default_factory=dict)
     transforms: Transforms = field(default_factory=dict)
     inputs: dict[str, TensorPlacement] = field(default_factory=dict)
     switch: EdgeCost = EdgeCost()

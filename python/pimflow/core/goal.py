@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pimflow.errors import UnknownNameError, UsageError
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 LABEL, EXHAUSTIVE = SOLVERS = ("label", "exhaustive")
 SEARCH_SECONDS = 30.0
+PIN_MODES = ("gpu", "pim", "split")
 
 
 def _check_error(name: str, value: Any) -> Any:
@@ -38,6 +39,37 @@ def _check_modes(_: str, value: Any) -> tuple[Mode, ...]:
             f"modes {','.join(modes)} leave out gpu, which what PIM cannot run needs: gpu,{','.join(modes)}"
         )
     return allowed
+
+
+def _check_pins(_: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Pairs of a layer and how it is done: ``gpu``, ``pim``, ``split``, or ``split:SHARE`` in (0, 1)."""
+    pairs = value.items() if isinstance(value, Mapping) else value or ()
+    pins = tuple((layer, _normal_pin(layer, how)) for layer, how in pairs)
+    return tuple(sorted(dict(pins).items()))
+
+
+def _normal_pin(layer: str, how: Any) -> str:
+    mode, colon, share = str(how).lower().partition(":")
+    if mode not in PIN_MODES:
+        raise UnknownNameError(f"pin of layer '{layer}'", mode, PIN_MODES)
+    if not colon:
+        return mode
+    try:
+        number = float(share)
+    except ValueError:
+        number = math.nan
+    if mode != "split" or not 0 < number < 1:
+        raise UsageError(
+            f"pin of layer '{layer}': write split:SHARE with the GPU's share in (0, 1), not '{how}'"
+        )
+    return f"split:{number:g}"
+
+
+def _parse_pin(text: str, flag: str) -> tuple[str, str]:
+    layer, equals, how = text.rpartition("=")
+    if not (layer and equals):
+        raise UsageError(f"{flag} {text}: write LAYER=gpu, LAYER=pim, LAYER=split or LAYER=split:0.4")
+    return layer, _normal_pin(layer, how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,4 +132,18 @@ class GoalOptions(OptionSet, group="search"):
         f"modes that a layer may have; gpu is always one of them (default: {','.join(MODES).lower()})",
         check=_check_modes,
     )
+    pins: Mapping[str, str] | Sequence[tuple[str, str]] = option(
+        (),
+        "--pin LAYER=HOW",
+        "how a layer is done: gpu, pim, split, or split:0.4 with the GPU's share; all others are searched; "
+        "repeat it for each",
+        parse=_parse_pin,
+        is_mapping=True,
+        check=_check_pins,
+    )
     primitives: bool = option(False)
+
+    @property
+    def how_by_layer(self) -> dict[str, str]:
+        """How each pinned layer is done."""
+        return dict(self.pins)

@@ -19,6 +19,7 @@ from pimflow.errors import UnknownNameError, UsageError
 # Called with the name of an option and a value: returns the value that is kept, or raises `UsageError`.
 Check = Callable[[str, Any], Any]
 _KEY = "option"  # of the metadata of a field
+MAX_VALUE_CHARACTERS = 80  # of a wrong value, in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +139,17 @@ def split_keywords(keywords: Mapping[str, Any], *classes: type) -> list[dict[str
     return [{name: keywords[name] for name in class_names if name in keywords} for class_names in names]
 
 
+def type_error(name: str, value: object, expected: str) -> UsageError:
+    """The error that a value is not what is expected; one line, however long its text is."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}…"
+    return UsageError(f"{name} is {expected}, not {text} ({type(value).__name__})")
+
+
 def require_type(name: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
     """Raise `UsageError` unless `value` is of one of `kinds`; a bool does not count as a number."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
+        raise type_error(name, value, expected)
 
 
 def type_check(expected: str, *kinds: type) -> Check:

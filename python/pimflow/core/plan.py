@@ -49,6 +49,37 @@ _CHOICE_FIELDS: dict[str, Any] = {
     "joins": False,
     "channels": "",
 }
+# What each field of a file says, which the file repeats for people who edit it: those of the plan, and of its
+# choices.
+PLAN_MEANINGS = {
+    "format": "version of this form",
+    "model": "digest of the regions that the plan is for; it applies to no other network",
+    "system": "digest of the system that it was made for; it may be applied to another",
+    "gpu_channels": "memory channels of the GPU while PIM works; all of them in a plan without PIM",
+    "choices": "how each region is done, in execution order; together they cover every region once",
+    "latency_ns": "predicted latency of the network, in ns; not read back",
+    "lower_bound_ns": "no plan of the same candidates is faster, in ns; 0 if it was not searched",
+    "ranks": "by decomposed layer, its ranks",
+    "options": "options with which a goal about memory changed the network",
+}
+CHOICE_MEANINGS = {
+    "region": "the layer, or the first of 'covers'",
+    "mode": "GPU, PIM, SPLIT (both, at the same time) or PIPELINE (a chain of layers in stages)",
+    "gpu_share": "the GPU's share: 1 for GPU, 0 for PIM, between them for SPLIT, null for PIPELINE",
+    "schedule": "loop order on PIM, tiling of a fused kernel, or name of a substitution; empty: the fastest",
+    "axis": "what a SPLIT cuts: rows, channels, reduction or batch",
+    "latency_ns": "by how much it prolongs the network, in ns: these add up to its latency; not read back",
+    "reason": "why it stays on the GPU; not read back",
+    "covers": "all regions that it does together",
+    "stages": "output rows of the last region at which stages of a PIPELINE end",
+    "modes": "by region of a PIPELINE, GPU or PIM",
+    "schedules": "by region of a PIPELINE, the loop order; empty for GPU, and for the fastest",
+    "primitive": "the convolution primitive that the GPU runs in place of the operator",
+    "finishes": "operators of the epilogue that PIM does",
+    "joins": "whether the product on PIM adds the residual itself",
+    "channels": "on a time-shared system, memory channels of what it reads and of its result, if not the "
+    "GPU's; what depends on another layer's changes with it, so change layers by --pin",
+}
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
 _OMITTED_FIELDS = (*_LISTS, "primitive", "channels", "joins")  # if they are empty
 # By field of a `Rewrite`, its name in a file, if that is another.
@@ -67,7 +98,6 @@ class Choice:
 
     Attributes
     ----------
-    regions : tuple of str
     rewrite : Rewrite
         The kind of candidate, with what an edited plan says of it.
     channels : ChannelUse
@@ -228,7 +258,9 @@ class Plan:
 
     def to_table(self) -> dict[str, object]:
         """The table of a plan file."""
-        table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
+        meanings = {"plan": PLAN_MEANINGS, "choice": CHOICE_MEANINGS}
+        choices = [choice.to_table() for choice in self.choices]
+        table = {"format": FORMAT, "meanings": meanings, **self.__dict__, "choices": choices}
         if not self.ranks:
             del table["ranks"]
         if not self.options:
@@ -251,6 +283,7 @@ class Plan:
         table = parse_json(text, where, PlanError)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise PlanError(f"{where}: not a {FORMAT} file")
+        table.pop("meanings", None)
         rows = table.pop("choices", None)
         if not isinstance(rows, list):
             raise PlanError(f"{where}: field 'choices' is not a list")

@@ -147,10 +147,3 @@ class RangeMap:
             if not len(self.inputs(begin, end)):
                 return f"output rows {begin}..{end - 1} read only padding"
         return ""
-
-    def compose(self, inner: RangeMap, begin: int, end: int) -> Range:
-        """Inputs of `inner` that outputs ``[begin, end)`` of this map read, if it reads `inner`'s outputs."""
-        middle = self.inputs(begin, end)
-        if not len(middle):
-            return Range(begin=0, end=0)
-        return inner.inputs(middle.begin, middle.end)

@@ -58,7 +58,6 @@ class ConvGeometry:
         (vertical, horizontal).
     padding : tuple of int
         (top, left, bottom, right).
-    groups : int
     """
 
     n: int
@@ -180,6 +179,8 @@ class Product:
         Largest stride of a convolution.
     weighted : bool
         Whether the second operand is constant.
+    integers : bool
+        Whether the operands are integers.
     """
 
     many: int = 1
@@ -189,6 +190,7 @@ class Product:
     window: int = 1
     stride: int = 1
     weighted: bool = False
+    integers: bool = False
 
     @property
     def macs(self) -> int:
@@ -362,7 +364,6 @@ class KernelShape:
     fusible_inputs : tuple of int
         Positions of those inputs whose deferred epilogue the kernel can apply as it reads them, if no earlier
         region reads them.
-    weight_elements : int
     extra_output_elements : int
         Elements of extra outputs: tensors before its anchor that other regions read too.
     workspace_elements : int
@@ -464,13 +465,10 @@ class Region:
     extra_inputs : tuple of int
         Positions of those `inputs` that are not the result of a region, but an extra output
         (`KernelShape.extra_output_elements`).
-    output_shape : tuple of int
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
     epilogue : Epilogue
         Operators after the convolution.
-    kernel : KernelShape
-    pim : PimShape
     """
 
     name: str
@@ -539,11 +537,6 @@ class Region:
         """Elements of its result."""
         return math.prod(self.output_shape)
 
-    @property
-    def output_rows(self) -> int:
-        """Rows that a split may divide; 1 where the result is no feature map."""
-        return self.geometry.oh if self.geometry else 1
-
     @functools.cached_property
     def input_elements(self) -> tuple[int, ...]:
         """Elements of each of `inputs`."""
@@ -562,7 +555,7 @@ class Region:
     @property
     def first_result_input(self) -> str:
         """The first of `inputs`; empty if that is an extra output."""
-        return "" if 0 in self.extra_inputs else self.inputs[0]
+        return "" if 0 in self.extra_inputs or not self.inputs else self.inputs[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,7 +566,6 @@ class RegionGraph:
     ----------
     name : str
         Name of the network.
-    regions : tuple of Region
     outputs : tuple of str
         Regions of which the network returns a tensor.
     runs : tuple of tuple of str

@@ -44,7 +44,6 @@ class TensorPlacement:
 
     Attributes
     ----------
-    layout : Layout
     channels : ChannelSet
         The set that reaches all of its bytes.
     first_row : int

@@ -12,6 +12,7 @@ from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ClassAgreement, MapAgreement
 from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
+from pimflow.host.array_files import read_arrays
 
 LABELS = "labels"
 TOPS = (1, 5)  # how many of the classes with the highest scores count: top-1 and top-5
@@ -54,7 +55,7 @@ class Calibration:
         """
         is_mapping = isinstance(data, Mapping)
         where = "calibration" if is_mapping else os.fspath(data)
-        arrays = dict(data) if is_mapping else _read_arrays(where)
+        arrays = dict(data) if is_mapping else read_arrays(where, CalibrationError)
         classes, pixels = _output_classes(where, network)
         known_names = [*network.inputs, LABELS]
         for name in arrays:
@@ -93,10 +94,8 @@ def agreement(data: Calibration, decomposed_network: DecomposedNetwork) -> Class
 
     Both are run by their references, in fp32. Compiled code is verified against the decomposed network's.
     """
-    original, decomposed = (
-        decomposed_network.original.reference.prepared(),
-        decomposed_network.network.reference.prepared(),
-    )
+    original = decomposed_network.original.reference.prepared()
+    decomposed = decomposed_network.network.reference.prepared()
     tally = _MapTally(data.classes) if data.maps else _ClassTally()
     max_values = [0.0, 0.0]  # of differences, and of the original's outputs
     for inputs, labels in data.batches():
@@ -115,19 +114,6 @@ def agreement(data: Calibration, decomposed_network: DecomposedNetwork) -> Class
     return (MapAgreement if data.maps else ClassAgreement)(
         samples=data.samples, max_relative_difference=difference, **shares
     )
-
-
-def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    try:
-        file = np.load(path, allow_pickle=False)
-        arrays = None if isinstance(file, np.ndarray) else {name: file[name] for name in file.files}
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # whatever the parts of an archive raise
-        raise CalibrationError(f"{path}: not an .npz file of plain arrays, or damaged") from error
-    if arrays is None:
-        raise CalibrationError(f"{path}: holds one array without a name; give an .npz file")
-    return arrays
 
 
 def _output_classes(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
@@ -188,9 +174,8 @@ class _ClassTally:
 
     def __init__(self) -> None:
         self.samples = 0
-        self.hits = dict.fromkeys(
-            ("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64)
-        )  # for top-1 and top-5
+        # for top-1 and top-5
+        self.hits = dict.fromkeys(("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64))
 
     def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
         """Count the scores of a batch, [n, classes]; labels are [n, 1]."""

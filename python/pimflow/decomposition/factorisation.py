@@ -137,11 +137,9 @@ def _links(
         links.append(
             Link(name=name, role="core", filters=core.astype(np.float32), geometry=link_geometry, scale=scale)
         )
-        h, w, channels = (
-            link_geometry.oh * scale[0],
-            link_geometry.ow * scale[1],
-            link_geometry.oc // (scale[0] * scale[1]),
-        )
+        h = link_geometry.oh * scale[0]
+        w = link_geometry.ow * scale[1]
+        channels = link_geometry.oc // (scale[0] * scale[1])
     last = np.concatenate([chain.last for chain in chains])[:, None, None, :]
     h, w = upsampling.extent if upsampling else (h, w)
     link_geometry = replace(geometry, h=h, w=w, c=channels, oc=len(last), **plain)

@@ -270,10 +270,8 @@ def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
         right_side = tensor.reshape(-1, tensor.shape[-1]).T @ products
         factors[-1] = _solve_factor(right_side, factors, tensor.ndim - 1)
         gram = np.prod([f.T @ f for f in factors], axis=0)
-        previous_energy, kept_energy = (
-            kept_energy,
-            2 * float((right_side * factors[-1]).sum()) - float(gram.sum()),
-        )
+        previous_energy = kept_energy
+        kept_energy = 2 * float((right_side * factors[-1]).sum()) - float(gram.sum())
         if kept_energy - previous_energy <= _ALS_CHANGE * total_energy:
             break
         _balance(factors)

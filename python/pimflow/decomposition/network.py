@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,8 @@ from pimflow.decomposition import factorisation
 from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.decomposition.request import DecompositionRequest
-from pimflow.errors import DecompositionError, UsageError
-from pimflow.frontend import Network, relax_module
+from pimflow.errors import DecompositionError, ModelError, UsageError
+from pimflow.frontend import Network, perturbed_relax, relax_module
 from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
@@ -76,21 +77,27 @@ class DecomposedNetwork:
         return (self, *others)
 
     def summary(
-        self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
+        self,
+        samples: Sequence[Mapping[str, np.ndarray]] = (),
+        sample_outputs: Sequence[Sequence[np.ndarray]] = (),
     ) -> DecompositionReport:
         """What a report says of the decomposition.
 
         Parameters
         ----------
-        inputs : mapping of str to ndarray, optional
+        samples : sequence of mappings of str to ndarray
             Inputs on which the original network is run for comparison; without them nothing is compared.
-        outputs : sequence of ndarray
+        sample_outputs : sequence of sequences of ndarray
             Outputs of the decomposed network for the same inputs.
         """
         difference = None
-        if inputs is not None:
-            originals = self.original.reference(inputs)
-            difference = max(relative_error(y, x) for y, x in zip(outputs, originals, strict=True))
+        if samples:
+            original_outputs = self.original.reference.outputs(samples)
+            difference = max(
+                relative_error(y, x)
+                for outputs, originals in zip(sample_outputs, original_outputs, strict=True)
+                for y, x in zip(outputs, originals, strict=True)
+            )
         return DecompositionReport(
             request=self.request.text,
             weight_bytes=self.weight_bytes,
@@ -179,10 +186,18 @@ def decompose(
         If there is nothing to decompose.
     DecompositionError
         If the file of `request` does not match the network.
+    ModelError
+        If filters are not finite.
     """
     rules = _layer_rules(network, request, rule)
     selected = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
     progress(f"decomposing {len(selected)} layers")
+    for layer in selected:
+        if not np.isfinite(layer.filters).all():
+            raise ModelError(
+                f"layer '{layer.name}': its filters have NaN or infinity, which no chain approximates; "
+                "correct the weights, or keep the layer by a .toml file of ranks"
+            )
     try:
         for layer in selected:
             factorisation.check_ranks(
@@ -202,7 +217,10 @@ def with_layers(
     if layers:
         module = Decompose({layer.layer: layer for layer in layers})(network.module)
         new_network = replace(
-            network, module=module, reference=relax_module.reference(module), perturbed=None
+            network,
+            module=module,
+            reference=relax_module.reference(module),
+            perturbed=functools.partial(perturbed_relax.reference_with_roundings, module),
         )
     return DecomposedNetwork(
         network=new_network,

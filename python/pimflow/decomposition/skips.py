@@ -217,11 +217,9 @@ class _SkipAlternatives:
         self, copies: Sequence[Skip], transformation: str, allowed_sites: Collection[str] | None = None
     ) -> _SkipAlternative:
         """The alternative with `copies`, transformed at the sites `allowed_sites`, or at all sites."""
-        module, applied_sites, names = (
-            self._module_with_copies(copies),
-            (),
-            tuple(skip.name for skip in copies),
-        )
+        module = self._module_with_copies(copies)
+        applied_sites = ()
+        names = tuple(skip.name for skip in copies)
         steps = TRANSFORMATIONS[transformation]
         for step, sites in steps:
             selected = [site for site in sites(module) if allowed_sites is None or site in allowed_sites]

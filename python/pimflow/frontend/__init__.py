@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from pimflow.frontend.network import Network, load
+from pimflow.frontend.network import Network, load, with_values
 
 if TYPE_CHECKING:
     from pimflow.frontend.network import Model
 
-__all__ = ["Model", "Network", "load"]
+__all__ = ["Model", "Network", "load", "with_values"]

@@ -16,7 +16,14 @@ import tvm
 from pimflow import zoo
 from pimflow.core.state import State
 from pimflow.errors import InfeasibleError, UsageError, one_line
-from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
+from pimflow.frontend import (
+    onnx_graph,
+    onnx_runtime,
+    perturbed_relax,
+    perturbed_torch,
+    relax_module,
+    torch_program,
+)
 from pimflow.frontend.reference import Perturbed, Reference, Run
 from pimflow.frontend.states import StatefulDecoder, fill_caches
 from pimflow.host import machine
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 
     Model: TypeAlias = str | os.PathLike | onnx.ModelProto | tvm.IRModule | torch.export.ExportedProgram
 
-__all__ = ["Network", "load"]
+__all__ = ["Network", "load", "with_values"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +53,12 @@ class Network:
     table_rows : dict of str to int
         Number of rows or places, by input that selects rows of a table, such as token ids, or places of a
         cache; see `zoo.index_bounds`.
+    draws : dict of str to Draw
+        Distributions of the other inputs that are not drawn as usual; see `zoo.example_arrays`.
     output_names : tuple of str
         Names of the outputs, in order; empty where the model does not name them.
     perturbed : Perturbed, optional
-        The reference with random roundings, which reads the model again; None for Relax modules and
-        decomposed networks.
+        The reference with random roundings, which reads the model again.
     states : tuple of State
         Inputs that a step updates in place and returns.
     position : str
@@ -62,6 +70,7 @@ class Network:
     inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Reference
     table_rows: dict[str, int] = field(default_factory=dict)
+    draws: dict[str, zoo.Draw] = field(default_factory=dict)
     output_names: tuple[str, ...] = ()
     perturbed: Perturbed | None = None
     states: tuple[State, ...] = ()
@@ -89,8 +98,13 @@ class Network:
                 subject, needed, available, "bytes", ["a smaller --batch", "smaller shapes"]
             )
 
-    def example_inputs(self) -> dict[str, np.ndarray]:
+    def example_inputs(self, draws: Mapping[str, zoo.Draw] | None = None) -> dict[str, np.ndarray]:
         """Example values of all inputs, equal on every machine; see `zoo.example_inputs`.
+
+        Parameters
+        ----------
+        draws : mapping of str to Draw, optional
+            By input, a distribution that replaces that of the network.
 
         Raises
         ------
@@ -98,9 +112,12 @@ class Network:
             See `require_memory`.
         """
         self.require_memory()
-        arrays = zoo.example_arrays(self.inputs, rows=self.table_rows)
+        draws = draws or {}
+        arrays = zoo.example_arrays(self.inputs, rows=self.table_rows, draws={**self.draws, **draws})
         if self.states:
+            given = {name: arrays[name] for name in draws}
             fill_caches(self.position, self.table_rows.get(self.position, 0), arrays)
+            arrays |= given
         return arrays
 
 
@@ -158,10 +175,29 @@ def load(
     if isinstance(model, tvm.IRModule):
         fixed = relax_module.with_shapes(model, shapes)
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
-        return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
+        return Network(
+            name="module",
+            module=module,
+            inputs=relax_module.inputs(module),
+            reference=reference,
+            perturbed=functools.partial(perturbed_relax.reference_with_roundings, fixed),
+        )
     if program:
         return _torch_network(model, shapes, context, places, states)
     return _onnx_network(model, shapes, batch, context, places, states)
+
+
+def with_values(model: Model, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """An ONNX model with inputs as constants; see `zoo.with_values`, whose errors it raises.
+
+    Raises
+    ------
+    UsageError
+        For a model of another kind.
+    """
+    if isinstance(model, str | os.PathLike | onnx.ModelProto) and zoo.is_onnx(model):
+        return zoo.with_values(model, values)
+    raise UsageError("values of inputs are set in ONNX models alone; export the program with these constants")
 
 
 def _torch_network(
@@ -205,7 +241,8 @@ def _onnx_network(
     # Random weights are drawn later, directly into their final memory.
     state_options = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, seed=None, **state_options)
-    proto = read()
+    exact = zoo.load_exact(model, shapes, batch=batch, seed=None, **state_options)
+    proto = read() if zoo.has_double(exact) else exact
     name = (
         one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _default_name(model)
     )
@@ -213,8 +250,9 @@ def _onnx_network(
         name=name,
         module=onnx_graph.from_onnx(proto),
         inputs=zoo.input_types(proto),
-        reference=onnx_runtime.reference(proto),
+        reference=onnx_runtime.reference(exact, proto),
         table_rows=zoo.index_bounds(proto),
+        draws=zoo.input_draws(proto),
         output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.reference_with_roundings, read),
     )

@@ -1,4 +1,4 @@
-"""Operators of the standard that TVM's importer computes otherwise than ONNX says, as simpler ones."""
+"""Operators of ONNX that TVM's importer lacks, or computes otherwise than the standard, as simpler ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
+from pimflow.frontend.onnx_algebra import cumulative_product, determinant
+from pimflow.frontend.onnx_deformable import deform_conv
+from pimflow.frontend.onnx_indexing import (
+    col2im,
+    max_pool,
+    max_unpool,
+    one_hot,
+    reverse_sequence,
+    tensor_scatter,
+)
+from pimflow.frontend.onnx_ngrams import tf_idf_vectorizer
+from pimflow.frontend.onnx_signal import dft, stft
 from pimflow.zoo.foreign import operator_key
 from pimflow.zoo.foreign.builder import ExpandedNode
-from pimflow.zoo.nodes import attributes
+from pimflow.zoo.nodes import RECURRENT, attributes
 
 
 def dynamic_quantize_linear(node: ExpandedNode) -> None:
@@ -124,15 +136,78 @@ def lp_pool(node: ExpandedNode) -> None:
     node.bind(node.builder.emit("LpPool", [node.operand(0)], pads=pads, **kept))
 
 
+def eye_like(node: ExpandedNode) -> None:
+    """Expand EyeLike: a constant."""
+    rows, columns = node.shape(0)
+    dtype = helper.tensor_dtype_to_np_dtype(node.attrs.get("dtype") or node.kind(0))
+    node.bind(node.builder.constant(np.eye(rows, columns, node.attrs.get("k", 0), dtype)))
+
+
+def quantize_blocks(node: ExpandedNode) -> None:
+    """Expand a QuantizeLinear or DequantizeLinear with a scale for each block of elements along an axis."""
+    emit, attrs, dims = node.builder.emit, node.attrs, node.shape(0)
+    axis, size = attrs.get("axis", 1) % len(dims), attrs["block_size"]
+    if dims[axis] % size:
+        raise node.unsupported(f"in blocks of {size} of {dims[axis]} elements is not supported")
+    blocks = [*dims[:axis], dims[axis] // size, size, *dims[axis + 1 :]]
+    scales = [*dims[:axis], dims[axis] // size, 1, *dims[axis + 1 :]]
+    x, scale = (
+        node.builder.reshape(node.operand(index), shape) for index, shape in ((0, blocks), (1, scales))
+    )
+    offset = node.builder.scalar(0)
+    if node.operand(2):
+        offset = node.builder.reshape(emit("Cast", [node.operand(2)], to=TensorProto.FLOAT), scales)
+    if node.proto.op_type == "DequantizeLinear":
+        result = emit("Mul", [emit("Sub", [emit("Cast", [x], to=TensorProto.FLOAT), offset]), scale])
+    else:
+        kind = node.kind(2) if node.operand(2) else attrs.get("output_dtype") or TensorProto.UINT8
+        if kind not in (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16):
+            raise node.unsupported(f"to {TensorProto.DataType.Name(kind)} is not supported")
+        bounds = np.iinfo(helper.tensor_dtype_to_np_dtype(kind))
+        result = emit("Add", [emit("Round", [emit("Div", [x, scale])]), offset])
+        result = emit("Clip", [result, node.builder.scalar(bounds.min), node.builder.scalar(bounds.max)])
+        result = emit("Cast", [result], to=kind)
+    node.bind(node.builder.reshape(result, dims))
+
+
+def batch_first(node: ExpandedNode) -> None:
+    """Expand a recurrent layer whose sequences have the batch as their first axis: transpose around it."""
+    builder = node.builder
+    attrs = {name: value for name, value in node.attrs.items() if name != "layout"}
+    operands = [
+        builder.emit("Transpose", [name], perm=[1, 0, 2]) if name and index in (0, 5, 6) else name
+        for index, name in enumerate(node.proto.input)
+    ]
+    results = builder.emit_tuple(node.proto.op_type, operands, len(node.proto.output), **attrs)
+    for index, name in enumerate(results):
+        order = [1, 0, 2] if index else [2, 0, 1, 3]
+        node.bind(builder.emit("Transpose", [name], perm=order), index)
+
+
 BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
+    **{("", kind): batch_first for kind in RECURRENT},
+    **{("", kind): quantize_blocks for kind in ("QuantizeLinear", "DequantizeLinear")},
+    ("", "Col2Im"): col2im,
+    ("", "CumProd"): cumulative_product,
+    ("", "DeformConv"): deform_conv,
+    ("", "Det"): determinant,
+    ("", "DFT"): dft,
     ("", "DynamicQuantizeLinear"): dynamic_quantize_linear,
+    ("", "EyeLike"): eye_like,
     ("", "IsInf"): is_inf,
     ("", "LayerNormalization"): layer_normalization,
     ("", "LpPool"): lp_pool,
+    ("", "MaxPool"): max_pool,
+    ("", "MaxUnpool"): max_unpool,
     ("", "MeanVarianceNormalization"): mean_variance_normalization,
+    ("", "OneHot"): one_hot,
     ("", "ReduceLogSumExp"): reduce_log_sum_exp,
+    ("", "ReverseSequence"): reverse_sequence,
     ("", "RMSNormalization"): rms_normalization,
     ("", "SpaceToDepth"): space_to_depth,
+    ("", "STFT"): stft,
+    ("", "TensorScatter"): tensor_scatter,
+    ("", "TfIdfVectorizer"): tf_idf_vectorizer,
 }
 
 
@@ -147,6 +222,12 @@ def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
         return any(node.output[1:]) or node.input[1] in scalars
     if node.op_type == "LpPool":
         return bool(attrs.get("ceil_mode", 0))
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        return bool(attrs.get("block_size", 0))
+    if node.op_type in RECURRENT:
+        return bool(attrs.get("layout", 0))
+    if node.op_type == "MaxPool":
+        return any(node.output[1:])
     if node.op_type == "RMSNormalization":
         return attrs.get("axis", -1) != -1
     return node.op_type != "SpaceToDepth" or attrs.get("mode", b"DCR") == b"CRD"

@@ -17,10 +17,12 @@ from tvm.relax.analysis import free_vars
 
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
+from pimflow.frontend.empty_tensors import fold_empty_tensors
 from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_bodies import BODIES, needs_body
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
+    drop_unread_results,
     inference_graph,
     is_supported,
     opset_of,
@@ -68,24 +70,32 @@ def _convert_or_simplify(
     refuse_training(model)
     light = replace_outdated(strip_weights(model))
     zoo.name_nodes(light)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    foreign.expand(light, weights)
-    scalars = {name for name, tensor in weights.items() if math.prod(tensor.dims) == 1}
-    foreign.expand(light, weights, BODIES, functools.partial(needs_body, scalars=scalars))
-    constants = list(light.graph.initializer)
-    light = inference_graph(light)
-    light.graph.initializer.extend(constants)
     try:
+        _expand(light, model.graph)
+        constants = list(light.graph.initializer)
+        light = inference_graph(light)
+        light.graph.initializer.extend(constants)
         return convert(light, model.graph)
     except (ModelError, UnsupportedOpError) as error:
         light.graph.initializer.extend(zoo.with_weights(model).graph.initializer)
         rewritten = simplify(light)
         try:
+            _expand(rewritten, rewritten.graph)  # definitions have operators that need it, and constants
             return convert(inference_graph(rewritten), rewritten.graph)
         except ModelError:  # is less precise than the error of the original network
             if isinstance(error, UnsupportedOpError):
                 raise error from None
             raise
+
+
+def _expand(model: onnx.ModelProto, weights: onnx.GraphProto) -> None:
+    """Replace operators that the importer lacks, or gets wrong, in place; `weights` has all weights."""
+    drop_unread_results(model.graph)
+    tensors = {tensor.name: tensor for tensor in weights.initializer}
+    fold_empty_tensors(model, tensors)
+    foreign.expand(model, tensors)
+    scalars = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
+    foreign.expand(model, tensors, BODIES, functools.partial(needs_body, scalars=scalars))
 
 
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 import tvm
 from onnx import helper
-from tvm import relax
+from tvm import relax, topi
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
@@ -19,6 +19,7 @@ from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import layer_names
 from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.onnx_node import OnnxNode
+from pimflow.frontend.onnx_resize import Resizing
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass cannot handle.
@@ -26,7 +27,6 @@ _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.
 
 
 _LARGEST_POWER = 1 << 16  # whose products are written out; 2 of a larger one is no number of 64 bits
-_SYMMETRIC = b"half_pixel_symmetric"
 # By operator, the operands that have to be constants.
 _CONSTANTS = {"Squeeze": {1: "axes"}, "Unsqueeze": {1: "axes"}, "Trilu": {1: "diagonals"}}
 
@@ -70,6 +70,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if node.domain not in ("", "ai.onnx"):
                 node.op_type = f"{node.domain}.{node.op_type}"  # TVM finds operators by name only
         self.returned = {value.name for value in graph.output}
+        for value in graph.input:  # TVM takes a size of 0 for an open one
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            if 0 in sizes:
+                self._shape[value.name] = sizes
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
             self._nodes[value.name] = relax.const(_draw_weight(value))
@@ -110,6 +114,21 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if isinstance(field, relax.Var) and field not in self.names:
                 self.names[field] = f"{name}.{index}" if index else name
 
+    def _require_supported(self, op_name, node_inputs, attrs):
+        """Raise `UnsupportedOpError` for what neither TVM's importer nor this one converts."""
+        for index, what in _CONSTANTS.get(op_name, {}).items():
+            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
+                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
+        if op_name == "NonMaxSuppression" or computes_count:
+            raise UnsupportedOpError("the number of its results depends on the data")
+        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
+            raise UnsupportedOpError("mode 'max' is not supported")
+        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
+            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
+        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
+            raise UnsupportedOpError("operands of uint64 are not supported")
+
     def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
         """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
         if op_name in _PAIRWISE:
@@ -122,22 +141,14 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._power(*node_inputs)
         if op_name == "Mod" and not attrs.get("fmod", 0) and "float" in str(node_inputs[0].ty.dtype):
             return self._remainder(*node_inputs)
+        if op_name == "BitCast":
+            return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":
             return self._bit_shift(*node_inputs, attrs["direction"])
-        for index, what in _CONSTANTS.get(op_name, {}).items():
-            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
-                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        self._require_supported(op_name, node_inputs, attrs)
         if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
             count = len(node_inputs[0].ty.fields)
             return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
-        if op_name == "NonMaxSuppression":
-            raise UnsupportedOpError("the number of its results depends on the data")
-        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
-            raise UnsupportedOpError("mode 'max' is not supported")
-        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
-            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
-        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
-            raise UnsupportedOpError("operands of uint64 are not supported")
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(selected))
@@ -148,6 +159,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
             above = self.bb.normalize(relax.op.greater(x, bound))
             return self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
+        if op_name == "InstanceNormalization":
+            return self._normalise_channels(*node_inputs, attrs)
         if op_name == "LpNormalization":
             return self._normalise_length(node_inputs[0], attrs)
         if op_name == "Dropout" and result_count > 1:
@@ -155,7 +168,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
-            return self._element(*node_inputs, attrs.get("axis", 0))
+            data, axis = node_inputs[0], attrs.get("axis", 0)
+            index = int(node_inputs[1].value.numpy()) % shape(data)[axis]
+            return relax.op.take(data, relax.const(index, "int64"), axis)  # the importer emits kernels
         if op_name == "Gather" and _is_table(*node_inputs):
             return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None
@@ -166,13 +181,20 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             op_name, node_inputs = "Conv", self._subtract_zero_points(*node_inputs)
         elif op_name == "ConvTranspose" and "output_shape" in attrs:
             attrs = _explicit_padding(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
+        elif op_name in ("Squeeze", "Unsqueeze") and len(node_inputs) > 1:
+            axes = self._constant_value(node_inputs[1])
+            if isinstance(axes, np.ndarray) and not axes.ndim:
+                node_inputs[1] = relax.const(axes.reshape(1))
         elif op_name == "Resize":
-            node_inputs, attrs = self._resize_operands(node_inputs, attrs)
             return self._resize(node_inputs, attrs, opset)
         elif op_name == "RoiAlign":
             node_inputs[1] = self._centre_regions(node_inputs[1], attrs, opset)
         elif op_name in ("Scatter", "ScatterElements"):
-            _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
+            axis, dims = attrs.get("axis", 0), shape(node_inputs[0])
+            if _is_partial(dims, shape(node_inputs[1]), axis):
+                flat, attrs = self._flat_scatter(*node_inputs, axis), attrs | {"axis": 0}
+                result = self._normal(super()._convert_operator(op_name, flat, attrs, opset))
+                return self._normal(relax.op.reshape(result, dims))
         result = super()._convert_operator(op_name, node_inputs, attrs, opset)
         if operator(result) == "take":  # the importer's reads out of bounds
             result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
@@ -211,6 +233,13 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         differs = self._normal(relax.op.logical_xor(*signs))
         wraps = self._normal(relax.op.logical_and(differs, self._normal(relax.op.not_equal(rest, zero))))
         return self._normal(relax.op.where(wraps, self._normal(relax.op.add(rest, divisor)), rest))
+
+    def _bit_cast(self, x: relax.Expr, target: np.dtype) -> relax.Expr:
+        """Convert a BitCast; between integers it is a cast, which keeps the bits of those of one width."""
+        source, dtype = str(x.ty.dtype), str(target)
+        if "float" in source or "float" in dtype:
+            return self.bb.emit_te(topi.reinterpret, x, dtype)
+        return self._normal(relax.op.astype(x, dtype))
 
     def _bit_shift(self, x: relax.Expr, places: relax.Expr, direction: bytes) -> relax.Expr:
         """Convert a BitShift; as for ONNX, all bits leave for places that are negative or too many."""
@@ -264,6 +293,14 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
         return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
 
+    def _normalise_channels(
+        self, x: relax.Expr, scale: relax.Expr, shift: relax.Expr, attrs: dict
+    ) -> relax.Expr:
+        """Convert InstanceNormalization as groups of one channel, a kernel; the importer emits several."""
+        channels, axes = int(x.ty.shape[1]), list(range(2, len(x.ty.shape)))
+        epsilon = attrs.get("epsilon", 1e-5)
+        return self.bb.normalize(relax.op.nn.group_norm(x, scale, shift, channels, 1, axes, epsilon))
+
     def _normalise_length(self, x: relax.Expr, attrs: dict) -> relax.Expr:
         """Convert LpNormalization: `x` over its norm along an axis; vectors of norm 0 stay 0."""
         op, axis = relax.op, [int(attrs.get("axis", -1)) % len(shape(x))]
@@ -294,6 +331,25 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             operands.append(wide)
         return operands
 
+    def _flat_scatter(self, x: relax.Expr, indices: relax.Expr, updates: relax.Expr, axis: int) -> list:
+        """Operands of a ScatterElements, flat: each index is a place in the whole tensor."""
+        dims, part = shape(x), shape(indices)
+        axis %= len(dims)
+        strides = [math.prod(dims[place + 1 :]) for place in range(len(dims))]
+        begins = sum(
+            (np.indices(part)[a] * stride for a, stride in enumerate(strides) if a != axis), np.zeros(part)
+        )
+        wide = self._normal(relax.op.astype(indices, "int64"))
+        end = self._normal(relax.op.add(wide, relax.const(dims[axis], "int64")))
+        is_negative = self._normal(relax.op.less(wide, relax.const(0, "int64")))
+        place = self._normal(relax.op.where(is_negative, end, wide))
+        place = self._normal(relax.op.multiply(place, relax.const(strides[axis], "int64")))
+        place = self._normal(relax.op.add(place, relax.const(begins.astype("int64"), "int64")))
+        operands = onnx_frontend.onnx_input()
+        for tensor in (x, place, updates):
+            operands.append(self._normal(relax.op.reshape(tensor, (-1,))))
+        return operands
+
     def _centre_regions(self, regions: relax.Expr, attrs: dict, opset: int) -> relax.Expr:
         """Regions that the importer, which subtracts 0.5 before it scales, puts where ONNX does."""
         default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
@@ -303,62 +359,6 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         shift = relax.const(0.5 - 0.5 / scale, str(regions.ty.dtype))
         return self._normal(relax.op.add(regions, shift))
 
-    def _resize(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
-        """Convert a Resize; the importer is right where the scaled sizes are integers.
-
-        Else interpolate axis by axis, with constant places and weights.
-        """
-        x, _, scales, sizes = (*operands, None, None, None)[:4]
-        factors, target_sizes = self._constant_value(scales), self._constant_value(sizes)
-        mode = attrs.get("coordinate_transformation_mode", b"half_pixel" if opset > 10 else b"asymmetric")
-        plain = attrs | ({"coordinate_transformation_mode": b"half_pixel"} if mode == _SYMMETRIC else {})
-        has_sizes = isinstance(target_sizes, np.ndarray) and target_sizes.size
-        if has_sizes or not isinstance(factors, np.ndarray):
-            return super()._convert_operator("Resize", operands, plain, opset)
-        dims, factors = shape(x), factors.astype(np.float64)
-        is_whole = all(float(size * factor).is_integer() for size, factor in zip(dims, factors))
-        if mode == b"align_corners" and not is_whole:
-            raise UnsupportedOpError("align_corners with scaled sizes that are not whole is not supported")
-        if is_whole or mode not in _PLACES:
-            return super()._convert_operator("Resize", operands, plain, opset)
-        for axis, (size, factor) in enumerate(zip(dims, factors)):
-            if factor != 1:
-                x = self._interpolate(x, axis, _PLACES[mode](size, factor), attrs)
-        return x
-
-    def _interpolate(self, x: relax.Expr, axis: int, places: np.ndarray, attrs: dict) -> relax.Expr:
-        """Interpolate `x` at `places` along an axis, by the mode of a Resize."""
-        last = shape(x)[axis] - 1
-
-        def take(indices: np.ndarray) -> relax.Expr:
-            """The elements of `x` at constant places along the axis, within the map."""
-            inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
-            return self._normal(relax.op.take(x, inside, axis, mode="clip"))
-
-        mode = attrs.get("mode", b"nearest")
-        if mode == b"nearest":
-            return take(_NEAREST[attrs.get("nearest_mode", b"round_prefer_floor")](places))
-        if mode == b"linear":
-            places = np.clip(places, 0, last)
-            shares = {0: 1 - places % 1, 1: places % 1}
-        else:
-            shares = _cubic_shares(places % 1, attrs.get("cubic_coeff_a", -0.75))
-        below = np.floor(places)
-        if attrs.get("exclude_outside", 0):
-            inside = {step: (below + step >= 0) & (below + step <= last) for step in shares}
-            total = sum(shares[step] * inside[step] for step in shares)
-            shares = {step: shares[step] * inside[step] / total for step in shares}
-        rest = [1] * (len(shape(x)) - 1 - axis)
-        parts = [
-            self._normal(
-                relax.op.multiply(
-                    take(below + step), relax.const(share.reshape(-1, *rest).astype(str(x.ty.dtype)))
-                )
-            )
-            for step, share in shares.items()
-        ]
-        return functools.reduce(lambda a, b: self._normal(relax.op.add(a, b)), parts)
-
     def _normal(self, value: relax.Expr) -> relax.Expr:
         return self.bb.normalize(value)
 
@@ -367,39 +367,21 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         mask = relax.op.full_like(x, relax.const(True, "bool"), "bool")
         return relax.Tuple([x, self.bb.emit(mask)])
 
-    def _resize_operands(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
-        """Extend operands and attributes of a Resize to all axes; raises for modes that TVM lacks."""
-        x, roi, scales, sizes = (*operands, None, None, None)[:4]
-        dims, constants = shape(x), [self._constant_value(operand) for operand in (roi, scales, sizes)]
-        if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-            raise UnsupportedOpError("a Resize that keeps the aspect ratio is not supported")
-        roi, scales, sizes = (None if isinstance(operand, relax.Expr) else operand for operand in constants)
-        axes = [int(axis) % len(dims) for axis in attrs.get("axes", range(len(dims)))]
-        factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
-        if attrs.get("antialias") and (factors is None or (factors < 1).any()):
-            raise UnsupportedOpError("a Resize that filters against aliasing is not supported")
-        if factors is not None and any(axis < 2 and factor != 1 for axis, factor in zip(axes, factors)):
-            raise UnsupportedOpError("a Resize of channels, or of the batch, is not supported")
-        if "axes" not in attrs:
-            return operands, attrs
-        attrs = {key: value for key, value in attrs.items() if key != "axes"}
-        filled = [None, None, None]
-        if roi is not None and roi.size:
-            filled[0] = np.repeat([0.0, 1.0], len(dims)).astype(roi.dtype)
-            filled[0][[*axes, *(len(dims) + axis for axis in axes)]] = roi
-        for place, (partial, defaults) in enumerate(
-            ((scales, np.ones(len(dims))), (sizes, np.array(dims))), 1
-        ):
-            if partial is not None and partial.size:
-                filled[place] = defaults.astype(partial.dtype)
-                filled[place][axes] = partial
-        all_axes_operands = [
-            None if operand is None else relax.const(operand, str(operand.dtype)) for operand in filled
-        ]
+    def _resize(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
+        """Convert a Resize: by the importer where it is right, else axis by axis."""
+        x = operands[0]
+        roi, *values = [self._constant_value(operand) for operand in (*operands[1:], None, None, None)[:3]]
+        if opset < 11 or any(isinstance(value, relax.Expr) for value in values):
+            return super()._convert_operator("Resize", operands, attrs, opset)
+        roi = None if isinstance(roi, relax.Expr) else roi
+        resizing = Resizing.from_operands(shape(x), roi, *values, attrs)
+        if not resizing.is_like_importer:
+            return resizing.interpolate(x, self._normal)
         result = onnx_frontend.onnx_input()
-        for operand in (x, *all_axes_operands):
-            result.append(operand)
-        return result, attrs
+        result.append(x)
+        for value in resizing.operands():
+            result.append(None if value is None else relax.const(value, str(value.dtype)))
+        return super()._convert_operator("Resize", result, resizing.importer_attributes(), opset)
 
     def _cast_to_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
         """Cast `result` to the declared type; raises `UnsupportedOpError` if its size differs."""
@@ -459,64 +441,6 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
 
-    def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
-        """The slice of `data` at a constant index as operators; the importer emits kernels."""
-        axis %= len(shape(data))
-        begin = int(index.value.numpy()) % shape(data)[axis]
-        part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
-        return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
-
-
-# Index of the nearest element, by `nearest_mode`.
-_NEAREST = {
-    b"round_prefer_floor": lambda places: np.ceil(places - np.float32(0.5)),
-    b"round_prefer_ceil": lambda places: np.floor(places + 0.5),
-    b"floor": np.floor,
-    b"ceil": np.ceil,
-}
-
-
-def _cubic_shares(fractions: np.ndarray, a: float) -> dict[int, np.ndarray]:
-    """Weights of the neighbours of places in cubic interpolation, by their step from the one below."""
-
-    def near(d: np.ndarray) -> np.ndarray:
-        """The weight at a distance of at most 1."""
-        return ((a + 2) * d - (a + 3)) * d * d + 1
-
-    def far(d: np.ndarray) -> np.ndarray:
-        """The weight at a distance between 1 and 2."""
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-
-    return {-1: far(fractions + 1), 0: near(fractions), 1: near(1 - fractions), 2: far(2 - fractions)}
-
-
-# Places at which an axis of `size` elements is read if it is scaled by `factor`: in fp32, as in ONNX Runtime,
-# since some lie halfway between two elements.
-
-
-def _numbers(size: int, factor: float) -> np.ndarray:
-    return np.arange(math.floor(size * factor), dtype=np.float32)
-
-
-def _half_pixel(size: int, factor: float) -> np.ndarray:
-    return (_numbers(size, factor) + np.float32(0.5)) / np.float32(factor) - np.float32(0.5)
-
-
-def _centred(size: int, factor: float) -> np.ndarray:
-    """Places if the axis is scaled about its centre."""
-    offset = size / 2 * (1 - math.floor(size * factor) / (size * factor))
-    return np.float32(offset) + _half_pixel(size, factor)
-
-
-_PLACES: dict[bytes, Callable[[int, float], np.ndarray]] = {  # by `coordinate_transformation_mode`
-    _SYMMETRIC: _centred,
-    b"asymmetric": lambda size, factor: _numbers(size, factor) / np.float32(factor),
-    b"half_pixel": _half_pixel,
-    b"pytorch_half_pixel": lambda size, factor: (
-        _half_pixel(size, factor) if math.floor(size * factor) > 1 else np.zeros(1)
-    ),
-}
-
 
 def _all_known(shape: relax.ShapeExpr) -> bool:
     return all(isinstance(size, tvm.tirx.IntImm) for size in shape.values)
@@ -560,12 +484,9 @@ def _draw_weight(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
     return tensor
 
 
-def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int) -> None:
-    """Raise `UnsupportedOpError` for indices that are smaller than the tensor, which TVM misreads."""
-    if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
-        raise UnsupportedOpError(
-            f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
-        )
+def _is_partial(dims: Sequence[int], indices: Sequence[int], axis: int) -> bool:
+    """Whether indices of a scatter are fewer than the tensor beside its axis, which TVM misreads."""
+    return any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims))
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:

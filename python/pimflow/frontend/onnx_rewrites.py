@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 
 import onnx
@@ -14,13 +15,15 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.constant_values import fold_constants
 from pimflow.frontend.control_flow import inline_control_flow
 from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.recurrent import unroll
+from pimflow.zoo import foreign
 from pimflow.zoo.nodes import RECURRENT
 
 # Operators that only `NamingImporter` supports.
-EXTRA_OPERATORS = ("ConvInteger", "LpNormalization")
+EXTRA_OPERATORS = ("BitCast", "ConvInteger", "LpNormalization")
 
 
 def operator_names() -> set[str]:
@@ -51,8 +54,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     simple = inline_control_flow(_inline_unknown(_upgrade_opset(model)))  # bodies of operators have loops
     folded = inline_control_flow(_fold_shapes(simple) or simple)  # ONNX Runtime inlines bodies too
-    folded = onnx.shape_inference.infer_shapes(folded, data_prop=True)
-    return drop_empty_operands(unroll(folded))
+    return drop_empty_operands(unroll(fold_constants(folded)))
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -86,12 +88,13 @@ def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators that the importer does not support by their definition in the standard."""
     previous: list[tuple[str, str]] = []
     while True:
-        used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
-        functions = [("", op) for op in sorted(used - operator_names())]
+        unknown = {foreign.operator_key(node) for node in model.graph.node if not is_supported(node)}
+        functions = sorted(pair for pair in unknown if onnx.defs.has(pair[1], domain=pair[0]))
         if functions == previous:
             return model  # what is left has no definition
         typed = onnx.ModelProto()
         typed.CopyFrom(model)
+        _write_defaults(typed, functions)
         for tensor in model.graph.initializer:  # the inliner does not read types of initializers
             typed.graph.value_info.append(
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -100,7 +103,26 @@ def _inline_unknown(model: onnx.ModelProto) -> onnx.ModelProto:
             inlined = inliner.inline_selected_functions(typed, functions, inline_schema_functions=True)
         except RuntimeError:  # the importer then names the unsupported operator
             return model
+        zoo.name_nodes(inlined)  # those of definitions have no names
         model, previous = inlined, functions  # definitions may contain operators that are not supported
+
+
+def _write_defaults(model: onnx.ModelProto, operators: Container[tuple[str, str]]) -> None:
+    """Write the default values of attributes of `operators`, in place: the inliner does not know them."""
+    versions = {
+        "" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import
+    }
+    for node in model.graph.node:
+        domain, kind = foreign.operator_key(node)
+        if (domain, kind) not in operators:
+            continue
+        schema = onnx.defs.get_schema(kind, versions.get(domain, 1), domain)
+        names = {attribute.name for attribute in node.attribute}
+        node.attribute.extend(
+            attribute.default_value
+            for name, attribute in schema.attributes.items()
+            if name not in names and attribute.default_value.name
+        )
 
 
 # ONNX Runtime's optimiser ends its process on some networks, so it has one of its own.
@@ -174,12 +196,22 @@ def refuse_training(model: onnx.ModelProto) -> None:
             for attribute in node.attribute
         )
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            mode = constants.get(node.input[2])
-            trains = mode is None or bool(numpy_helper.to_array(mode).any())
+            mode, ratio = (constants.get(name) for name in (node.input[2], node.input[1]))
+            drops = ratio is None or bool(numpy_helper.to_array(ratio).any())
+            trains = drops and (mode is None or bool(numpy_helper.to_array(mode).any()))
         if trains:
             raise UnsupportedOpError(
                 f"{node.op_type} of node '{node.name}' is in training mode; export the model for inference"
             )
+
+
+def drop_unread_results(graph: onnx.GraphProto) -> None:
+    """Remove further results of nodes that nobody reads, in place."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    used.discard("")
+    for node in graph.node:
+        while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
+            node.output.pop()
 
 
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -190,6 +222,7 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     copy = strip_weights(model)
     graph = copy.graph
+    drop_unread_results(graph)
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     used.discard("")
     outputs = {value.name for value in graph.output}
@@ -198,8 +231,6 @@ def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = source_by_name.get(name, name)
-        while node.op_type in _OPTIONAL_RESULTS and len(node.output) > 1 and node.output[-1] not in used:
-            node.output.pop()
         skipped = (node.op_type in ("Identity", "Sum") and len(node.input) == 1) or (
             node.op_type == "Dropout" and not any(name in used for name in node.output[1:])
         )

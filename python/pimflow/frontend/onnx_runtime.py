@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
@@ -25,13 +26,30 @@ from pimflow.host.garbage_collection import release_memory
 from pimflow.zoo import foreign
 
 WEIGHTS_FILE = "weights"
+# What ONNX Runtime says of operators, versions and layouts of the standard that it does not have.
+_LACKING = ("NOT_IMPLEMENTED", "is not a registered function/op", "layout_ == 0 was false")
 PAGE_BYTES = 4096  # alignment of a mapping
 
 
-def reference(model: onnx.ModelProto) -> Reference:
-    """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs."""
+def reference(model: onnx.ModelProto, single: onnx.ModelProto | None = None) -> Reference:
+    """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs.
 
-    return Reference(lambda: open_session(model, strip_weights(model)), model)
+    Parameters
+    ----------
+    single : ModelProto, optional
+        The same model in fp32, which runs if ONNX Runtime lacks an operator in fp64, such as convolution.
+    """
+
+    def prepare() -> Run:
+        """Open a session."""
+        if single is None or single is model:
+            return open_session(model, strip_weights(model))
+        try:
+            return open_session(model, strip_weights(model), may_be_slow=False)
+        except ModelError:
+            return open_session(single, strip_weights(single))
+
+    return Reference(prepare, model)
 
 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
@@ -48,9 +66,17 @@ def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp1
     return open_session(model, perturb(model, roundings))
 
 
-def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
-    """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`."""
+def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bool = True) -> Run:
+    """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`.
+
+    With `may_be_slow`, the evaluator of the package `onnx` computes what ONNX Runtime does not have.
+    """
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
+    input_types = {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in light.graph.input
+        if value.type.tensor_type.elem_type
+    }
     _widen_bf16_outputs(light.graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # warnings do not concern the user
@@ -58,15 +84,29 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     if any(node.op_type in CONTROL_FLOW for node in light.graph.node):  # the optimiser may end the process
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False  # it keeps the memory of a run, in powers of two
-    with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
-        path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted
-        release_memory()
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    bare = onnx.ModelProto()
+    bare.CopyFrom(light)
+    session: onnxruntime.InferenceSession | ReferenceEvaluator
+    try:
+        with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
+            path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted
+            release_memory()
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except ModelError as error:
+        if not may_be_slow or not any(text in str(error) for text in _LACKING):
+            raise
+        bare.graph.initializer.extend(model.graph.initializer)
+        with convert_runtime_errors():
+            session = ReferenceEvaluator(bare)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the model for inputs by name."""
         with convert_runtime_errors():
-            outputs = session.run(None, dict(values))
+            typed = {
+                name: value.astype(input_types.get(name, value.dtype), copy=False)
+                for name, value in values.items()
+            }
+            outputs = session.run(None, typed)
         return [
             y.astype(ml_dtypes.bfloat16) if kind == TensorProto.BFLOAT16 else y
             for y, kind in zip(outputs, types, strict=True)

@@ -33,7 +33,7 @@ FP32_ROUNDOFF = 2.0**-24
 # Rounding to integers turns the last bit of a value near a tie into a whole step. Drawn values are hardly
 # ever so near, so that they are moved by more: some elements in a thousand take the other step.
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "Round")
-_TIE = 2.0**-16
+TIE = 2.0**-16
 
 _WITHOUT_UNIFORM = 22  # opset from which ONNX Runtime has no RandomUniformLike on CPUs; it has Dropout
 # Operators that a compiler fuses into the kernel of the operator before them.
@@ -46,7 +46,7 @@ def perturb(model: onnx.ModelProto, stored: Fp16Storage) -> onnx.ModelProto:
     Tensors that `stored` names are rounded to fp16, up or down at random: multiplied by a factor of 1 ±
     2^-11, then cast. Operands of other sums of K terms, which a build adds in another order, are multiplied
     by factors of 1 ± 2^-24 √K, and results of other arithmetic by 1 ± 2^-23; operands that are rounded to
-    integers by 1 ± 2^-16, see `_TIE`. Tensors that do not depend on
+    integers by 1 ± 2^-16, see `TIE`. Tensors that do not depend on
     the values of inputs, such as shapes, are not changed unless `stored` names them.
 
     Parameters
@@ -121,7 +121,7 @@ class _RoundingInserter:
             if not bias and (narrow or (self.stored.kernels and weight)):
                 node.input[index] = self._round(name)
             elif index == 0 and node.op_type in _QUANTISERS and name in self.input_dependent:
-                node.input[0] = self._scale(name, _TIE)
+                node.input[0] = self._scale(name, TIE)
             elif index == 0 and terms > 1 and name in self.input_dependent:
                 node.input[0] = self._scale(name, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
         if narrow:

@@ -79,6 +79,30 @@ class _Matrix:
         return _Matrix(values=left), _Matrix(values=right)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Direction:
+    """One direction of a layer.
+
+    Attributes
+    ----------
+    matrices : tuple of _Matrix
+        Of the inputs and of the state.
+    biases : list of ndarray
+        Of both.
+    order : int
+        1 for the order of the inputs, -1 for the opposite one.
+    activations : list of str
+    peepholes : list of str
+        Weights of the cell in the gates i, o and f of an LSTM; empty if it has none.
+    """
+
+    matrices: tuple[_Matrix, _Matrix]
+    biases: list[np.ndarray]
+    order: int
+    activations: list[str]
+    peepholes: list[str]
+
+
 class _UnrolledLayer:
     """The nodes that replace a recurrent node, and the constants that they read."""
 
@@ -91,14 +115,14 @@ class _UnrolledLayer:
         self.builder = NodeBuilder(node.name or node.output[0])
         attrs = attributes(node)
         operands = [*node.input, *[""] * (12 - len(node.input))]
-        x, _, _, b, lengths, h0, c0 = operands[:7]
+        x, _, _, b, lengths, h0, c0, peepholes = operands[:8]
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
             attrs.get("direction", b"forward")
         ]
         kinds = [a.decode() for a in attrs.get("activations", ())] or [
             *_ACTIVATIONS[node.op_type] * len(directions)
         ]
-        self._require_supported(attrs, operands, kinds)
+        self._require_supported(attrs, kinds)
         self.steps, self.batch, width = self._sequence_sizes(values.get(x))
         self.linear_before_reset = bool(attrs.get("linear_before_reset"))
         matrices = [self._matrices(operands, index) for index in (1, 2)]
@@ -114,10 +138,15 @@ class _UnrolledLayer:
         finals = []
         for d, direction in enumerate(directions):
             state = [self._initial(name, d) for name in (h0, c0)]
-            direction_kinds = kinds[d * kinds_per_direction :]
-            halves = np.split(biases[d], 2)
-            pair = (matrices[0][d], matrices[1][d])
-            finals.append(self._unroll(rows, pair, halves, state, direction, direction_kinds))
+            weights = self._initial(peepholes, d) if peepholes else ""
+            layer_direction = _Direction(
+                matrices=(matrices[0][d], matrices[1][d]),
+                biases=np.split(biases[d], 2),
+                order=direction,
+                activations=kinds[d * kinds_per_direction :],
+                peepholes=self._split(weights, 3, 0, self.hidden) if weights else [],
+            )
+            finals.append(self._unroll(rows, state, layer_direction))
         self._emit_results(finals)
 
     def _constant_value(self, name: str) -> np.ndarray:
@@ -156,10 +185,9 @@ class _UnrolledLayer:
         name = mask if isinstance(mask, str) else self.builder.constant(mask)
         return self.builder.emit("Where", [name, inside, outside])
 
-    def _require_supported(self, attrs: dict, operands: list[str], kinds: list[str]) -> None:
-        """Raise `UnsupportedOpError` for attributes and operands that change what the layer computes."""
+    def _require_supported(self, attrs: dict, kinds: list[str]) -> None:
+        """Raise `UnsupportedOpError` for attributes that change what the layer computes."""
         for name, value in (
-            ("P", operands[7]),
             ("clip", attrs.get("clip")),
             ("input_forget", attrs.get("input_forget")),
             ("layout", attrs.get("layout")),
@@ -192,8 +220,9 @@ class _UnrolledLayer:
             if output:
                 self.builder.bind(result, output)
 
-    def _unroll(self, rows, matrices, halves, state, direction, kinds) -> tuple[list[str], list[str]]:
+    def _unroll(self, rows: str, state: list[str], direction: _Direction) -> tuple[list[str], list[str]]:
         """Add the nodes of a direction: hidden states in the order of the inputs, and the last state."""
+        halves, matrices, kinds = direction.biases, direction.matrices, direction.activations
         separate = self.kind == "GRU" and self.linear_before_reset  # the reset gate scales this bias
         outer, inner = (
             (halves[0], halves[1]) if separate else (halves[0] + halves[1], np.zeros_like(halves[1]))
@@ -205,11 +234,11 @@ class _UnrolledLayer:
         products = [self._function(matrix) for matrix in recurrent]
         hidden_bias = self.builder.constant(inner)
         inputs = self._split(projected, self.steps, 0, self.batch)
-        order = list(range(self.steps))[::direction]
+        order = list(range(self.steps))[:: direction.order]
         hidden = [""] * self.steps
         for t in order:
             if self.kind == "LSTM":
-                new = self._lstm(self._add(inputs[t], products[0](state[0])), state[1], kinds)
+                new = self._lstm(self._add(inputs[t], products[0](state[0])), state[1], direction)
             elif self.kind == "GRU":
                 new = [self._gru(inputs[t], state[0], products, hidden_bias, kinds)]
             else:
@@ -218,14 +247,20 @@ class _UnrolledLayer:
             state = [self._choose(t, *pair) for pair in zip(new, state)]
         return hidden, state[: 2 if self.kind == "LSTM" else 1]
 
-    def _lstm(self, sums: str, cell: str, kinds: list[str]) -> list[str]:
+    def _lstm(self, sums: str, cell: str, direction: _Direction) -> list[str]:
         """The state after a step: hidden values and the cell."""
-        emit = self.builder.emit
+        emit, kinds = self.builder.emit, direction.activations
+
+        def gate(value: str, place: int, seen_cell: str) -> str:
+            """An activated gate, which may see the cell."""
+            if direction.peepholes:
+                value = self._add(value, emit("Mul", [seen_cell, direction.peepholes[place]]))
+            return emit(kinds[0], [value])
+
         i, o, f, c = self._split(sums, 4, 1, self.hidden)
-        i, o, f = (emit(kinds[0], [v]) for v in (i, o, f))
-        c = emit("Mul", [i, emit(kinds[1], [c])])
-        c = self._add(emit("Mul", [f, cell]), c)
-        return [emit("Mul", [o, emit(kinds[2], [c])]), c]
+        c = emit("Mul", [gate(i, 0, cell), emit(kinds[1], [c])])
+        c = self._add(emit("Mul", [gate(f, 2, cell), cell]), c)
+        return [emit("Mul", [gate(o, 1, c), emit(kinds[2], [c])]), c]
 
     def _gru(self, x: str, h: str, products: list, hidden_bias: str, kinds: list[str]) -> str:
         """The hidden values after a step; of two products, the second is of the state that is reset."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,11 @@ class Reference:
     def __call__(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs for `values`; the network is freed after each call."""
         return self.prepared()(values)
+
+    def outputs(self, samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[list[np.ndarray], ...]:
+        """Outputs for each of several samples."""
+        run = self.prepared()
+        return tuple(run(values) for values in samples)
 
 
 @dataclass(frozen=True, kw_only=True)

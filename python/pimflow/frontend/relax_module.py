@@ -17,6 +17,7 @@ from pimflow.host import stderr
 from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator
+from pimflow.relay_passes.regions.copy_results import CopyResults
 
 
 def canonical(
@@ -51,7 +52,7 @@ def _canonical(
 ) -> tvm.IRModule | PimflowError:
     """The canonical module or an error; raised here, it would keep TVM's builders, which warn."""
     try:
-        return Canonicalise(pushed)(mod)
+        return CopyResults()(Canonicalise(pushed)(mod))
     except PimflowError as error:
         return error.with_traceback(None)
     except Exception as error:  # any error of an operator in a pass
@@ -178,7 +179,8 @@ def reference(mod: tvm.IRModule) -> Reference:
     def prepare() -> Run:
         """Compile the module for the CPU."""
         plain = relax.transform.DecomposeOpsForInference()(mod)
-        executable = tvm.compile(plain, tvm.target.Target("llvm"))
+        with stderr.hidden():  # warnings do not concern the user
+            executable = tvm.compile(plain, tvm.target.Target("llvm"))
         return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))
 
     return Reference(prepare)

@@ -8,10 +8,10 @@ import pickle
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
-from pimflow.frontend import relax_module, torch_archive
+from pimflow.frontend import relax_module, torch_archive, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference
 from pimflow.frontend.torch_caches import (
@@ -29,6 +29,7 @@ from pimflow.frontend.torch_caches import (
     with_buffers_as_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            functional = program.run_decompositions()
+            functional = program.run_decompositions(_decompositions())
             imported = with_buffers_as_inputs(functional)
             mod = _import(imported)
         except NotImplementedError as error:
@@ -168,7 +169,7 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
         keep_params_as_input=False,
         unwrap_unit_return_tuple=True,
         no_bind_return_tuple=False,
-        custom_convert_map=converters(),
+        custom_convert_map=CONVERTERS | converters() | torch_recurrent.converters(program),
     )
     builder = importer.block_builder
     layers = {
@@ -185,6 +186,17 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
             layer = path_of(node) if is_only_product else f"{path_of(node)}.{node.name}"
             names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
+
+
+def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """PyTorch's decompositions, but for the operators that have converters here."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
+        operator, overload = name.split(".")
+        table.pop(getattr(getattr(torch.ops.aten, operator), overload), None)
+    return table
 
 
 def path_of(node: torch.fx.Node) -> str:

@@ -75,7 +75,6 @@ class FusionPlan:
     ----------
     graph : LayerGraph
         The layers in the order in which the groups run.
-    accelerator : Accelerator
     groups : tuple of Group
         In execution order.
     placements : tuple of Placement or None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pimflow.core.options import OptionSet, option
-from pimflow.errors import InfeasibleError
+from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover
 from pimflow.fusion.group import REUSES, Placement, place
@@ -86,8 +86,12 @@ def fuse_layers(
     ------
     InfeasibleError
         If the smallest tile of a layer does not fit on chip.
+    UnsupportedOpError
+        If there are no layers.
     """
     accelerator, rules = accelerator or Accelerator(), rules or FusionRules()
+    if not graph.layers:
+        raise UnsupportedOpError(f"'{graph.name}' only looks at its inputs: it has no layers to fuse")
     _check_smallest_tiles(graph, accelerator)
     costs = RunCosts(
         graph,
@@ -137,10 +141,8 @@ def _try_place(
     if group_cost.positions[-1] - begin >= len(group_cost.positions):
         ancestors = graph.ancestors(group_cost.positions)
         later_layers = set(range(len(costs))) - ancestors - set(group_cost.positions)
-        graph, begin = (
-            graph.with_order([*sorted(ancestors), *group_cost.positions, *sorted(later_layers)]),
-            len(ancestors),
-        )
+        graph = graph.with_order([*sorted(ancestors), *group_cost.positions, *sorted(later_layers)])
+        begin = len(ancestors)
     group = group_cost.group(graph, costs.reuse, begin)
     try:
         placements[group_cost] = (

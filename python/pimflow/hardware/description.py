@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pimflow.errors import UnknownNameError
+from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
 from pimflow.hardware.pim import ACTIVATION_ENERGY, ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
@@ -26,6 +26,7 @@ _PIM_FIELDS = {
     "tCK_ps": "command clock period",
     "gangs": "gangs of a channel: what one G_ACT opens",
     "banks_per_gang": "banks of a gang",
+    "faw_banks": "banks that may be opened within nFAW",
     "rows_per_bank": "rows of a bank",
     "row_base": "first row for weights",
     "columns_per_row": "column accesses of a row",
@@ -101,6 +102,17 @@ def load(name_or_path: str | os.PathLike[str]) -> Spec:
     if {"gpu", "pim"} & table.keys():
         return system(text)
     return GpuSpec.load(text) if "sms" in table else PimSpec.from_table(stem, table)
+
+
+def unchecked_pim(name_or_path: str | os.PathLike[str]) -> PimSpec:
+    """A PIM device that may break rules of DRAM (`device_rules`); raises what `load` does."""
+    text = os.fspath(name_or_path)
+    if text in spec_names("pim") or text.endswith(".toml") or os.sep in text:
+        stem, table = read_toml("pim", text)
+        if not {"gpu", "pim", "sms"} & table.keys():
+            return PimSpec.from_table(stem, table, checks_rules=False)
+    spec = load(text)
+    raise UsageError(f"'{text}' is a {describe(spec)['kind']}: the rules of DRAM are for PIM devices")
 
 
 def file_text(name_or_path: str | os.PathLike[str]) -> str:

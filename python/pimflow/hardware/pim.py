@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pimflow.core.table_files import parse_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
+from pimflow.hardware.device_rules import rule_faults
 from pimflow.hardware.reader import (
     Table,
     build,
@@ -44,6 +46,8 @@ TIMING = {
     "nTREE": "COMP to READRES of its results",
     "nTURN": "turnaround of the bus, from the last burst",
 }
+# JEDEC: four activations in a window of tFAW.
+FAW_BANKS = 4
 # Latencies that must be at least 1.
 _NONZERO_TIMING = ("nBL", "nCCDS", "nREFI")
 # Bound on gangs and on buffers: the simulators have a state for each.
@@ -85,6 +89,8 @@ class PimSpec:
         Period of the command clock, in picoseconds.
     gangs, banks_per_gang : int
         Gangs of a channel, and banks of a gang, which one G_ACT opens.
+    faw_banks : int
+        Banks of a channel that may be opened within nFAW: JEDEC's four, unless the device lifts that.
     columns_per_row, column_bytes : int
         Columns of a row of one bank, and bytes of a column: the multipliers consume one column per COMP.
     buffer_columns : int
@@ -152,6 +158,7 @@ class PimSpec:
     timing: dict[str, int]
     constraints: tuple[Constraint, ...]
     energy: dict[str, float]
+    faw_banks: int = FAW_BANKS
     comp_starts_at_row: bool = False
     accumulators: int = 1
     elementwise_multiply: bool = False
@@ -163,7 +170,7 @@ class PimSpec:
     def __post_init__(self) -> None:
         sizes = (
             *("tCK_ps", "gangs", "banks_per_gang", "rows_per_bank", "columns_per_row", "column_bytes"),
-            *("buffer_columns", "global_buffers", "result_lanes", "accumulators"),
+            *("faw_banks", "buffer_columns", "global_buffers", "result_lanes", "accumulators"),
         )
         require_positive(**{name: getattr(self, name) for name in sizes})
         require_not_negative(
@@ -230,8 +237,8 @@ class PimSpec:
         return cls.from_table(*read_toml("pim", name_or_path))
 
     @classmethod
-    def from_table(cls, stem: str, table: Table) -> PimSpec:
-        """The device of the table of a TOML file, with the name `stem`."""
+    def from_table(cls, stem: str, table: Table, *, checks_rules: bool = True) -> PimSpec:
+        """The device of the table of a TOML file, with the name `stem`; it keeps to `device_rules`."""
         where = f"pim '{stem}'"
         table = dict(table)
         constraints = table.pop("constraints", None)
@@ -242,7 +249,7 @@ class PimSpec:
             for index, rule in enumerate(constraints)
         )
         spec = build(cls, table, where, name=stem, constraints=rules)
-        for fault in spec.faults():
+        for fault in itertools.chain(spec.faults(), rule_faults(spec) if checks_rules else ()):
             raise SpecError(f"{where}: {fault}")
         return spec
 

@@ -35,6 +35,9 @@ SPLITS = ("exact", "grid")
 # A launch begins when its inputs are there and its device is free, or already during the task before it.
 LAUNCHES = ("in-turn", "ahead")
 
+# Weights of the GPU lie in its memory, or in the host's, from where each is copied into the pool when needed.
+WEIGHTS = ("resident", "streamed")
+
 # Use of the channels that have PIM: by the GPU too while no PIM program runs, or only by PIM.
 SHARINGS = ("time-shared", "partitioned")
 
@@ -82,6 +85,13 @@ class System(OptionSet, group="system"):
     launches : str
         One of `LAUNCHES`. ``ahead``: the next launch overlaps the execution of the task before it, on both
         devices and in GPU-only plans, as in a CUDA graph.
+    weights : str
+        One of `WEIGHTS`: where the weights of GPU kernels lie (Occamy, section III-A). Those of PIM always
+        lie in its banks.
+    copy_ahead : int
+        Of streamed weights: a copy begins so many kernels before the first kernel that reads the weight.
+    host_link_bytes_per_ns : float
+        Bandwidth from the host's memory to the GPU's, for streamed weights; 0 if it is not known.
     """
 
     name: str
@@ -143,13 +153,36 @@ class System(OptionSet, group="system"):
         choices=LAUNCHES,
         is_convention=True,
     )
+    weights: str = option(
+        WEIGHTS[0],
+        "--weights HOW",
+        "weights of the GPU lie in its memory, or in the host's, from where each is copied into the pool for "
+        "the kernels that read it: {choices}",
+        repr=False,
+        choices=WEIGHTS,
+    )
+    copy_ahead: int = option(
+        0,
+        "--copy-ahead KERNELS",
+        "with streamed weights, begin each copy so many kernels before its weight is used: more memory, less "
+        "waiting",
+        repr=False,
+    )
+    host_link_bytes_per_ns: float = field(default=0.0, repr=False)
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
         require_not_negative(
-            pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns
+            pim_launch_ns=self.pim_launch_ns,
+            channel_mode_switch_ns=self.channel_mode_switch_ns,
+            copy_ahead=self.copy_ahead,
+            host_link_bytes_per_ns=self.host_link_bytes_per_ns,
         )
+        if self.copy_ahead and not self.streams_weights:
+            raise ValueError(f"copy_ahead {self.copy_ahead} is for streamed weights: set weights to streamed")
+        if self.streams_weights and not self.host_link_bytes_per_ns:
+            raise ValueError("streamed weights need host_link_bytes_per_ns, the bandwidth of the host's link")
         channel_count = self.gpu.memory_channels
         if self.pim_channels == channel_count and not self.is_time_shared:
             raise ValueError(
@@ -203,11 +236,17 @@ class System(OptionSet, group="system"):
         return self.launches == LAUNCHES[1]
 
     @property
+    def streams_weights(self) -> bool:
+        """Whether weights of the GPU are copied from the host's memory while a network runs."""
+        return self.weights == WEIGHTS[1]
+
+    @property
     def identity(self) -> str:
         """The system as a text without sources: the key of cached results."""
         sharing = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.is_time_shared else ""
         launches = f" launches {self.launches}" if self.overlaps_launches else ""
-        return f"{dataclasses.replace(self, sources={})!r}{sharing}{launches}"
+        weights = f" weights streamed {self.copy_ahead}" if self.streams_weights else ""
+        return f"{dataclasses.replace(self, sources={})!r}{sharing}{launches}{weights}"
 
     @property
     def available_charges(self) -> tuple[str, ...]:
@@ -251,7 +290,10 @@ class System(OptionSet, group="system"):
             (f"pim {self.pim.name}", self.pim),
         ):
             for key, source in spec.sources.items():
-                is_used = key != "channel_mode_switch_ns" or self.is_time_shared
+                is_used = {
+                    "channel_mode_switch_ns": self.is_time_shared,
+                    "host_link_bytes_per_ns": self.streams_weights,
+                }.get(key, True)
                 if "assumed" in source and is_used:
                     value: object = spec
                     for part in key.split("."):

@@ -5,6 +5,7 @@ It is loaded when it is first used: tvm-ffi imports PyTorch if that is installed
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,9 +47,11 @@ def load() -> tvm_ffi.Module:
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for error in _ERRORS:
         tvm_ffi.register_error(error.__name__, error)  # a Python error to its name in C++
-        tvm_ffi.register_error(
-            error.__name__, _with_message_constructor(error)
-        )  # the name back to a Python error
+        # the name back to a Python error
+        tvm_ffi.register_error(error.__name__, _with_message_constructor(error))
+    # ctypes never unloads what it loads. Else the library may go when Python ends, before tvm-ffi, which then
+    # calls the deleters of functions that the library registered.
+    ctypes.CDLL(str(LIBRARY))
     return tvm_ffi.load_module(str(LIBRARY))
 
 

@@ -25,11 +25,12 @@ from pimflow.core.rewrite import (
 from pimflow.core.split import Split
 from pimflow.core.stages import Pipeline
 from pimflow.core.tensor_placement import ChannelSet
+from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pins, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
 from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs, Profiling
@@ -99,7 +100,6 @@ class SearchResult(SearchedNetwork):
         Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
         Those of the plan, in the order of their first regions.
-    plan : Plan
     evaluation, gpu_only : Evaluation
         Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
@@ -259,9 +259,8 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     }
 
     def generate() -> channel_modes.SharedCandidates:
-        return channel_modes.expand_candidates(
-            generator, {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
-        )
+        candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
+        return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 
     shared = generator.costs.batch_kernels(generate)
     candidates = shared.candidates
@@ -305,9 +304,12 @@ def search(
     ------
     InfeasibleError
         If no plan keeps to the bounds.
+    PlanError, UnknownNameError
+        If a layer cannot be done as it is pinned, or is none of the network.
     """
     goal = goal or Goal()
-    generator = CandidateGenerator(graph, system, costs, goal.modes, goal.primitives)
+    how_by_layer = goal.how_by_layer
+    generator = CandidateGenerator(graph, system, costs, goal.modes, goal.primitives, pins=how_by_layer)
     table = profile(graph, generator)
     baseline_plan = gpu_only_plan(generator, goal)
     gpu_only = baseline_plan.evaluation
@@ -316,10 +318,14 @@ def search(
     plans = PlanSearch(graph, table, system, goal)
     best_plan = plans.best()
     mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
-    if mixed_plan and plans.allows(baseline_plan) and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
+    may_leave_pim = {"gpu"}.issuperset(how_by_layer.values())
+    allows_baseline = may_leave_pim and plans.allows(baseline_plan)
+    if mixed_plan and allows_baseline and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
         mixed_plan = None
-    if not mixed_plan and not plans.allows(baseline_plan):
-        raise infeasible_error([plans, gpu_only_search(generator, goal)])
+    if not mixed_plan and not allows_baseline:
+        if not goal.bounds:
+            raise PlanError("no plan does all pinned layers as they are pinned; leave out one --pin")
+        raise infeasible_error([plans, *([gpu_only_search(generator, goal)] if may_leave_pim else [])])
     solution = mixed_plan.solution if mixed_plan else baseline_plan.solution
     if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(baseline_plan)[-1]
@@ -327,7 +333,10 @@ def search(
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
-    return to_search_result(network, solution, min(plans.latency_bound_ns, gpu_only.latency_ns))
+    bound_ns = plans.latency_bound_ns
+    return to_search_result(
+        network, solution, min(bound_ns, gpu_only.latency_ns) if may_leave_pim else bound_ns
+    )
 
 
 def to_search_result(
@@ -379,8 +388,10 @@ def _plan(network: SearchedNetwork, candidates: tuple[Candidate, ...], lower_bou
             regions=candidate.covers,
             rewrite=candidate.rewrite,
             channels=candidate.channels,
-            latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
+            latency_ns=evaluation.region_times[candidate.covers[0]].latency_ns,
+            reason="it is pinned to the GPU (--pin)"
+            if network.generator.pins.get(candidate.covers[0]) == "gpu"
+            else reason(table, candidate, network.gpu_only, is_mixed, subject, free_rows),
         )
         for candidate in candidates
     )

@@ -22,13 +22,7 @@ def gpu_only_table(generator: CandidateGenerator) -> CostTable:
     """The cost table of the GPU with all memory channels. Nothing is deferred, so it has no transitions."""
     channels = generator.system.gpu.memory_channels
     candidates = generator.costs.batch_kernels(lambda: fused_groups.gpu_candidates(generator, channels))
-    return CostTable(
-        candidates=candidates,
-        unsupported_reasons={},
-        epilogue_cost={},
-        fused_epilogue_cost={},
-        overlaps_launches=generator.system.overlaps_launches,
-    )
+    return CostTable(candidates=candidates, overlaps_launches=generator.system.overlaps_launches)
 
 
 def gpu_only_search(generator: CandidateGenerator, goal: Goal) -> PlanSearch:

@@ -179,6 +179,25 @@ def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Eva
     return evaluate(graph, candidates, table, system)
 
 
+def plan_evaluation(search_result: SearchResult, plan: Plan) -> Evaluation | None:
+    """Evaluate another plan of the network, the system and the costs of `search_result`; None if impossible.
+
+    Its tensors lie in the GPU channels if a choice is impossible at its own.
+    """
+    graph, generator, table = search_result.graph, search_result.generator, search_result.table
+    for variant in (plan, plan.with_gpu_channels()):
+        try:
+            if any(choice.uses_pim for choice in variant.choices):
+                candidates, table = _plan_candidates(graph, generator, table, variant)
+                _require_readable(generator, table, candidates)
+            else:
+                candidates = tuple(_gpu_only_candidate(generator, table, c) for c in variant.choices)
+        except PlanError:
+            continue
+        return evaluate(graph, candidates, table, search_result.system)
+    return None
+
+
 def _plan_candidates(
     graph: RegionGraph, generator: CandidateGenerator, table: CostTable, plan: Plan
 ) -> tuple[tuple[Candidate, ...], CostTable]:

@@ -17,10 +17,8 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 
 MIB = 2**20
-TITLES = {
-    "windows": "im2row, im2col",
-    "shifted": "kn2row, kn2col",
-}  # of families that have another name in the paper
+# of families that have another name in the paper
+TITLES = {"windows": "im2row, im2col", "shifted": "kn2row, kn2col"}
 WIDE_RANGE = 20  # an axis is logarithmic if the ratio of its largest to its smallest value is above this
 SIZE = {"width": 330, "height": 230}  # of a panel
 

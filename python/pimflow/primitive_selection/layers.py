@@ -348,14 +348,7 @@ class Layers:
             task = Task(label=label, resource="cpu", execution_ns=time_ns, known=Provenance.MEASURED)
             tensor, source, target = key
             edges[tensor, _placement(source), _placement(target)] = EdgeCost(task=task)
-        return CostTable(
-            candidates=candidates,
-            unsupported_reasons={},
-            epilogue_cost={},
-            fused_epilogue_cost={},
-            transforms=edges,
-            inputs=self.inputs,
-        )
+        return CostTable(candidates=candidates, transforms=edges, inputs=self.inputs)
 
     def _candidates(
         self, region: Region, profile: Profile, layouts: tuple[str, ...]

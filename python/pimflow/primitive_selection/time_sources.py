@@ -125,10 +125,8 @@ class PrimitiveTimes:
 
             measurer = measuring.Measurer(self._cache, machine=self._machine)
             new_profile = measurer.measure([], [], 0, extra_keys=keys)
-            times, failed = (
-                self.profile.times_ns | new_profile.times_ns,
-                self.profile.failed | new_profile.failed,
-            )
+            times = self.profile.times_ns | new_profile.times_ns
+            failed = self.profile.failed | new_profile.failed
             self.profile = self._with_predictions(replace(self.profile, times_ns=times, failed=failed))
         return bool(keys)
 

@@ -28,9 +28,8 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
 
 def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
     """The launches for a whole region; the last one also reads the operands of the epilogue."""
-    assert region.geometry is not None, (
-        region.name
-    )  # `unsupported_primitive_reason` refuses regions without one
+    # `unsupported_primitive_reason` refuses regions without one
+    assert region.geometry is not None, region.name
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
     result_bytes = FP32_BYTES * region.output_elements

@@ -315,48 +315,6 @@ def _axis_end(values: Sequence[float]) -> float:
     return max(values, default=1.0) * 1.3
 
 
-def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
-    """Chart of speed-ups by convention, that of the plan first."""
-    values = [
-        {"what": convention, "speedup": ratio, "own": position == 0}
-        for position, (convention, ratio) in enumerate(by_convention)
-    ]
-    y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
-    y["axis"] = {"labelLimit": 170, "ticks": False}
-    x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
-    x |= {"axis": {"tickCount": 6, "labelSeparation": 6}, "scale": {"domainMin": 0}}
-    x["scale"]["domainMax"] = _axis_end([ratio for _, ratio in by_convention])
-    return chart(
-        width=WIDTH,
-        height={"step": 26},
-        data={"values": values},
-        layer=[
-            {
-                "mark": {"type": "bar", "height": {"band": 0.7}},
-                "encoding": {
-                    "y": y,
-                    "x": x,
-                    "color": {"condition": {"test": "datum.own", "value": "#4477aa"}, "value": "#8a939d"},
-                    "tooltip": tooltip(("what", "convention"), ("speedup", "speed-up", ".3f")),
-                },
-            },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 4},
-                "encoding": {
-                    "y": y,
-                    "x": x,
-                    "text": {"field": "speedup", "type": "quantitative", "format": ".3f"},
-                },
-            },
-            {
-                "data": {"values": [{"one": 1.0}]},
-                "mark": {"type": "rule", "strokeDash": [5, 4]},
-                "encoding": {"x": {"field": "one", "type": "quantitative"}},
-            },
-        ],
-    )
-
-
 def shares_chart(
     values: Sequence[Mapping[str, object]], columns: Sequence[str], rows: Sequence[str], title: str
 ) -> Chart:

@@ -12,7 +12,7 @@ from pimflow.core.rewrite import MODES, Mode
 from pimflow.report_page import charts
 from pimflow.report_page.blocks import Page, Row, column, escape
 from pimflow.report_page.charts import GPU_ONLY
-from pimflow.report_page.page import ACCOUNTED, conventions, speedup_range
+from pimflow.report_page.page import ACCOUNTED, KINDS, by_kind, conventions, speedup_range
 from pimflow.report_page.stored import StoredPlan, translate_errors
 
 _MODES = tuple(mode.value for mode in MODES)
@@ -129,26 +129,35 @@ def _mode_text(row: Row) -> str:
 
 
 def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
-    values = []
+    values: list[Row] = []
     for name, plan in plans.items():
-        for position, (label, ratio) in enumerate(conventions(plan.report)):
-            values.append({"what": label if position else ACCOUNTED, "plan": name, "x": ratio})
-    labels = list(dict.fromkeys(str(value["what"]) for value in values))
+        own = conventions(plan.report)[0][0]
+        for label, kind, speedup in by_kind(plan.report):
+            label = ACCOUNTED if label == own else label
+            values.append({"what": label, "plan": f"{name}, {kind}", "x": speedup})
     title = "speed-up over the GPU alone"
     yield page.chart("conventions", charts.bar_groups(values, "what", "plan", "x", title, ".3f"))
-    columns = [column("", "what", least=150), *_plan_columns(plans)]
-    columns.append(column("geometric mean", "mean", least=110))
-    yield page.table("speedups", columns, _means(values, labels, list(plans)))
+    columns = [column("", "what", least=150)]
+    for number, name in enumerate(plans):
+        columns += [column(f"{name}, {kind}", f"{kind}{number}", least=110) for kind in KINDS]
+    columns += [column(f"geometric mean, {kind}", f"mean {kind}", least=110) for kind in KINDS]
+    yield page.table("speedups", columns, _speedup_rows(values, list(plans)))
 
 
-def _means(values: Sequence[Row], labels: Sequence[str], names: Sequence[str]) -> list[Row]:
-    """A row for each convention: speed-ups, and their geometric mean if every plan has one."""
+def _speedup_rows(values: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """A row for each convention: speed-ups by plan and kind, and their geometric means over all plans."""
     rows: list[Row] = []
-    for label in labels:
+    for label in dict.fromkeys(str(value["what"]) for value in values):
+        cells: dict[str, str] = {}
         speedups = {value["plan"]: float(value["x"]) for value in values if value["what"] == label}
-        cells = {f"plan{number}": f"{speedups[n]:.3f}x" for number, n in enumerate(names) if n in speedups}
-        mean = f"{geometric_mean(speedups.values()):.3f}x" if len(speedups) == len(names) else ""
-        rows.append({"what": label, **cells, "mean": mean})
+        for kind in KINDS:
+            known = {
+                n: speedups[key] for n, name in enumerate(names) if (key := f"{name}, {kind}") in speedups
+            }
+            cells |= {f"{kind}{number}": f"{speedup:.3f}x" for number, speedup in known.items()}
+            if len(known) == len(names):
+                cells[f"mean {kind}"] = f"{geometric_mean(known.values()):.3f}x"
+        rows.append({"what": label, **cells})
     return rows
 
 

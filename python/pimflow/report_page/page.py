@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pimflow.report_page.charts import GPU_ONLY, ROWS
 from pimflow.report_page.stored import StoredPlan, translate_errors
 
 ACCOUNTED = "as accounted"
+KINDS = ("same plan", "searched again")  # plans whose speed-up under a convention is shown
 _METRICS = ("multipliers", "bus", "rows", "refresh")
 
 
@@ -61,19 +62,27 @@ def cards(rows: list[tuple[str, str, str, str]]) -> str:
 
 def speedup_range(report: dict[str, Any]) -> str:
     """The smallest and the largest speed-up of all conventions; empty if only one was searched."""
-    ratios = [ratio for _, ratio in conventions(report)]
+    best = (again or same for _, same, again in conventions(report))
+    ratios = [ratio for ratio in best if ratio is not None]
     return f"{min(ratios):.2f}x to {max(ratios):.2f}x" if len(ratios) > 1 else ""
 
 
-def conventions(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Speed-ups by convention, that of the plan first."""
+def conventions(report: dict[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Speed-ups by convention, of the same plan and searched again; that of the plan first."""
     other_conventions = [
-        (_short_name(convention["what"]), convention["speedup"]) for convention in report["conventions"]
+        (_short_name(entry["what"]), entry["same_plan"], entry["searched_again"])
+        for entry in report["conventions"]
     ]
-    return [
-        (f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]),
-        *other_conventions,
-    ]
+    own = f"{ACCOUNTED} ({report['accounting']}, {report['timing']})"
+    return [(own, report["speedup"], report["speedup"]), *other_conventions]
+
+
+def by_kind(report: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Speed-ups by convention and by one of `KINDS`, as far as they are known."""
+    for label, *speedups in conventions(report):
+        for kind, speedup in zip(KINDS, speedups):
+            if speedup is not None:
+                yield label, kind, speedup
 
 
 def _short_name(convention: str) -> str:
@@ -175,6 +184,10 @@ def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
         column("bytes, kB", "kb", digits=1, least=78),
         column("GPU alone, us", "before", digits=2, least=78),
         column("plan, us", "after", digits=2, least=74),
+        column("GPU busy, us", "gpu_busy", digits=2, least=74),
+        column("GPU idle, us", "gpu_idle", digits=2, least=74),
+        column("PIM busy, us", "pim_busy", digits=2, least=74),
+        column("PIM idle, us", "pim_idle", digits=2, least=74),
         column("saved, us", "saved", digits=2, least=74),
         column("energy, uJ", "energy", digits=2, least=78),
         column("was, uJ", "energy_before", digits=2, least=74),
@@ -204,6 +217,10 @@ def _layer_row(plan: StoredPlan, row: Row) -> Row:
         "kb": row["operand_bytes"] / 1e3,
         "before": before,
         "after": after,
+        "gpu_busy": row["busy_ns"]["gpu"] / 1e3 if first else None,
+        "gpu_idle": row["idle_ns"]["gpu"] / 1e3 if first else None,
+        "pim_busy": row["busy_ns"]["pim"] / 1e3 if first else None,
+        "pim_idle": row["idle_ns"]["pim"] / 1e3 if first else None,
         "saved": before - after if after is not None and len(row["covers"]) == 1 else None,
         "energy": row["energy_pj"] / 1e6 if first else None,
         "energy_before": row["energy_gpu_only_pj"] / 1e6,
@@ -257,8 +274,13 @@ def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
 
 
 def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
-    yield '<div class="two"><div><p class="note">Each is a search of its own.</p>'
-    yield page.chart("conventions", charts.speedups(conventions(report)))
+    yield (
+        '<div class="two"><div><p class="note">“same plan” is this plan, charged as the convention says; '
+        "“searched again” is the best plan there.</p>"
+    )
+    values = [{"what": what, "kind": kind, "x": speedup} for what, kind, speedup in by_kind(report)]
+    title = "speed-up over the GPU alone"
+    yield page.chart("conventions", charts.bar_groups(values, "what", "kind", "x", title, ".3f"))
     gaps = [
         f"{_short_name(entry['what'])} {100 * entry['gap']:.2f} %"
         for entry in report["conventions"]
@@ -335,14 +357,15 @@ def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
 def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
     memory = report["memory"]
     smallest = (
-        "the smallest"
+        "no pool of these tensors is smaller"
         if memory["optimal"]
-        else f"no plan is below {memory['lower_bound_bytes'] / 1e6:.3f} MB"
+        else f"no pool of them is below {memory['lower_bound_bytes'] / 1e6:.3f} MB"
     )
     pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
+    place, boxes = ("copied into it", ", or a weight,") if _streams(report) else ("beside it", ",")
     yield (
         f'<p class="note">{escape(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
-        f"{escape(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
+        f"{escape(memory['target'])}; {weights} of weights {place}. Each box is the result of a layer{boxes} "
         f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
     )
     placed = [
@@ -394,6 +417,11 @@ def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
     yield f"<h3>Assumed values that touch the result</h3>{assumed}"
 
 
+def _streams(report: Mapping[str, Any]) -> bool:
+    """Whether weights are copied from the host's memory; reports of older versions do not say it."""
+    return report.get("weights") == "streamed"
+
+
 def _reproduce(plan: StoredPlan) -> Iterator[str]:
     report = plan.report
     options = {
@@ -409,11 +437,13 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         "--splits": report["splits"],
         "--channel-sharing": report["channel_sharing"],
         "--launches": report["launches"],
+        **({"--weights": "streamed", "--copy-ahead": report["copy_ahead"]} if _streams(report) else {}),
         "--objective": report["objective"],
         "--modes": ",".join(report["modes"]),
         "--target": report["gpu_part"]["target"],
     }
     flags = " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in options.items())
+    flags += "".join(f" --pin {shlex.quote(f'{layer}={how}')}" for layer, how in report["pins"].items())
     command = f"pimflow compile {shlex.quote(report['model'])} {flags} -o {shlex.quote(plan.name)}"
     lines = [
         command,

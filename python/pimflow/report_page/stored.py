@@ -60,8 +60,7 @@ class StoredPlan:
             report, timeline, plan, sealed = (
                 read_json(path / file, ArtifactError) for file in (REPORT, TIMELINE, PLAN, INTERFACE)
             )
-            # Reports that were written before they had this key have the same other keys.
-            if report.get("schema_version", REPORT_VERSION) != REPORT_VERSION:
+            if report.get("schema_version") != REPORT_VERSION:
                 raise ValueError("schema_version")
             digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
             return cls(

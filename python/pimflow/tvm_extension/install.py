@@ -26,6 +26,7 @@ _RELAY_MODULES = (
     "frontend",
     "graph_executor",
     "pass_options",
+    "verification",
 )  # of pimflow.tvm_extension.relay
 
 

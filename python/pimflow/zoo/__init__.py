@@ -1,12 +1,15 @@
 """The embedded networks, and how any ONNX network is loaded; without TVM."""
 
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types
-from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
+from pimflow.zoo.draws import Draw
+from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
+from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
-from pimflow.zoo.models import is_onnx, load_model, name_nodes, read_model
+from pimflow.zoo.models import is_onnx, load_exact, load_model, name_nodes, read_model, without_double
+from pimflow.zoo.precision import has_double
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
 from pimflow.zoo.weights import is_weight, with_weights
@@ -14,6 +17,7 @@ from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
     "GRAPHS",
+    "Draw",
     "ModelInfo",
     "context_shapes",
     "decoder",
@@ -24,17 +28,25 @@ __all__ = [
     "all_names",
     "example_arrays",
     "example_inputs",
+    "with_values",
+    "without_double",
     "with_weights",
+    "has_double",
     "index_bounds",
+    "input_draws",
     "input_types",
     "is_onnx",
     "is_weight",
     "load",
+    "load_exact",
     "load_model",
     "name_nodes",
     "names",
+    "open_ranks",
     "parse_shape",
+    "shapes_from_arrays",
     "past_name",
+    "positive_draws",
     "present_name",
     "read_model",
     "state_pairs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx
@@ -11,8 +11,9 @@ from onnx import helper
 
 from pimflow.errors import ModelError
 from pimflow.zoo import weights
-from pimflow.zoo.indices import index_bounds
-from pimflow.zoo.shapes import Shape, require_fixed_dims
+from pimflow.zoo.draws import Draw
+from pimflow.zoo.indices import index_bounds, input_draws
+from pimflow.zoo.shapes import Shape, fixed_dims
 
 
 def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
@@ -30,14 +31,26 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     dict of str to numpy.ndarray
         Arrays of the inputs' shapes and types. Floats have mean 0 and variance 1, and are in [-3, 3] (a sum
         of three uniforms). Integers are 0, 1 or 2; indices into a table are any of its rows. Booleans are
-        true with probability 1/2.
+        true with probability 1/2. Values that the graph restricts are drawn as :func:`input_draws` says.
 
     Raises
     ------
     ModelError
         If an input has a dynamic dimension or does not hold numbers.
     """
-    return example_arrays(input_types(model), seed, index_bounds(model))
+    return example_arrays(input_types(model), seed, index_bounds(model), input_draws(model))
+
+
+def positive_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]) -> dict[str, Draw]:
+    """Distributions above zero of the floating-point inputs that are not in `known`.
+
+    For a network whose reference is NaN for usual inputs: it takes roots or logarithms of what it computes.
+    """
+    return {
+        name: Draw("uniform", 0.1, 0.9)
+        for name, (_, dtype) in types.items()
+        if name not in known and np.issubdtype(dtype, np.floating)
+    }
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
@@ -50,20 +63,31 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
         kind = value.type.tensor_type.elem_type
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
-        dims = require_fixed_dims(value, f"model '{model.graph.name}'")
+        dims = fixed_dims(value, f"model '{model.graph.name}'")
         types[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
     return types
 
 
 def example_arrays(
-    types: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+    types: Mapping[str, tuple[tuple[int, ...], object]],
+    seed: int = 0,
+    rows: Mapping[str, int] | None = None,
+    draws: Mapping[str, Draw] | None = None,
 ) -> dict[str, np.ndarray]:
     """Draw what :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 
-    `rows` has the sizes of tables that inputs index, as :func:`index_bounds` returns them.
+    Parameters
+    ----------
+    rows : mapping of str to int, optional
+        The sizes of tables that inputs index, as :func:`index_bounds` returns them.
+    draws : mapping of str to Draw, optional
+        By input, another distribution.
     """
     arrays = {}
     for name, (dims, dtype) in types.items():
+        if draws and name in draws:
+            arrays[name] = draws[name].array(name, dims, dtype, seed)
+            continue
         first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
         normal = (first + second + third).reshape(dims)
         if np.issubdtype(dtype, np.bool_):

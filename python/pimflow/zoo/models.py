@@ -15,9 +15,18 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
-from pimflow.zoo.precision import require_types, to_single
+from pimflow.zoo.precision import (
+    NARROW,
+    OTHER_TYPES,
+    has_double,
+    refuse_bit_casts,
+    require_types,
+    to_single,
+)
 from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
+
+DEFAULT_OPSET = 18  # of ONNX's own operators in a network that has none, but gets some
 
 
 def load_model(
@@ -29,7 +38,7 @@ def load_model(
     context: int | None = None,
     states: dict[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Load a network with every shape known, from wherever it is.
+    """Load a network with every shape known, from wherever it is, to be compiled.
 
     Parameters
     ----------
@@ -64,16 +73,44 @@ def load_model(
         If the file cannot be read, is no valid ONNX model, has a dynamic input that `shapes` does not
         fix, or contradicts `shapes`.
     """
-    where, new_model = _open_copy(model, context)
+    return without_double(load_exact(model, shapes, seed, batch=batch, context=context, states=states))
+
+
+def without_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A result of `load_exact` in the types that networks are compiled in; itself if it has them."""
+    if not has_double(model):
+        return model
+    single = onnx.ModelProto()
+    single.CopyFrom(model)
+    to_single(single)
+    name_nodes(single)
+    return _infer_types(single)
+
+
+def load_exact(
+    model: str | os.PathLike | onnx.ModelProto,
+    shapes: dict[str, Shape] | None = None,
+    seed: int | None = 0,
+    *,
+    batch: int | None = None,
+    context: int | None = None,
+    states: dict[str, str] | None = None,
+) -> onnx.ModelProto:
+    """As :func:`load_model`, but tensors that are fp64 in the file are fp64: what a reference computes.
+
+    ONNX Runtime rounds after every operator in fp16 and bf16, which are fp32 here too.
+    """
+    where, new_model = open_copy(model, context)
     try:
         _keep_data_inputs(new_model)
         require_types(new_model, where)
         _check_split_outputs(new_model, where)
         _check_flags(new_model, where)
         _check_casts(new_model, where)
+        refuse_bit_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
-        to_single(new_model, pairs.values())
+        to_single(new_model, pairs.values(), NARROW if context is None else OTHER_TYPES)
         name_nodes(new_model)
         if context is not None:
             if not pairs:
@@ -103,8 +140,8 @@ def load_model(
         raise ModelError(f"{where}: cannot be checked (2 GiB limit?): {_one_line(error)}") from None
 
 
-def _open_copy(
-    model: str | os.PathLike | onnx.ModelProto, context: int | None
+def open_copy(
+    model: str | os.PathLike | onnx.ModelProto, context: int | None = None
 ) -> tuple[str, onnx.ModelProto]:
     """What errors call `model`, and a copy of it that may be changed; its weights are in it."""
     if isinstance(model, onnx.ModelProto):
@@ -123,6 +160,8 @@ def _open_copy(
         where, new_model = f"'{os.fspath(model)}'", read_model(Path(model))
     if not new_model.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
+    if not any(entry.domain in ("", "ai.onnx") for entry in new_model.opset_import):
+        new_model.opset_import.append(onnx.helper.make_opsetid("", DEFAULT_OPSET))
     _store_densely(new_model)
     if any(map(external_data_helper.uses_external_data, new_model.graph.initializer)):
         raise ModelError(f"{where}: its weights are in another file; give the path of the model")
@@ -179,15 +218,16 @@ def _is_path(text: str) -> bool:
     return text != "" and Path(text).exists()
 
 
-def read_model(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file, unchanged, with its external data; raises `ModelError`."""
+def read_model(path: Path, external_data: bool = True) -> onnx.ModelProto:
+    """Read an ONNX file, unchanged, with its external data unless told otherwise; raises `ModelError`."""
     try:
         if path.is_char_device():
             raise ModelError(f"'{path}': is a device, which may have no end")
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
             raise DecodeError("a string is not UTF-8")
-        external_data_helper.load_external_data_for_model(model, str(path.parent))
+        if external_data:
+            external_data_helper.load_external_data_for_model(model, str(path.parent))
     except OSError as error:
         place = f" '{error.filename}'" if error.filename not in (None, str(path)) else ""
         raise ModelError(f"'{path}': cannot be read{place}: {error.strerror or error}") from None

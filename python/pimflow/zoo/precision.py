@@ -1,4 +1,4 @@
-"""Converts a network to one floating-point type: fp32, in which its reference is computed."""
+"""Converts a network to one floating-point type: fp32, in which networks are compiled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UnsupportedOpError
 
-_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_OTHER_TYPES = (*_NARROW, TensorProto.DOUBLE)
+NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+OTHER_TYPES = (*NARROW, TensorProto.DOUBLE)
 
 # Operators whose results are elements of their operands, or exact functions of them, in any type.
 _EXACT = {
@@ -20,6 +20,10 @@ _EXACT = {
     "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split",
     "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
+# Operators of chains that stay fp64 where they compute with whole numbers (`_whole_numbers`), and `_EXACT`.
+_ARITHMETIC = {"Add", "Cast", "Ceil", "Div", "Floor", "Mod", "Mul", "Pow", "Round", "Sign", "Sqrt", "Sub"}
+_COMPARISONS = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+_WHOLE = (TensorProto.INT64, TensorProto.UINT64, TensorProto.INT32, TensorProto.UINT32)
 # Operators whose results may change completely if an operand changes by a rounding.
 _DECIDING = {
     "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf",
@@ -31,8 +35,12 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     """Raise :class:`ModelError` for errors of types that `to_single` would hide from ONNX Runtime.
 
     These are tensors without a type, and operands of different floating-point types where all have to be
-    equal.
+    equal. Raise :class:`UnsupportedOpError` for an input that is no tensor.
     """
+    for value in model.graph.input:
+        kind = (value.type.WhichOneof("value") or "").removesuffix("_type")
+        if kind in ("optional", "sequence", "map"):
+            raise UnsupportedOpError(f"{where}: input '{value.name}' is of type '{kind}'; make it a tensor")
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     for value in values:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
@@ -46,6 +54,22 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
             raise ModelError(
                 f"{where}: not a valid ONNX model: {' '.join(str(error).split())[:240]}"
             ) from None
+
+
+def refuse_bit_casts(model: onnx.ModelProto, where: str) -> None:
+    """Raise :class:`UnsupportedOpError` for a BitCast from or to a type that `to_single` makes fp32."""
+    casts = [node for node in model.graph.node if node.op_type == "BitCast"]
+    kinds: dict[str, int] = {}
+    if casts:
+        graph = shape_inference.infer_shapes(_strip_weights(model)).graph
+        kinds = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
+    for node in casts:
+        for kind in (kinds.get(node.input[0], 0), _cast_target(node).i):
+            if kind in OTHER_TYPES:
+                label, name = node.name or node.output[0], TensorProto.DataType.Name(kind)
+                raise UnsupportedOpError(
+                    f"{where}: BitCast '{label}' of {name} is not supported: it is computed in FLOAT"
+                )
 
 
 def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -65,30 +89,72 @@ def has_other_types(model: onnx.ModelProto) -> bool:
     """Whether `to_single` changes any input, output, weight or intermediate tensor of known type."""
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     stored = {value.type.tensor_type.elem_type for value in values}
-    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(_OTHER_TYPES)
+    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(OTHER_TYPES)
 
 
-def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
+def has_double(model: onnx.ModelProto) -> bool:
+    """Whether an input, output, weight or intermediate tensor of known type is fp64."""
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    stored = {value.type.tensor_type.elem_type for value in values}
+    return TensorProto.DOUBLE in stored.union(tensor.data_type for tensor in model.graph.initializer)
+
+
+def to_single(
+    model: onnx.ModelProto, caches: Container[str] = (), kinds: Container[int] = OTHER_TYPES
+) -> None:
     """Convert fp16, bf16 and fp64 to fp32, in place: inputs, weights, casts and intermediate tensors.
 
-    What is stored in fp16 is decided by the system. ONNX Runtime has no fp64 convolution, and rounds after
-    every operator in fp16. Outputs of these types keep them: a node at the end casts each. Outputs in
-    `caches` become fp32, since they are inputs of the next step.
+    What is stored in fp16 is decided by the system. ONNX Runtime rounds after every operator in fp16. Outputs
+    of these types keep them: a node at the end casts each. Outputs in `caches` become fp32, since they are
+    inputs of the next step. Tensors stay fp64 that integers of 32 and 64 bits are cast to, with all that is
+    computed from them, if that is elementwise: fp32 would change integers above 2^24.
+
+    Parameters
+    ----------
+    kinds : container of int
+        Types that are converted; without fp64 the file's is kept.
 
     A cast to fp16 or bf16 usually says in which type the following operators compute; fp32 is more exact, and
     replaces it. But if the result is only cast back or compared, the purpose of the cast is to round. Such a
     cast stays, and a second cast converts its result to fp32.
     """
+    kept = _whole_numbers(model) if TensorProto.DOUBLE in kinds else set()
     returned = {
         value.name: value.type.tensor_type.elem_type
         for value in model.graph.output
-        if value.type.tensor_type.elem_type in _OTHER_TYPES and value.name not in caches
+        if value.type.tensor_type.elem_type in kinds and value.name not in kept and value.name not in caches
     }
     _name_types_of_casts(model)
     rounding = _rounding_casts(model.graph)
-    _convert(model.graph)
+    _convert(model.graph, kinds, kept)
     _insert_rounding(model.graph, rounding)
     _cast_outputs(model.graph, returned)
+
+
+def _whole_numbers(model: onnx.ModelProto) -> set[str]:
+    """Names of the fp64 tensors that stay: see `to_single`."""
+    casts = [node for node in model.graph.node if node.op_type == "Cast"]
+    if not any(_cast_target(node).i == TensorProto.DOUBLE for node in casts):
+        return set()
+    graph = shape_inference.infer_shapes(_strip_weights(model)).graph
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    inputs = {value.name for value in model.graph.input}
+    groups: dict[str, set[str]] = {}  # by tensor, the fp64 tensors that one chain connects
+    barred: set[str] = {name for name in inputs if types.get(name) == TensorProto.DOUBLE}
+    sources: set[str] = set()
+    for node in model.graph.node:
+        doubles = [name for name in (*node.input, *node.output) if types.get(name) == TensorProto.DOUBLE]
+        group = set(doubles).union(*(groups.get(name, ()) for name in doubles))
+        groups |= dict.fromkeys(group, group)
+        if node.op_type == "Cast" and types.get(node.input[0]) in _WHOLE:
+            sources.update(doubles)
+        if node.op_type not in _EXACT | _ARITHMETIC | _COMPARISONS | {"Constant"}:
+            barred.update(doubles)
+    chains = [group for group in groups.values() if group & sources and not group & barred]
+    return set().union(*chains)
 
 
 def _name_types_of_casts(model: onnx.ModelProto) -> None:
@@ -101,7 +167,7 @@ def _name_types_of_casts(model: onnx.ModelProto) -> None:
             types[value.name] = value.type.tensor_type.elem_type
         types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in (node for graph in _graphs(model.graph) for node in graph.node):
-        if node.op_type == "CastLike" and (to := types.get(node.input[1])) in _NARROW:
+        if node.op_type == "CastLike" and (to := types.get(node.input[1])) in NARROW:
             node.op_type = "Cast"
             node.attribute.append(helper.make_attribute("to", to))
             del node.input[1:]
@@ -113,7 +179,7 @@ def _rounding_casts(graph: onnx.GraphProto) -> dict[str, int]:
     for node in (node for subgraph in _graphs(graph) for node in subgraph.node):
         if node.op_type == "Cast":
             target = _cast_target(node).i
-            narrow |= {node.output[0]: target} if target in _NARROW else {}
+            narrow |= {node.output[0]: target} if target in NARROW else {}
         for name in node.input:
             readers.setdefault(name, []).append(node)
     rounding = {}
@@ -181,23 +247,25 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(attribute.g)
 
 
-def _convert(graph: onnx.GraphProto) -> None:
+def _convert(graph: onnx.GraphProto, kinds: Container[int], kept: Container[str]) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _OTHER_TYPES:
+        if value.type.tensor_type.elem_type in kinds and value.name not in kept:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
-        _convert_tensor(tensor)
+        if tensor.name not in kept:
+            _convert_tensor(tensor, kinds)
     for node in graph.node:
+        is_kept = any(name in kept for name in node.output)
         for attribute in node.attribute:
-            if attribute.HasField("t"):
-                _convert_tensor(attribute.t)
-            elif attribute.HasField("g"):
-                _convert(attribute.g)
-            elif attribute.name in ("to", "dtype") and attribute.i in _OTHER_TYPES:
+            if attribute.HasField("g"):
+                _convert(attribute.g, kinds, kept)
+            elif attribute.HasField("t") and not is_kept:
+                _convert_tensor(attribute.t, kinds)
+            elif attribute.name in ("to", "dtype") and attribute.i in kinds and not is_kept:
                 attribute.i = TensorProto.FLOAT
 
 
-def _convert_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _OTHER_TYPES:
+def _convert_tensor(tensor: TensorProto, kinds: Container[int]) -> None:
+    if tensor.data_type in kinds:
         array = numpy_helper.to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -26,11 +26,11 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     Raises
     ------
     UsageError
-        If `text` is anything else, or a size is below 1.
+        If `text` is anything else.
     """
     name, equals, sizes = text.rpartition("=")
     parts = sizes.split(",")
-    if not (name.strip() and equals and all(p.strip().isdecimal() and int(p) > 0 for p in parts)):
+    if not (name.strip() and equals and all(p.strip().isdecimal() for p in parts)):
         raise UsageError(f"shape '{text}' is not NAME=SIZES; write it as input=1,3,224,224")
     return name.strip(), tuple(map(int, parts))
 
@@ -44,8 +44,8 @@ def fix_shapes(
     for name, shape in shapes.items():
         if name not in inputs:
             raise UnknownNameError("input", name, inputs)
-        if any(size < 1 for size in shape):
-            raise UsageError(f"shape of input '{name}': every size must be 1 or more, not {shape}")
+        if any(size < 0 for size in shape):
+            raise UsageError(f"shape of input '{name}': every size must be 0 or more, not {shape}")
         declared = dims_of(inputs[name])
         tensor = inputs[name].type.tensor_type
         if declared is None:
@@ -66,7 +66,7 @@ def fix_shapes(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
                 dim.dim_value = symbols[dim.dim_param]
-        if value.type.HasField("tensor_type"):
+        if value.type.HasField("tensor_type") and value.name not in shapes:
             require_fixed_dims(value, where)
     del model.graph.value_info[:]
     # Results of these nodes get no inferred shapes, so they are fixed here. All others do, which is right
@@ -149,6 +149,14 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     if not tensor.HasField("shape"):
         return None
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
+
+
+def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
+    """Return a value's shape, also one that holds nothing; raise :class:`ModelError` if a size is open."""
+    sizes = value.type.tensor_type.shape.dim
+    if any(map(_is_zero, sizes)) and all(dim.HasField("dim_value") for dim in sizes):
+        return tuple(dim.dim_value for dim in sizes)
+    return require_fixed_dims(value, where)
 
 
 def require_fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:

@@ -79,7 +79,9 @@ class CommandParser(OneLineParser):
     def keywords(self, args: argparse.Namespace, *classes: type) -> dict[str, Any]:
         """The values of the options that dataclasses declare and the command has, as keywords of Python."""
         return {
-            name: dict(getattr(args, name)) if declaration.is_mapping else getattr(args, name)
+            name: _mapping(declaration.flag, getattr(args, name))
+            if declaration.is_mapping
+            else getattr(args, name)
             for cls in classes
             for name, declaration in options.declarations(cls).items()
             if hasattr(args, name) and any(name == n and issubclass(cls, c) for c, n in self._declared)
@@ -97,6 +99,16 @@ class CommandParser(OneLineParser):
     def _require(self, text: str) -> None:
         self._required.append(text)
         self.usage = " ".join((*self._required, "[OPTION …]"))
+
+
+def _mapping(flag: str, items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The items of a repeated option; raises `UsageError` for a name that is given twice."""
+    mapping: dict[str, Any] = {}
+    for name, value in items:
+        if name in mapping:
+            raise UsageError(f"{flag} {name}=…: '{name}' is given twice; give it once")
+        mapping[name] = value
+    return mapping
 
 
 def _argparse_details(declaration: options.Option, default: Any) -> dict[str, Any]:

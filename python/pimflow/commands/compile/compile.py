@@ -21,6 +21,7 @@ from pimflow.commands.compile.conventions import (
 )
 from pimflow.commands.compile.options import ALL, CompileOptions
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.inputs import network_keywords
 from pimflow.commands.shared.report import Report
 from pimflow.commands.shared.report_text import summary
 from pimflow.commands.shared.search import SearchRequest
@@ -28,6 +29,7 @@ from pimflow.commands.shared.search_arguments import SEARCH, as_system
 from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
+from pimflow.compiler.kernel_checks.check import require_kernels
 from pimflow.compiler.verification import Verification
 from pimflow.core.options import field_names
 from pimflow.core.plan import Plan
@@ -164,8 +166,9 @@ def compile(
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
-    inputs : mapping of str to ndarray, optional
-        Inputs of the verification; random ones of `zoo.example_arrays` by default.
+    inputs, input_values
+        Inputs of the verification, of one sample or several; drawn by default
+        (`commands.shared.inputs.InputOptions`). Arrays also fix the shapes that the model leaves open.
     tolerance : float, optional
         Largest error of outputs, as a fraction of the reference's largest value. By default 2e-3 for fp16 and
         1e-5 for fp32; if an output exceeds that, twice the deviation that roundings alone cause in the
@@ -178,6 +181,9 @@ def compile(
         or names such as ``pim-launch=0`` (docs/conventions.md), as a list or in one text with commas. Each
         takes a few seconds at most. The report has their speed-ups. After an interrupt the directory is
         complete, and its report lists those that are missing (`Compiled.with_conventions`).
+    check_kernels : bool
+        Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
+        accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional
@@ -197,6 +203,7 @@ def compile(
     begin = time.perf_counter()
     settings, search_keywords = _split(keywords)
     convention_names(settings.conventions, as_system(target_system))  # raises before the work
+    search_keywords = network_keywords(model, settings, search_keywords)
     choice = None
     if settings.pim_channels:
         choice = _channels(model, target_system, progress, search_keywords)
@@ -228,10 +235,15 @@ def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compi
     placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
     build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
+    checked_kernels = 0
+    if request.check_kernels:
+        request.progress("checking kernels")
+        checked_kernels = require_kernels(prepared.network, placed.search_result)
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
+    report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None

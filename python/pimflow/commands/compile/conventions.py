@@ -20,6 +20,7 @@ from pimflow.host.result_cache import CODE_PACKAGES, code_digest, sources_digest
 from pimflow.placement import Goal, SearchResult, apply, reevaluate, search
 from pimflow.placement.candidates.pim_attention import can_write_caches
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
+from pimflow.placement.plan_application import plan_evaluation
 from pimflow.primitives.launches import can_compute
 from pimflow.simulators.pim.timing import timings
 
@@ -88,18 +89,19 @@ def convention_names(conventions: str | Sequence[str], base: System) -> tuple[st
 
 @dataclass(frozen=True, kw_only=True)
 class ConventionGain:
-    """The speed-up of a network under a convention.
+    """The speed-ups of a network under a convention.
 
     Attributes
     ----------
-    speedup : float
+    same_plan, searched_again : float or None
     gap : float
         See `report.Convention`.
     terms : tuple of AccountingTerm
         The steps between both accountings, if the convention is the other accounting.
     """
 
-    speedup: float
+    same_plan: float | None
+    searched_again: float | None
     gap: float
     terms: tuple[AccountingTerm, ...]
 
@@ -158,13 +160,19 @@ class ConventionSearch:
                 objective=goal.objective,
                 search_seconds=min(goal.search_seconds, MAX_SEARCH_SECONDS),
                 modes=goal.modes,
+                pins=goal.pins,
                 primitives=goal.primitives,
             )
             return search(graph, system, costs, goal, original)
-        plan = self.plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
-        if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
-            plan = plan.with_gpu_channels()  # tensors may lie in other channels there
+        plan = self._carried_plan(self.plan, graph, system)
         return apply(graph, system, plan, costs, Goal(primitives=goal.primitives), original)
+
+    def _carried_plan(self, plan: Plan, graph: RegionGraph, system: System) -> Plan:
+        """`plan` for the regions of a convention, and for where tensors may lie there."""
+        plan = plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
+        if system.charges("channel-modes") != self.search_result.system.charges("channel-modes"):
+            return plan.with_gpu_channels()
+        return plan
 
     def _gain(self, name: str) -> ConventionGain:
         base, search_result = self.search_result, self.search_under(name)
@@ -172,7 +180,19 @@ class ConventionSearch:
         if search_result.system.accounting != base.system.accounting:
             full = base.system.accounting == "full"
             terms = accounting_terms(*((search_result, base) if full else (base, search_result)))
-        return ConventionGain(speedup=search_result.speedup, gap=search_result.gap, terms=terms)
+        if self.plan is not None:
+            return ConventionGain(
+                same_plan=search_result.speedup, searched_again=None, gap=search_result.gap, terms=terms
+            )
+        plan = self._carried_plan(base.plan, search_result.graph, search_result.system)
+        same_plan = plan_evaluation(search_result, plan)
+        before_ns = search_result.baseline.latency_ns
+        return ConventionGain(
+            same_plan=before_ns / same_plan.latency_ns if same_plan is not None else None,
+            searched_again=search_result.speedup,
+            gap=search_result.gap,
+            terms=terms,
+        )
 
     def _key(self, name: str) -> tuple[object, ...]:
         """The cache key of a gain."""
@@ -185,7 +205,7 @@ class ConventionSearch:
             "convention",
             tuple(graph and (graph.digest, graph.runs, graph.fusible) for graph in self._graphs(system)),
             (system.identity, search_result.costs.profilers),
-            (goal.objective, goal.modes, goal.primitives),
+            (goal.objective, goal.modes, goal.pins, goal.primitives),
             plan and plan.to_json(),
             *key,
         )
@@ -204,7 +224,13 @@ def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]
     """Return `report`, of a plan for `base`, with the gains under further conventions."""
     systems, known = convention_systems(base), report.conventions
     by_name = {convention.name: convention for convention in known.searched} | {
-        name: Convention(name=name, what=systems[name].text, speedup=gain.speedup, gap=gain.gap)
+        name: Convention(
+            name=name,
+            what=systems[name].text,
+            same_plan=gain.same_plan,
+            searched_again=gain.searched_again,
+            gap=gain.gap,
+        )
         for name, gain in gains.items()
     }
     conventions = ConventionsReport(

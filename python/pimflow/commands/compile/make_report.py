@@ -106,8 +106,17 @@ def _verification(verification: Verification, search_result: SearchResult) -> Ve
 def _regions(
     search_result: SearchResult, decomposition: DecompositionReport | None
 ) -> tuple[RegionReport, ...]:
-    before_ns = _gpu_only_costs(search_result, search_result.baseline.region_ns, decomposition)
-    before_pj = _gpu_only_costs(search_result, search_result.baseline.region_pj, decomposition)
+    baseline, plan_times = search_result.baseline, search_result.evaluation.region_times
+    before_times = baseline.region_times.items()
+    before_ns, busy_before_ns, idle_before_ns, before_pj = (
+        _gpu_only_costs(search_result, costs, decomposition)
+        for costs in (
+            {name: times.latency_ns for name, times in before_times},
+            {name: times.busy_ns["gpu"] for name, times in before_times},
+            {name: times.idle_ns["gpu"] for name, times in before_times},
+            baseline.region_pj,
+        )
+    )
     programs = program_reports(search_result)
     rows = []
     for region in search_result.graph.regions:
@@ -120,7 +129,11 @@ def _regions(
                 gpu_share=candidate.rewrite.gpu_share,
                 axis=candidate.rewrite.axis if isinstance(candidate.rewrite, SplitRewrite) else "",
                 latency_gpu_only_ns=before_ns[region.name],
-                latency_ns=search_result.evaluation.region_ns[region.name],
+                busy_gpu_only_ns=busy_before_ns[region.name],
+                idle_gpu_only_ns=idle_before_ns[region.name],
+                latency_ns=plan_times[region.name].latency_ns,
+                busy_ns=plan_times[region.name].busy_ns,
+                idle_ns=plan_times[region.name].idle_ns,
                 known=Cost.from_candidate(candidate).known,
                 schedule=schedule_text(candidate),
                 primitive=candidate.primitive,

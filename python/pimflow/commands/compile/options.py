@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pimflow.commands.shared.inputs import InputOptions
 from pimflow.commands.shared.options import CalibrationOptions
 from pimflow.core.options import option, require_type, type_check
 from pimflow.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ALL, NONE = "all", "none"  # values of `conventions`
 MIN_POINTS = 2  # points of a front
@@ -41,11 +39,10 @@ def _check_tolerance(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileOptions(CalibrationOptions, group="output"):
+class CompileOptions(CalibrationOptions, InputOptions, group="output"):
     """What is compiled, verified and written; see `pimflow.compile`."""
 
     pim_channels: str | None = None
-    inputs: Mapping[str, np.ndarray] | None = None
     tolerance: float | None = option(
         None,
         "--tolerance X",
@@ -73,5 +70,11 @@ class CompileOptions(CalibrationOptions, group="output"):
         "--dump-ir FOLDER",
         "write the module after every pass to a directory, numbered, as TVMScript",
         check=type_check("a directory to write, or None", str, os.PathLike, type(None)),
+    )
+    check_kernels: bool = option(
+        False,
+        "--check-kernels",
+        "run every CUDA kernel thread by thread on this CPU, and refuse races, accesses out of bounds, "
+        "divergent barriers and wrong values; with --target cuda+pim",
     )
     emit_traces: bool = option(False, "--emit-traces", "write .pim traces, a file a channel (large)")

@@ -164,6 +164,6 @@ def fuse_decomposed(
     inputs = network.example_inputs()
     return DecomposedFusion(
         plan=plan,
-        decomposition=change.summary(inputs, network.reference(inputs)),
+        decomposition=change.summary([inputs], [network.reference(inputs)]),
         dram_bytes_original=sum(map(original.traffic_elements, original.layers)) * accelerator.element_bytes,
     )

@@ -1,1 +1,1 @@
-"""Language models: text token by token, crossovers of attention and products, figures for other tools."""
+"""Language models: text token by token, figures for other tools."""

@@ -10,6 +10,7 @@ import onnx
 import tvm
 
 from pimflow import frontend
+from pimflow.commands.generate.step_bound import ReadTimes, read_times, weight_times
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
@@ -23,7 +24,6 @@ from pimflow.host.garbage_collection import release_memory
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import SearchResult
 from pimflow.relay_passes.canonical.keep_states import POSITION
-from pimflow.simulators.pim.bound import row_limited_ns
 
 PAST, PRESENT = "past_key_values.", "present."
 InputTypes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -171,23 +171,19 @@ def shared_regions(graph: RegionGraph) -> frozenset[str]:
     return frozenset(region.name for region in graph.regions if region.name in names)
 
 
-def bound_ns(search_result: SearchResult, lengths: Lengths, kv_elements: float, uses: int) -> float:
-    """Lower bound of PIM's time for a step: products with weights, and with the cache.
+def step_times(
+    search_result: SearchResult, lengths: Lengths, kv_elements: float, uses: int
+) -> list[ReadTimes]:
+    """Least times of both devices for a step's products: with weights, and with the cache.
 
     Each element of the cache is used `uses` times; it has `kv_elements` for each token and sequence.
     """
     system = search_result.system
     cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
-    cache_ns = row_limited_ns(cache_bytes, uses * lengths.tokens, system.pim, system.pim_channels)
-    return weights_bound_ns(search_result, lengths.batch * lengths.tokens) + cache_ns
-
-
-def weights_bound_ns(search_result: SearchResult, uses: int) -> float:
-    """Lower bound of PIM's time for a network's products with weights, each weight used `uses` times."""
-    system = search_result.system
-    geometries = [region.geometry for region in search_result.graph.regions if region.geometry]
-    weight_bytes = sum(g.oc * g.reduction for g in geometries) * ELEMENT_BYTES[system.dtype]
-    return row_limited_ns(weight_bytes, uses, system.pim, system.pim_channels)
+    return [
+        weight_times(search_result.graph, lengths.batch * lengths.tokens, system),
+        read_times(cache_bytes, uses * lengths.tokens, system),
+    ]
 
 
 class StepRunner:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.commands.generate.crossovers import decode_attention
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.core.attention import Attention
@@ -96,6 +95,22 @@ class ServingAttention:
                 f'"intercept": {entry["intercept"]:.4f}}}',
             ]
         )
+
+
+def decode_attention(heads: int, kv_heads: int, head_size: int, *, places: int, batch: int = 1) -> Attention:
+    """Attention of one layer and one new token of each sequence over a cache of so many places."""
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        value_size=head_size,
+        queries=1,
+        keys=places,
+        scale=head_size**-0.5,
+        causal=True,
+        positioned=True,
+    )
 
 
 def llmservingsim(

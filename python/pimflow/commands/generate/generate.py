@@ -17,17 +17,17 @@ from pimflow.commands.generate.decoding import (
     CompiledStep,
     Lengths,
     StepRunner,
-    bound_ns,
     compile_step,
     place_step,
     shared_regions,
+    step_times,
     verification_inputs,
-    weights_bound_ns,
 )
 from pimflow.commands.generate.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
@@ -307,8 +307,8 @@ class _TokenGenerator:
         decode, language = self.decode, self.job.language
         return DecodeCostModel(
             step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
-            bound_ns=lambda tokens: bound_ns(
-                decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses
+            bound_ns=lambda tokens: shared_bound_ns(
+                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses)
             ),
             context=self.job.context,
             batch=self.job.batch,
@@ -388,10 +388,11 @@ def _model_costs(decoder: Decoder, output: StepCosts, block: SearchResult | Char
 def _model_bound_ns(
     job: GenerationJob, decoder: Decoder, decode: DecodeStep, head: SearchResult, tokens: int
 ) -> float:
-    """The lower bound of PIM's time for a step of a whole model."""
+    """The lower bound of the time of a step of a whole model."""
     kv_elements = job.language.kv_elements / decoder.layers
-    block_ns = bound_ns(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
-    return decoder.layers * block_ns + weights_bound_ns(head, job.batch)
+    block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
+    output = weight_times(head.graph, job.batch, head.system)
+    return shared_bound_ns([*(part.scale(decoder.layers) for part in block), output])
 
 
 def _resident_bytes(search_result: SearchResult) -> int:

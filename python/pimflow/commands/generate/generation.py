@@ -67,7 +67,8 @@ def _repeated_cost(
     evaluation: Evaluation, times: int, single_regions: Collection[str]
 ) -> tuple[float, float]:
     """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.from_search`."""
-    once_ns = sum(evaluation.latency_increase_ns.get(name, 0.0) for name in single_regions)
+    by_region = evaluation.region_times
+    once_ns = sum(by_region[name].latency_ns for name in single_regions if name in by_region)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
     once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in single_regions)
     once_pj += static_pj * once_ns / evaluation.latency_ns
@@ -105,7 +106,7 @@ class DecodeCostModel:
     step_costs : callable
         Gives the `StepCosts` of a step that attends to so many tokens.
     bound_ns : callable
-        Gives the lower bound of PIM's time of such a step.
+        Gives the lower bound of the time of such a step.
     context : int
         Tokens that the caches have room for.
     batch : int
@@ -219,8 +220,8 @@ class Generation:
     full_cache : StepOver
         Figures of a step that attends to the whole context.
     fraction_of_bound : float
-        Lower bound of the banks' time for every product of a step, each row opened once
-        (`simulators.pim.bound.row_limited_ns`), over `tpot_ns`.
+        Lower bound of the time of a step in which PIM's banks and the GPU share all products
+        (`step_bound.shared_bound_ns`), over `tpot_ns`.
     kv_bytes_per_token : int
         Bytes of a token in the cache.
     held_bytes, room_bytes : int
@@ -314,7 +315,7 @@ class Generation:
                     f"          {label:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()
                     for label, unit, gpu, plan in rows
                 ),
-                f"bound     {self.fraction_of_bound:.1%} of what opening each row once allows; the cache "
+                f"bound     {self.fraction_of_bound:.1%} of what the reads of both devices allow; the cache "
                 f"takes {self.kv_bytes_per_token} bytes a token",
                 f"memory    {_size(self.held_bytes)} of weights and caches in PIM channels, which have "
                 f"{_size(self.room_bytes)}{room}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ from google.protobuf.message import EncodeError
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.options import CalibrationOptions, ShapeOptions
+from pimflow.commands.shared.inputs import InputOptions, network_keywords
+from pimflow.commands.shared.options import CalibrationOptions, ShapeOptions, ValueOptions
 from pimflow.commands.shared.search_arguments import SearchArguments, as_system
+from pimflow.compiler.artifact import Interface
 from pimflow.core.goal import GoalOptions
+from pimflow.core.options import field_names
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
@@ -39,7 +42,9 @@ EXPORT_BOUND = 1e-4
 
 @public(
     CalibrationOptions,
+    InputOptions,
     ShapeOptions,
+    ValueOptions,
     SearchArguments,
     GoalOptions,
     without=("target", "plan", "options", "select"),
@@ -73,6 +78,8 @@ def export_decomposed(
         Used by ``where=pays`` to choose layers; see `pimflow.search`.
     calibration : path, or mapping of str to ndarray, optional
         See `pimflow.compile`.
+    inputs, input_values
+        What outputs are compared on; drawn by default. See `pimflow.compile`.
     **keywords
         Fields that replace those of `goal`.
 
@@ -86,14 +93,20 @@ def export_decomposed(
         If the outputs differ; nothing is written.
     """
     calibration = keywords.pop("calibration", None)
+    settings = InputOptions(**{name: keywords.pop(name, None) for name in field_names(InputOptions)})
+    keywords = network_keywords(model, settings, keywords)
     arguments = SearchArguments.from_keywords({**keywords, "decompose": request})
     options, target_system = arguments.options, as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
     check_file(out, MODEL, force=force)
     progress("loading")
+    if options.values:
+        model = zoo.with_values(model, options.values)
     proto = zoo.load_model(model, dict(options.shapes or {}), batch=options.batch)
     network = frontend.load(proto)
+    interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+    samples = settings.samples(interface, network.example_inputs)
     preparation = prepare.PreparationRequest(
         costs=Costs(target_system, arguments.profiling),
         goal=arguments.goal,
@@ -103,7 +116,7 @@ def export_decomposed(
     change = prepare.decompose_layers(network, options, target_system, preparation)
     change = _with_layers(change, network.name)
     exported = _with_chains(proto, change)
-    summary, error = _compare(exported, change, preparation.samples, progress)
+    summary, error = _compare(exported, change, samples, preparation.samples, progress)
     _open_dims(model, exported)
     exported.producer_name = "pimflow"  # `check_file` recognises the file by it
     data = _bytes(exported, out)
@@ -127,18 +140,18 @@ def _with_chains(proto: onnx.ModelProto, change: DecomposedNetwork) -> onnx.Mode
 def _compare(
     exported: onnx.ModelProto,
     change: DecomposedNetwork,
-    samples: Calibration | None,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    calibration: Calibration | None,
     progress: Callable[[str], None],
 ) -> tuple[DecompositionReport, float]:
     """The report of the decomposed layers, and the error of the exported model against their network."""
     progress("comparing outputs")
-    inputs = change.original.example_inputs()
-    expected = change.network.reference(inputs)
-    error = _error(exported, change, expected)
-    summary = change.summary(inputs, expected)
-    if samples is not None:
-        progress(f"comparing {samples.samples} samples")
-        summary = replace(summary, calibration=agreement(samples, change))
+    expected = change.network.reference.outputs(samples)
+    error = max(_error(exported, change, *sample) for sample in zip(samples, expected, strict=True))
+    summary = change.summary(samples, expected)
+    if calibration is not None:
+        progress(f"comparing {calibration.samples} samples")
+        summary = replace(summary, calibration=agreement(calibration, change))
     return summary, error
 
 
@@ -153,9 +166,14 @@ def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNe
     return change
 
 
-def _error(exported: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
+def _error(
+    exported: onnx.ModelProto,
+    change: DecomposedNetwork,
+    inputs: Mapping[str, np.ndarray],
+    expected: Sequence[np.ndarray],
+) -> float:
     """The largest relative error of outputs of `exported`; raises `VerificationError` if it is too large."""
-    outputs = onnx_runtime.reference(exported)(change.original.example_inputs())
+    outputs = onnx_runtime.reference(exported)(inputs)
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
         raise VerificationError(

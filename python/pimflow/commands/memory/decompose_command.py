@@ -13,6 +13,7 @@ SUMMARY = "write a network with decomposed layers as ONNX, to be trained further
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
     from pimflow.commands.command_line import options
+    from pimflow.commands.shared.inputs import InputOptions
     from pimflow.commands.shared.options import CalibrationOptions, NetworkOptions, ShapeOptions
     from pimflow.core.goal import GoalOptions
 
@@ -21,6 +22,8 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
     output_options.force_option(sub)
     sub.add_fields(NetworkOptions, "decompose", required=True)
+    sub.add_fields(NetworkOptions, "values")
+    sub.add_fields(InputOptions)
     sub.add_fields(CalibrationOptions)
     sub.add_fields(ShapeOptions)
     options.system_options(sub)
@@ -32,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     """Decompose the network of `args`, write it and print how it compares with the original."""
     from pimflow.commands.command_line import options
     from pimflow.commands.memory.decompose import export_decomposed
+    from pimflow.commands.shared.inputs import InputOptions
     from pimflow.core.goal import GoalOptions
     from pimflow.core.json_form import json_form
     from pimflow.decomposition.report import export_text
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
             profiling=profiling,
             progress=progress,
             **network,
-            **args.parser.keywords(args, GoalOptions),
+            **args.parser.keywords(args, GoalOptions, InputOptions),
         )
     if args.json:
         output.print_json(json_form(report))

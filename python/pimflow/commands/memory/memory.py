@@ -13,10 +13,12 @@ from pimflow.commands.memory.internal_memory import InternalMemory, uncompiled_m
 from pimflow.commands.memory.options import MemoryOptions
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.prepare import PreparationRequest, PreparedNetwork
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.compiler import phases
+from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, frugal_plan
@@ -51,10 +53,15 @@ class NetworkMemory:
     Attributes
     ----------
     liveness : Liveness
-        Lifetimes of the tensors that the plan places.
+        Lifetimes of the tensors that the plan places: those that the network computes and, if the system
+        streams them, weights. Inputs and resident weights lie elsewhere.
     plan : MemoryPlan
+    weights : str
+        One of `hardware.systems.WEIGHTS`: whether the plan has weights.
+    kernels, inputs, input_bytes : int
+        Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
-        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, without weights.
+        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, and the same weights.
     eager_bytes : int
         Size of all tensors together (Occamy, section II).
     lazy_peak_bytes : int
@@ -79,6 +86,10 @@ class NetworkMemory:
 
     liveness: Liveness
     plan: MemoryPlan
+    weights: str
+    kernels: int
+    inputs: int
+    input_bytes: int
     tvm_pool_bytes: int
     eager_bytes: int
     lazy_peak_bytes: int
@@ -100,6 +111,10 @@ class NetworkMemory:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
         return {
             **self.plan.to_json(),
+            "weights": self.weights,
+            "kernels": self.kernels,
+            "inputs": self.inputs,
+            "input_bytes": self.input_bytes,
             "tvm_pool_bytes": self.tvm_pool_bytes,
             "eager_bytes": self.eager_bytes,
             "lazy_peak_bytes": self.lazy_peak_bytes,
@@ -124,7 +139,7 @@ class NetworkMemory:
         )
 
 
-@public(MemoryOptions, NetworkOptions)
+@public(MemoryOptions, InputOptions, NetworkOptions)
 def plan_memory(
     model: Model,
     target_system: System | None = None,
@@ -145,22 +160,27 @@ def plan_memory(
         See `memory.plan`.
     alignment_bytes : int, optional
         Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
-    weights : str
-        ``resident``, ``streamed``, or empty; see `relay_passes.memory.buffers.Buffers.liveness`.
     in_place : bool
         Whether elementwise results may overwrite operands that are not used later.
+    inputs, input_values
+        Arrays whose shapes fix those that the model leaves open; see `pimflow.compile`.
     **keywords
         Fields that replace those of `options`.
 
     Raises
     ------
     UnknownNameError, UsageError
-        For an unknown criterion or keyword, another value of `weights`, a value of another type, and if skip
-        connections are to be reduced while no layer is decomposed.
+        For an unknown criterion or keyword, a value of another type, and if skip connections are to be
+        reduced while no layer is decomposed.
     InfeasibleError
         If the network does not fit the capacity.
     """
-    memory_values, network_values = split_keywords(keywords, MemoryOptions, NetworkOptions)
+    memory_values, input_values, network_values = split_keywords(
+        keywords, MemoryOptions, InputOptions, NetworkOptions
+    )
+    settings = InputOptions(**input_values)
+    network_values = network_keywords(model, settings, network_values | {"options": options})
+    del network_values["options"]
     planned = {**vars(MemoryOptions(**memory_values))}
     capacity_bytes = planned.pop("capacity_bytes")
     options = NetworkOptions.from_keywords(network_values, options)
@@ -168,6 +188,9 @@ def plan_memory(
     target_system, pools = as_system(target_system), PoolPlanning(**planned)
     planner = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
     network = prepare.load(model, options)
+    if settings.given_arrays() or settings.given_draws:  # raises for inputs that do not fit
+        interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+        settings.samples(interface, network.example_inputs)
     request = PreparationRequest(target=target, pools=pools, inspect=planner.inspect)
     prepared = prepare.prepare(network, options, target_system, request)
     del network  # frees its weights
@@ -198,23 +221,32 @@ class _MemoryPlanner:
         tensors = buffers(lowered, in_place=pools.in_place)
         liveness = pools.liveness(tensors)
         plan = pools.plan(liveness, capacity_bytes)
-        internal = pools.plan(tensors.liveness()) if pools.weights else plan
+        internal_bytes = plan.pool_bytes
+        if system.streams_weights:
+            computed = replace(system, weights="resident", copy_ahead=0)
+            internal_bytes = pools.pool_bytes(module, self.lowered_for, computed)
         separate = pools.liveness(buffers(lowered, in_place=False))
         unaliased = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
+        kernels_before = tensors.kernels_before
         copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
+            weights=system.weights,
+            kernels=kernels_before[-1],
+            inputs=len(lowered["main"].params),
+            input_bytes=sum(map(tensor_bytes, lowered["main"].params)),
             tvm_pool_bytes=_tvm_pool_bytes(copying),
             eager_bytes=sum(life.size_bytes for life in unaliased),
             lazy_peak_bytes=separate.peak_bytes,
             eager_allocations=len(unaliased),
-            lazy_groups=len({life.begin for life in unaliased}),  # each before its first use
+            # Each is allocated before its first use, and copies of weights are no kernels.
+            lazy_groups=len({kernels_before[life.begin] for life in unaliased}),
             overwritten=len(tensors.overwritten),
             copies=copies(module, views=system.uses_views),
             internal=InternalMemory(
                 **self.uncompiled,
-                internal_peak_bytes=internal.pool_bytes,
+                internal_peak_bytes=internal_bytes,
                 weight_bytes=relax_module.weight_bytes(network.module),
                 flops=flops(network.module),
             ),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _NETWORK_OPTIONS = (
-    *("shapes", "batch", "context", "states", "system", "dtype", "target", "weights", "in_place", "reorder"),
+    *("values", "inputs", "input_values", "shapes", "batch", "context", "states", "system", "dtype"),
+    *("target", "weights", "copy_ahead", "in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 
@@ -25,11 +26,15 @@ def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
     from pimflow.commands.command_line import options
     from pimflow.commands.memory.options import MemoryOptions
+    from pimflow.commands.shared.inputs import InputOptions
     from pimflow.commands.shared.search_arguments import SearchArguments
 
     sub.show_first("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
     sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
     sub.add_fields(MemoryOptions)
+    inputs_help = "inputs by name, whose shapes fix those that the file leaves open"
+    sub.add_fields(InputOptions, "inputs", help=inputs_help)
+    sub.add_fields(InputOptions, "input_values", help="an input, FILE.npy; repeat it for each")
     options.network_options(sub)
     sub.option("output", "-o", "--output", metavar="FILE.csv", help="write the buffers with their offsets")
     output_options.force_option(sub)
@@ -38,6 +43,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(SearchArguments, "target", help=lowered_for)
     options.system_option(sub)
     options.system_fields(sub, "dtype", help="storage type of a network on a GPU: fp16, fp32")
+    options.system_fields(sub, "weights", "copy_ahead")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -85,9 +91,10 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
     from pimflow.commands.command_line import options
     from pimflow.commands.memory.memory import plan_memory
     from pimflow.commands.memory.options import MemoryOptions
+    from pimflow.commands.shared.inputs import InputOptions
 
     output.say(f"lowering {args.source} …", args.quiet)
-    keywords = args.parser.keywords(args, MemoryOptions) | options.network(args)
+    keywords = args.parser.keywords(args, MemoryOptions, InputOptions) | options.network(args)
     return plan_memory(args.source, options.target_system(args), target=args.target, **keywords)
 
 
@@ -113,6 +120,10 @@ def _network_text(network: NetworkMemory) -> str:
         "all tensors at once": network.eager_bytes,
     }
     lines = [f"  {name:<{width}} {size:>14} B  {size / pool:.3f} x pool" for name, size in rows.items()]
+    elsewhere = f"{network.input_bytes} B of inputs"
+    if network.weights == "resident":
+        elsewhere += f" and {network.internal.weight_bytes} B of weights (fp32)"
+    lines.append(f"{elsewhere} lie elsewhere")
     lines.append(
         f"{network.overwritten} results take over a dead operand; "
         f"{len(network.copies)} slices and concatenations are copied"

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pimflow.core.options import OptionSet, option
-from pimflow.errors import UsageError
 from pimflow.memory import TIME_LIMIT_SECONDS
-
-WEIGHTS = ("resident", "streamed")
-
-
-def _check_weights(_: str, weights: Any) -> Any:
-    if weights not in ("", *WEIGHTS):
-        raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
-    return weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +21,6 @@ class MemoryOptions(OptionSet, group="memory"):
     capacity_bytes: int | None = option(None, "--capacity BYTES", "largest pool of a memory region")
     alignment_bytes: int | None = option(
         None, "--alignment BYTES", "alignment of buffers (default: 64 for networks, 1 for tables)"
-    )
-    weights: str = option(
-        "", "--weights HOW", "place weights and inputs too: resident, streamed", check=_check_weights
     )
     in_place: bool = option(True, "--no-in-place", "let no result take over a dead operand")
     seconds: float = option(

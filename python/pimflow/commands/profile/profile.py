@@ -180,7 +180,8 @@ def region_graph(
     contents = _contents(model) if cache else None
     load_options = (options.batch, options.context, options.fuse)
     named_options = (tuple(sorted((mapping or {}).items())) for mapping in (options.shapes, options.states))
-    key = ("regions", sources_digest(REGION_MODULES), contents, views, *load_options, *named_options)
+    values = tuple(sorted((name, repr(array.tolist())) for name, array in (options.values or {}).items()))
+    key = ("regions", sources_digest(REGION_MODULES), contents, views, *load_options, *named_options, values)
     stored = cache.get([key], read=RegionGraph.from_table) if cache and contents else {}
     if key in stored:
         graph: RegionGraph = stored[key]

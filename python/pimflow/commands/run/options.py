@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pimflow.core.options import OptionSet, option, type_check
+from pimflow.commands.shared.inputs import InputOptions
+from pimflow.core.options import option, type_check
 from pimflow.errors import UsageError
 
 
@@ -16,7 +17,7 @@ def _check_repeat(_: str, repeat: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(OptionSet, group="system"):
+class RunOptions(InputOptions, group="system"):
     """How a compiled directory is run; see `infer`."""
 
     target: str | None = option(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -13,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from pimflow import zoo
 from pimflow.commands.run.options import RunOptions
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.inputs import Inputs, inputs_by_name
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import FILES, CSource
 from pimflow.compiler.timing import call_times_ns
+from pimflow.compiler.verification import beyond_fp16, leaves_fp16
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
+from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
 from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
@@ -85,9 +88,6 @@ def _summary(array: np.ndarray) -> dict[str, Json]:
     return {"shape": [*array.shape], "dtype": str(array.dtype), "min": low, "max": high}
 
 
-Inputs = Mapping[str, np.ndarray] | np.ndarray
-
-
 @public()
 def run(
     directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
@@ -114,9 +114,12 @@ def infer(
 
     Parameters
     ----------
-    inputs : mapping of str to ndarray, or ndarray, optional
-        Every input by name, of its shape, converted to its dtype; a single array for a network of one input;
-        example inputs if None.
+    inputs : mapping of str to ndarray, ndarray or path, optional
+        Every input by name, of its shape, converted to its dtype, or an ``.npz`` file of them; a single array
+        for a network of one input; drawn if None. Arrays with a further first dimension are several samples;
+        then outputs have this dimension too.
+    input_values : mapping of str to ndarray, path or text, optional
+        Further inputs; see `commands.shared.inputs.InputOptions`.
     target : str, optional
         The target that it was compiled for (the default), or ``llvm+pim``, which every compiled directory
         has. ``c`` is built first, by this machine's C compiler.
@@ -140,11 +143,11 @@ def infer(
         If there is no other target to compare with, or for too many threads.
     VerificationError
         If outputs differ by more than the bound of the storage type (`core.output_error.OUTPUT_BOUND`), and
-        by more than the bound that compilation used.
+        by more than the bound that compilation used; if values of a layer on PIM leave fp16.
     """
-    options, path = RunOptions(**keywords), Path(directory)
+    options, path = RunOptions(inputs=inputs, **keywords), Path(directory)
     interface, threads = Interface.load(path), options.threads
-    arrays = interface.order_inputs(_inputs_by_name(interface, inputs))
+    samples = options.samples(interface, interface.example_inputs)
     target = options.target or interface.targets[0]
     if target not in interface.targets:
         raise UnknownNameError("target", target, interface.targets)
@@ -157,8 +160,11 @@ def infer(
     runner = (
         _CRunner(path, interface, threads or 1) if target == C_TARGET else _Runner(path, interface, target)
     )
-    outputs = runner.outputs(arrays)
-    target_errors = _target_errors(path, interface, target, arrays, outputs) if options.compare else {}
+    sample_outputs = [runner.outputs(arrays) for arrays in samples]
+    target_errors = (
+        _target_errors(path, interface, target, samples, sample_outputs) if options.compare else {}
+    )
+    outputs = sample_outputs[0] if len(samples) == 1 else [np.stack(ys) for ys in zip(*sample_outputs)]
     return Inference(
         target=target,
         outputs=outputs,
@@ -166,7 +172,7 @@ def infer(
         compiler=runner.compiler,
         threads=runner.threads,
         calls=options.repeat,
-        median_ns=runner.median_ns(arrays, options.repeat) if options.repeat else None,
+        median_ns=runner.median_ns(samples[0], options.repeat) if options.repeat else None,
         max_relative_error=target_errors,
     )
 
@@ -219,7 +225,7 @@ class Session:
         """Names of the inputs that are resident caches."""
         return tuple(self._interface.states)
 
-    def set(self, inputs: Inputs) -> None:
+    def set(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> None:
         """Set some inputs by name, caches too; the others keep their values.
 
         Raises
@@ -227,13 +233,12 @@ class Session:
         ArtifactError, UsageError
             If an input is unknown, of another shape or not numeric, or if a position is outside the cache.
         """
-        for name, value in self._interface.order_inputs(
-            _inputs_by_name(self._interface, inputs), allow_missing=True
-        ).items():
+        named = inputs_by_name(inputs, list(self._interface.inputs))
+        for name, value in self._interface.order_inputs(named, allow_missing=True).items():
             packed = self._states.pack_input(name, value)
             self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
-    def run(self, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray] | np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Set `inputs` and compute; returns outputs that are no caches, by their names or numbers."""
         self.set({} if inputs is None else inputs)
         self._executor["run"]()
@@ -259,34 +264,36 @@ def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
     return named if len(named) == outputs else tuple(map(str, range(outputs)))
 
 
-def _inputs_by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:
-    if inputs is None:
-        return zoo.example_arrays(interface.inputs, rows=interface.table_rows)
-    if not isinstance(inputs, np.ndarray):
-        return inputs
-    if len(interface.inputs) != 1:
-        raise UsageError(f"the network has inputs {', '.join(interface.inputs)}: give each by name")
-    return {next(iter(interface.inputs)): inputs}
-
-
 def _target_errors(
-    path: Path, interface: Interface, target: str, arrays: Mapping[str, np.ndarray], outputs: list[np.ndarray]
+    path: Path,
+    interface: Interface,
+    target: str,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    sample_outputs: Sequence[list[np.ndarray]],
 ) -> dict[str, float]:
-    """Largest difference of `outputs` from those of each other target that runs here."""
+    """Largest difference of the outputs of all samples from those of each other target that runs here."""
     other_targets = [name for name in interface.targets if name != target and _runs_here(name)]
     if not other_targets:
         raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
     placed, max_errors = PlacedRegions.load(path), {}
     bounds = [
         max(OUTPUT_BOUND[placed.dtype], stored_bound)
-        for stored_bound in placed.bounds or [0.0] * len(outputs)
+        for stored_bound in placed.bounds or [0.0] * len(sample_outputs[0])
     ]
     for name in other_targets:
         runner = _CRunner(path, interface, 1) if name == C_TARGET else _Runner(path, interface, name)
-        pairs = zip(outputs, runner.outputs(arrays), strict=True)
-        errors = [relative_error(y, reference) for y, reference in pairs]
-        max_errors[name] = max(errors)
-        exceeded = [(error, bound) for error, bound in zip(errors, bounds, strict=True) if not error <= bound]
+        errors = [
+            [
+                relative_error(y, reference)
+                for y, reference in zip(outputs, runner.outputs(arrays), strict=True)
+            ]
+            for arrays, outputs in zip(samples, sample_outputs, strict=True)
+        ]
+        output_errors = [max(values) for values in zip(*errors, strict=True)]
+        max_errors[name] = max(output_errors)
+        exceeded = [
+            (error, bound) for error, bound in zip(output_errors, bounds, strict=True) if not error <= bound
+        ]
         if exceeded:
             raise VerificationError(
                 f"{path}: outputs of {target} differ from those of {name} by {exceeded[0][0]:.2e} of the "
@@ -321,6 +328,7 @@ class _Runner:
                 "compile it again here"
             )
         interface.check(path, LIBRARIES[target])
+        self._path = path
         self._network, self._device = load(path / LIBRARIES[target]), target_device(target_by_name(target))
         self.states = load_packed_states(path, interface)
 
@@ -329,8 +337,19 @@ class _Runner:
         return self._network["default"](self._device)
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run one inference."""
-        packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        """Run one inference; raises `VerificationError` if values of a PIM region leave fp16."""
+        overflows: list[str] = []
+
+        def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+            """Note the first region whose values are too large; the runtime calls this."""
+            if not overflows and leaves_fp16(operands, y):
+                overflows.append(symbol)
+
+        with codegen.observe_regions(check):
+            packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
+        placed = PlacedRegions.load(self._path) if overflows else None
+        if placed is not None and placed.dtype == "fp16":
+            raise VerificationError(beyond_fp16(_layer_of_symbol(overflows[0], placed)))
         return self.states.unpack(packed_outputs)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
@@ -346,6 +365,17 @@ class _Runner:
 
         run()
         return float(median(call_times_ns(run, calls)))
+
+
+def _layer_of_symbol(symbol: str, placed: PlacedRegions) -> str:
+    """The layer that a function of the runtime computes: the longest name that it begins with."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"\W", "_", name)
+
+    variable = symbol.removeprefix("pim_")
+    names = [region.name for region in placed.graph.regions if variable.startswith(plain(region.name))]
+    return max(names, key=len, default=variable)
 
 
 class _CRunner:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 from pimflow.commands.run.options import RunOptions
-from pimflow.errors import OutputError, UsageError, one_line
+from pimflow.errors import OutputError, one_line
 from pimflow.host.files import ARRAY, FORCE, check_file
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pimflow.commands.run.run import Inference
 
 # By target, the text about what runs the network.
@@ -29,16 +27,9 @@ SUMMARY = "run a compiled network, time it, and compare its outputs"
 def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
     sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
-    sub.option(
-        "network",
-        "--input",
-        metavar="[NAME=]FILE.npy",
-        action="append",
-        default=[],
-        help="input tensor; repeat it for each input, with its name",
-    )
-    sub.add_fields(RunOptions, "target", "threads")
-    sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output; bf16 as fp32")
+    sub.add_fields(RunOptions, "inputs", "input_values", "target", "threads")
+    output_help = "where to write the output, of several samples along a first dimension; bf16 as fp32"
+    sub.option("output", "-o", "--output", metavar="FILE.npy", help=output_help)
     output_options.force_option(sub)
     sub.add_fields(RunOptions, "repeat", "compare")
 
@@ -52,9 +43,8 @@ def run(args: argparse.Namespace) -> None:
     RunOptions(**keywords)  # raises for a wrong value before the work
     if args.output:
         _check_output(args)
-    inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
-        inference = infer(args.directory, inputs, progress=progress, **keywords)
+        inference = infer(args.directory, progress=progress, **keywords)
     if args.output:
         first = Path(args.output)
         extra_indices = range(1, len(inference.outputs))
@@ -74,8 +64,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _check_output(args: argparse.Namespace) -> None:
     check_file(args.output, ARRAY, force=args.force)
-    for text in args.input:
-        if os.path.realpath(text.rpartition("=")[2]) == os.path.realpath(args.output) and not args.force:
+    for path in (args.inputs, *(content for _, content in args.input_values)):
+        if path and os.path.realpath(path) == os.path.realpath(args.output) and not args.force:
             raise OutputError(f"{args.output} is an input too; name another file, or {FORCE} replaces it")
 
 
@@ -93,21 +83,3 @@ def _text(inference: Inference) -> str:
     for target, error in inference.max_relative_error.items():
         lines.append(f"compared  with {target}: {error:.1e} of its largest value")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
-    """Read the tensors of ``--input``, by name; a single one may be without a name."""
-    from pimflow.commands.command_line import arrays
-
-    inputs: dict[str, np.ndarray] = {}
-    for text in texts:
-        name, equals, path = text.rpartition("=")
-        array = arrays.read(path)
-        if not equals and len(texts) == 1:
-            return array
-        if not equals:
-            raise UsageError("several inputs: give each as --input NAME=FILE.npy")
-        if name in inputs:
-            raise UsageError(f"--input {text}: '{name}' is given twice")
-        inputs[name] = array
-    return inputs or None

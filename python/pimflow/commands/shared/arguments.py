@@ -13,8 +13,8 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, ParamSpec, TypeVar
 
 from pimflow.core import keywords
-from pimflow.core.options import Check, type_check
-from pimflow.errors import UsageError
+from pimflow.core.options import Check, type_check, type_error
+from pimflow.host.pass_context import all_passes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def _value_check(expected: str, allows: Callable[[Any], bool]) -> Check:
     def check(name: str, value: Any) -> Any:
         """Return the value, or raise `UsageError`."""
         if not allows(value):
-            raise UsageError(f"{name} is {expected}, not {value!r} ({type(value).__name__})")
+            raise type_error(name, value, expected)
         return value
 
     return check
@@ -51,10 +51,6 @@ ARGUMENT_CHECKS = {
     "path": type_check("a file", *_PATH),
     "layer": type_check("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
     "out": type_check("a directory or file to write, or None", *_PATH, _NONE),
-    "inputs": _value_check(
-        "a mapping of names to arrays, or None",
-        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
-    ),
     "format": type_check("the name of a format", str),
     "pim_channels": _value_check(
         "'auto', or None: the system says how many", lambda value: value in (None, "auto")
@@ -98,14 +94,15 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            """Check the arguments, then call the function."""
+            """Check the arguments, then call the function so that it can use all of TVM's passes."""
             arguments = keywords.bind_arguments(
                 function.__name__, own_signature, signature.parameters, args, kwargs
             )
             for name, value in {**arguments.arguments, **kwargs}.items():
                 if name in ARGUMENT_CHECKS:
                     ARGUMENT_CHECKS[name](f"{function.__name__}: {name}", value)
-            return function(*args, **kwargs)
+            with all_passes():
+                return function(*args, **kwargs)
 
         setattr(call, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
         return call

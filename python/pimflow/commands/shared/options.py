@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pimflow.core.keywords import check_keywords
 from pimflow.core.options import OptionSet, option, require_type, split_keywords
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
+from pimflow.host.array_files import read_array
 
 if TYPE_CHECKING:
     from pimflow.decomposition.calibration import Data
@@ -76,6 +79,44 @@ def _parse_state(text: str, flag: str) -> tuple[str, str]:
     return past, present
 
 
+def _parse_value(text: str, flag: str) -> tuple[str, np.ndarray]:
+    """Read ``NAME=16000``, ``NAME=1,2,3``, ``NAME=true`` or ``NAME=FILE.npy``."""
+    name, equals, content = text.rpartition("=")
+    if not (name.strip() and equals and content.strip()):
+        raise UsageError(f"{flag} {text}: give an input and its value, such as {flag} sr=16000")
+    if content.endswith(".npy"):
+        return name.strip(), read_array(content)
+    words = [word.strip() for word in content.split(",")]
+    try:
+        numbers = [_number(word) for word in words]
+        return name.strip(), np.array(numbers if len(numbers) > 1 else numbers[0])
+    except (ValueError, OverflowError):
+        raise UsageError(f"{flag} {text}: '{content}' is no number and no .npy file") from None
+
+
+def _number(word: str) -> bool | int | float:
+    """The number of a word; raises `ValueError`, or `OverflowError` beyond 64 bits."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return int(np.int64(int(word)))
+    except ValueError:
+        return float(word)
+
+
+def _check_values(name: str, values: Any) -> Any:
+    require_type(name, values, (Mapping, type(None)), "a mapping of input names to numbers or arrays")
+    for input_name, value in (values or {}).items():
+        require_type(name, input_name, (str,), "a mapping of input names to numbers or arrays")
+        try:
+            is_number = np.asarray(value).dtype.kind in "biuf"
+        except ValueError:  # rows of different lengths
+            is_number = False
+        if not is_number:
+            raise UsageError(f"{name}: the value of '{input_name}' is a number or an array of numbers")
+    return {key: np.asarray(value) for key, value in values.items()} if values else None
+
+
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(OptionSet, group="network"):
@@ -105,9 +146,24 @@ class CalibrationOptions(OptionSet):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueOptions(OptionSet, group="network"):
+    """Inputs that are constants; see `NetworkOptions`."""
+
+    values: Mapping[str, Any] | None = option(
+        None,
+        "--value NAME=16000",
+        "make an input a constant of the network: a number for all its elements, numbers with commas, true, "
+        "false, or a .npy file; repeat it for each input",
+        parse=_parse_value,
+        is_mapping=True,
+        check=_check_values,
+    )
+
+
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(ShapeOptions):
+class NetworkOptions(ShapeOptions, ValueOptions):
     """How a network is loaded and rewritten before its search; see `commands.shared.prepare.prepare`.
 
     Attributes
@@ -116,6 +172,9 @@ class NetworkOptions(ShapeOptions):
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Number of inferences in a batch; see `frontend.load`.
+    values : mapping of str to number or ndarray, optional
+        Inputs of an ONNX model that are constants of the network before it is imported; see
+        `zoo.with_values`.
     context : int, optional
         For a decoder in ONNX: places of its caches, which are resident from step to step; see
         `frontend.load`.

@@ -107,7 +107,9 @@ class PreparedNetwork:
 
 
 def load(model: Model, options: NetworkOptions) -> Network:
-    """Load the network of a model, with shapes, batch and caches of `options`; see `frontend.load`."""
+    """Load the network of a model with the values, shapes and caches of `options`; see `frontend.load`."""
+    if options.values:
+        model = frontend.with_values(model, options.values)
     return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
+from pimflow.commands.shared.streaming_report import StreamingReport
 from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
@@ -88,6 +89,8 @@ class Estimate:
     objective, solver : str
     modes : tuple of str
         Modes that regions may have, in lower case.
+    pins : dict of str to str
+        How pinned layers are done (`placement.Goal`).
     gap : float
         How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     lower_bound_ns : float
@@ -100,6 +103,7 @@ class Estimate:
 
     objective: str
     modes: tuple[str, ...]
+    pins: dict[str, str]
     solver: str
     gap: float
     lower_bound_ns: float
@@ -112,6 +116,7 @@ class Estimate:
         return cls(
             objective=search_result.goal.objective,
             modes=tuple(mode.lower() for mode in search_result.goal.modes),
+            pins=search_result.goal.how_by_layer,
             solver=search_result.goal.solver,
             gap=search_result.gap,
             lower_bound_ns=search_result.plan.lower_bound_ns,
@@ -122,7 +127,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """A speed-up under another convention than the plan's.
+    """Speed-ups over the GPU alone, under another convention than the plan's.
 
     Attributes
     ----------
@@ -130,6 +135,10 @@ class Convention:
         As `compile` takes it, such as ``pim-launch=0``.
     what : str
         Such as ``PIM launch 0``.
+    same_plan : float or None
+        Of the plan, evaluated under the convention; None if it is impossible there.
+    searched_again : float or None
+        Of the best plan there; None if a plan was given, so that nothing is searched.
     gap : float
         How much better another plan may be there, at most, as a share of the objective; 0 if the search
         ended.
@@ -137,7 +146,8 @@ class Convention:
 
     name: str
     what: str
-    speedup: float
+    same_plan: float | None
+    searched_again: float | None
     gap: float
 
 
@@ -156,11 +166,19 @@ class RegionReport:
     Attributes
     ----------
     covers : tuple of str
-        All regions of its candidate; their common time stands at the first.
+        All regions of its candidate; their common times and energy stand at the first.
     gpu_share : float or None
         The GPU's share of the work; None for a pipeline.
     axis : str
         The axis of a split; empty for other modes.
+    latency_gpu_only_ns, latency_ns : float
+        By how much it prolongs the network on the GPU alone, and the plan: both add up to the total, since
+        time in which layers before it run too counts only there.
+    busy_gpu_only_ns, idle_gpu_only_ns : float
+        On the GPU alone, the time of its kernels, and the time in which the GPU waits for it: together they
+        add up to the total.
+    busy_ns, idle_ns : dict of str to float
+        The same in the plan, by resource (`RegionTimes`): of each, they add up to the plan's latency.
     known : dict of str to Provenance
         By resource, how its time is known.
     schedule : str
@@ -182,7 +200,11 @@ class RegionReport:
     gpu_share: float | None
     axis: str
     latency_gpu_only_ns: float
+    busy_gpu_only_ns: float
+    idle_gpu_only_ns: float
     latency_ns: float
+    busy_ns: dict[str, float]
+    idle_ns: dict[str, float]
     known: dict[str, Provenance]
     schedule: str
     primitive: str
@@ -208,6 +230,8 @@ class GpuPart:
         Time of the kernels of one inference, launched back to back, on the device `measured_on`.
     compiler, flaw : str
         The compiler of the CUDA kernels, or why they are not compiled.
+    checked_kernels : int
+        Kernels that were checked thread by thread, and hold; 0 if that was not requested.
     """
 
     target: str
@@ -218,6 +242,7 @@ class GpuPart:
     measured_on: str
     compiler: str
     flaw: str
+    checked_kernels: int = 0
 
     @classmethod
     def from_search(
@@ -274,9 +299,9 @@ class PoolReport:
     """The memory pool of the executable for `target`: places of tensors, and parts of them that are copied.
 
     Sizes are those of the type that the target stores; a stand-in CPU stores fp32. Weights (`weight_bytes`,
-    in fp32) are not in the pool. `regions` is empty unless tensors lie in several sets of memory channels;
-    then each set has a range of the pool. If the goal is about memory, `choice` says how the plan was found,
-    and `switched_on` lists options that were switched on for it.
+    in fp32) are not in the pool, unless they are streamed. `regions` is empty unless tensors lie in several
+    sets of memory channels; then each set has a range of the pool. If the goal is about memory, `choice` says
+    how the plan was found, and `switched_on` lists options that were switched on for it.
     """
 
     target: str
@@ -389,6 +414,8 @@ class SystemReport:
     splits: str
     channel_sharing: str
     launches: str
+    weights: str
+    copy_ahead: int
     assumed: list[str]
 
     @classmethod
@@ -525,12 +552,15 @@ class MemoryReport:
         Time to load the weights of the PIM channels, and their size.
     peak_activation_bytes : int
         Largest size of the tensors that live at once, in the system's storage type.
+    streaming : StreamingReport, optional
+        Latencies with copies of weights, if they are streamed.
     """
 
     weight_load_ns: float
     weight_bytes: int
     peak_activation_bytes: int
     pool: PoolReport = field(metadata=named("memory"))
+    streaming: StreamingReport | None = None
 
     @classmethod
     def from_search(cls, search_result: SearchResult, pool: PoolReport) -> MemoryReport:
@@ -543,6 +573,7 @@ class MemoryReport:
             weight_bytes=placed_bytes,
             peak_activation_bytes=plan_memory.pool_bytes(search_result.candidates),
             pool=pool,
+            streaming=StreamingReport.from_search(search_result),
         )
 
 

@@ -22,8 +22,9 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
-MAX_LINES = 25  # largest number of lines of a summary: a screen
+MAX_LINES = 24  # largest number of lines of a summary: a screen
 MAX_LAYERS, MIN_LAYERS = 10, 3
+DEVICES = ("gpu", "pim")  # resources whose busy and idle times are printed
 
 
 def table(report: Report, out: str | None) -> str:
@@ -31,6 +32,7 @@ def table(report: Report, out: str | None) -> str:
     lines = _head_lines(report) + _region_lines(report.regions)
     lines += [
         _latency_line(report),
+        _busy_line(report),
         *_baseline_lines(report),
         _search_line(report),
         _savings_line(report.energy.savings_pj),
@@ -44,26 +46,31 @@ def summary(report: Report, out: str | None) -> str:
     It has at most `MAX_LINES` lines, unless other parts are long: then it shows only `MIN_LAYERS` layers.
     """
     first = _head_lines(report) + _mode_lines(report.regions)
-    last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
-    room = (
-        MAX_LINES - len(first) - len(last) - 2
-    )  # a line for the heads of the columns, and one for conventions
+    last = [_latency_line(report), _busy_line(report), *_baseline_lines(report), *_last_lines(report, out)]
+    conventions = _conventions_lines(report)
+    # One line has the heads of the columns; a command that searches conventions later begins with one line.
+    room = MAX_LINES - len(first) - len(last) - 1 - max(len(conventions), 1)
     layers = _layer_lines(report.regions, max(MIN_LAYERS, min(MAX_LAYERS, room)))
-    return "\n".join(first + layers + last + _conventions_lines(report))
+    return "\n".join(first + layers + last + conventions)
 
 
 def conventions_text(report: Report) -> str:
-    """The speed-ups under other conventions in a line."""
-    speedups = [
-        f"{convention.what}: {convention.speedup:.3f}x"
-        + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
-        for convention in report.conventions.searched
-    ]
-    return f"range     {'; '.join(speedups)}"
+    """The speed-ups under other conventions, a line for each: of the same plan, and of the best one there."""
+    searched = report.conventions.searched
+    width = max(len(convention.what) for convention in searched)
+    lines = [f"range     {'speed-up with':<{width}}  {'same plan':>9}  {'searched again':>14}"]
+    for convention in searched:
+        same_plan, searched_again = (
+            "-" if speedup is None else f"{speedup:.3f}x"
+            for speedup in (convention.same_plan, convention.searched_again)
+        )
+        gap = f"  gap {100 * convention.gap:.2f} %" if convention.gap else ""
+        lines.append(f"{'':<10}{convention.what:<{width}}  {same_plan:>9}  {searched_again:>14}{gap}")
+    return "\n".join(lines)
 
 
 def _conventions_lines(report: Report) -> list[str]:
-    return [conventions_text(report)] if report.conventions.searched else []
+    return conventions_text(report).splitlines() if report.conventions.searched else []
 
 
 def _head_lines(report: Report) -> list[str]:
@@ -78,10 +85,20 @@ def _head_lines(report: Report) -> list[str]:
     launch_text = "" if system.launches == LAUNCHES[0] else f", launches {system.launches}"
     return [
         f"system    {system.gpu} ({_gpu_source_text(system)}) + {system.pim} ({system.timing}), {channels}, "
-        f"accounting {system.accounting}{launch_text}",
+        f"accounting {system.accounting}{launch_text}, {system.dtype}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
+        *_obstacle_lines(regions),
     ]
+
+
+def _obstacle_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """Why PIM can compute none of the products of a network, by its largest one."""
+    products = [region for region in regions if region.size.macs]
+    if not products or any(region.pim_capable for region in regions):
+        return []
+    largest = max(products, key=lambda region: region.size.macs)
+    return [f"why       {largest.name}, the largest product, is not for PIM: {largest.reason}"]
 
 
 def _latency_line(report: Report) -> str:
@@ -91,6 +108,21 @@ def _latency_line(report: Report) -> str:
         f"({plan.speedup:.3f}x)"
         f"     energy {energy.energy_gpu_only_pj / 1e9:.2f} → {energy.energy_pj / 1e9:.2f} mJ"
     )
+
+
+def _busy_line(report: Report) -> str:
+    """Busy and idle time of the devices: of each, both together are the latency."""
+
+    def text(device: str, busy_ns: float, idle_ns: float) -> str:
+        return f"{device} busy {busy_ns / 1e3:.2f} us, idle {idle_ns / 1e3:.2f} us"
+
+    regions = report.regions
+    alone = (sum(r.busy_gpu_only_ns for r in regions), sum(r.idle_gpu_only_ns for r in regions))
+    devices = [
+        text(device.upper(), sum(r.busy_ns[device] for r in regions), sum(r.idle_ns[device] for r in regions))
+        for device in DEVICES
+    ]
+    return f"devices   GPU only: {text('GPU', *alone)} → plan: {'; '.join(devices)}"
 
 
 def _last_lines(report: Report, out: str | None) -> list[str]:
@@ -104,6 +136,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]
+    if report.memory.streaming:
+        lines.append(f"weights   {report.memory.streaming.text()}")
     if extras.order:
         lines.append(f"order     {order_text(extras.order)}")
     if extras.decomposition:
@@ -171,14 +205,16 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
     """A heading, and a line for each region."""
     width = max([len(r.name) for r in regions] + [6])
     modes = max([len(r.mode) for r in regions] + [5])
-    heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
+    busy_heads = "  ".join(f"{device.upper()} {kind}" for device in DEVICES for kind in ("busy", "idle"))
+    heads = f"{'gpu share':>9}  {'of':<9}  {busy_heads}  {'GPU only → plan':>20}"
     lines = [f"{'region':<{width}}  {'mode':<{modes}}  {heads}"]
     for r in regions:
         before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
         share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
         # The common time of several regions stands at the first.
         time_text = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
-        row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {time_text}"
+        busy = "  ".join(f"{ns[device] / 1e3:>8.2f}" for device in DEVICES for ns in (r.busy_ns, r.idle_ns))
+        row = f"{share:>9}  {r.axis:<9}  {busy}  {before:>8.2f} → {time_text}"
         lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
     return lines
 
@@ -208,7 +244,8 @@ def _search_line(report: Report) -> str:
 
 
 def _memory_line(memory: PoolReport) -> str:
-    proof = "the smallest" if memory.optimal else f"bound {memory.lower_bound_bytes / 1e6:.3f}"
+    bound_mb = memory.lower_bound_bytes / 1e6
+    proof = "no pool of these is smaller" if memory.optimal else f"bound {bound_mb:.3f}"
     copied = sum(copied.size_bytes for copied in memory.copies)
     return (
         f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
@@ -299,4 +336,5 @@ def _gpu_line(part: GpuPart) -> str:
         measured = (
             f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
         )
-    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}"
+    checked = f"; {part.checked_kernels} kernels checked thread by thread" if part.checked_kernels else ""
+    return f"gpu part  {part.kernels} kernels, {modelled}; {measured}{checked}"

@@ -68,9 +68,15 @@ def _as_goal(name: str, goal: Any) -> Goal:
 
 
 def _as_profiling(name: str, profiling: Any) -> Profiling:
+    """Profiling, also from a text such as ``gpu=learned,pim=ramulator:PATH``."""
     from pimflow.placement import Profiling
 
-    return _instance(name, profiling, Profiling)
+    if not isinstance(profiling, str):
+        return _instance(name, profiling, Profiling)
+    from pimflow.commands.shared.profilers import parse_profilers
+
+    gpu, pim = parse_profilers(profiling.split(","))
+    return Profiling(**({"gpu": gpu} if gpu else {}), pim=pim)
 
 
 def _as_selection(_: str, select: Any) -> SelectionOptions | None:
@@ -93,8 +99,7 @@ class SearchArguments(OptionSet):
     plan: Plan | None = option(
         None,
         "--plan FILE",
-        "apply this plan.json instead of searching; change a layer's mode or gpu_share in a copy first, "
-        "and remove 'channels' everywhere",
+        "apply this plan.json instead of searching; to change a layer and search the rest, use --pin",
         group="search",
         check=_as_plan,
     )
@@ -133,7 +138,7 @@ def plan_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
 
 
 # Fields of a goal without effect on a given plan. Bounds are none of them: a given plan must meet them.
-_PLAN_FIELDS = ("objective", "solver", "search_seconds", "modes")
+_PLAN_FIELDS = ("objective", "solver", "search_seconds", "modes", "pins")
 _GPU_ONLY_MODES = GoalOptions(modes="gpu").modes
 
 
@@ -163,6 +168,11 @@ def require_effect(
     if goal.max_error is not None and options.decomposition_request is None:
         raise UsageError(
             "--max-error has no effect without --decompose: nothing else changes results; leave it out"
+        )
+    if goal.pins and (goal.objective == "memory" or goal.max_memory_bytes is not None or pareto is not None):
+        raise UsageError(
+            "--pin restricts one search, and --pareto, --objective memory and --memory-budget make several; "
+            "leave out one of both"
         )
     changed = {
         name: declaration.flag

@@ -33,6 +33,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
+from pimflow.hardware.device_rules import rule_faults
 from pimflow.hardware.settings import Setting, Value
 from pimflow.host import pictures
 from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
@@ -245,7 +246,7 @@ def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, 
     for setting, (_, value) in pairs:
         base = setting.apply(base, value)
     base.require_network_dtype()
-    for fault in base.pim.faults():
+    for fault in itertools.chain(base.pim.faults(), rule_faults(base.pim)):
         settings_text = " ".join(f"--set {name}={value}" for name, value in values)
         raise UsageError(f"{settings_text}: pim '{base.pim.name}': {fault}")
     return base

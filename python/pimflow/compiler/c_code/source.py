@@ -17,6 +17,7 @@ from pimflow.errors import UnsupportedOpError, one_line
 from pimflow.frontend import relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.memory.plan_pool import PlanPool
+from pimflow.relay_passes.memory.stream_weights import AWAIT_COPY, weight_copy
 
 FILES = ("network.c", "network.h", "main.c", "weights.bin")
 Tensors = tuple[tuple[tuple[int, ...], str], ...]  # shapes and dtypes
@@ -167,6 +168,13 @@ class _CStatements:
         name = getattr(op, "name", "")
         if isinstance(op, tvm.ir.GlobalVar):
             self._add_call(op, value.args)
+        elif copy := weight_copy(value):
+            if copy != AWAIT_COPY:  # copies are made in order
+                weight, tensor = value.args
+                size_bytes = _bytes(self.shapes[tensor], self.dtypes[tensor])
+                self.calls.append(
+                    f"  memcpy({self._address(tensor)}, {self._address(weight)}, {size_bytes});"
+                )
         elif name == "relax.null_value":
             return  # an argument that a view leaves out
         elif name == "relax.memory.alloc_storage":

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 from tvm import ir, tirx
 
+from pimflow.compiler.build import apply_search_result
+from pimflow.compiler.kernel_checks.access_log import Report
 from pimflow.compiler.kernel_checks.findings import Fault, Finding
-from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
+from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, network_kernels
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
 from pimflow.compiler.kernel_checks.launch import KernelLaunch
-from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
+from pimflow.compiler.kernel_checks.plain import plain_results
+from pimflow.errors import UnsupportedOpError, UsageError, VerificationError
+from pimflow.frontend import Network
+from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.placement import SearchResult
 
-WORK = 20_000_000  # statements of all threads of a launch that run; of more, some blocks run
+WORK = 4_000_000  # statements of all threads of a launch that run; of more, some blocks run
 MIN_BLOCKS = 4
+SHARED_BLOCKS = 4  # blocks at borders that run with separate buffers in shared memory
 ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-16, "bfloat16": 2.0**-7}  # of a result, per unit of itself
 
 
@@ -44,6 +51,16 @@ class KernelCheck:
     findings: tuple[Finding, ...]
     unsupported: str = ""
 
+    @property
+    def holds(self) -> bool:
+        """Whether the kernel ran, and nothing was found."""
+        return not self.findings and not self.unsupported
+
+    @property
+    def verdict(self) -> str:
+        """What was found, or that nothing was."""
+        return self.unsupported or "; ".join(map(str, self.findings)) or "holds"
+
 
 @dataclass
 class _Check:
@@ -58,6 +75,11 @@ class _Check:
         """Keep the first finding of each kind in each memory."""
         self.findings.setdefault((fault, memory), Finding(fault=fault, memory=memory, element=element))
 
+    def report_outside(self, fault: Fault, memory: str, element: int) -> None:
+        """Report an access out of bounds alone."""
+        if fault is Fault.OUT_OF_BOUNDS:
+            self.report(fault, memory, element)
+
     def choose_blocks(self, launch: KernelLaunch, trips: int) -> npt.NDArray[np.int64]:
         """All blocks, or those at the corners of the grid and some of the others."""
         self.all_blocks += launch.blocks
@@ -67,7 +89,7 @@ class _Check:
         else:
             rng = np.random.default_rng(self.seed)
             others = rng.choice(launch.blocks, count, replace=False)
-            chosen = np.union1d(launch.border_blocks()[:count], others)
+            chosen = np.union1d(launch.borders, others)
         self.blocks += len(chosen)
         return chosen.astype(np.int64)
 
@@ -83,8 +105,8 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
     """
     check = _Check(kernel, seed, work)
     results = _results(kernel.lowered)
-    arrays = _drawn_arrays(kernel.lowered, results, seed)
-    expected = _plain_results(kernel.plain, arrays, results)
+    arrays = _drawn_arrays(kernel, results, seed)
+    expected = plain_results(kernel.plain, arrays, results)
     slices = KernelExecution(
         kernel.lowered,
         arrays,
@@ -97,6 +119,7 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
         written = np.any([log.written() for log in slices.logs[variable]], axis=0)
         if not written.all():
             check.report(Fault.UNWRITTEN, variable.name, int(written.argmin()))
+    _separate_execution(kernel, arrays, check.report_outside)
     KernelExecution(kernel.lowered, arrays, check.choose_blocks, check.report).run()
     compared = sum(
         _compare(variable.name, arrays[variable], expected[variable], check) for variable in results
@@ -108,6 +131,66 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
         compared=compared,
         findings=tuple(check.findings.values()),
     )
+
+
+def check_kernels(kernels: Iterable[ScheduledKernel], work: int = WORK) -> Iterator[KernelCheck]:
+    """Check kernels one by one; one that cannot run says why. For `work` see `check_kernel`."""
+    for kernel in kernels:
+        try:
+            yield check_kernel(kernel, work=work)
+        except UnsupportedOpError as error:
+            yield KernelCheck(
+                name=kernel.name, blocks=0, all_blocks=0, compared=0, findings=(), unsupported=str(error)
+            )
+
+
+def require_cuda(target: str) -> None:
+    """Raise `UsageError` if kernels for `target` are none that `require_kernels` checks."""
+    if target_by_name(target).kind.name != "cuda":
+        raise UsageError("--check-kernels checks CUDA kernels; give --target cuda+pim")
+
+
+def require_kernels(network: Network, search_result: SearchResult) -> int:
+    """Check the CUDA kernels of a network that is built by a plan; returns how many there are.
+
+    Raises
+    ------
+    VerificationError
+        If one does not hold.
+    """
+    planned_module = apply_search_result(network.module, search_result)
+    checks = list(check_kernels(network_kernels(planned_module, search_result.system)))
+    faulty = [check for check in checks if not check.holds]
+    if faulty:
+        others = f" ({len(faulty) - 1} more kernels do not hold)" if len(faulty) > 1 else ""
+        raise VerificationError(f"GPU kernel '{faulty[0].name}': {faulty[0].verdict}{others}")
+    return len(checks)
+
+
+def shared_elements(kernel: ScheduledKernel, seed: int = 0) -> dict[ir.Var, int]:
+    """By buffer of `ScheduledKernel.separate` in shared memory, the elements up to the last that is used."""
+    arrays = _drawn_arrays(kernel, _results(kernel.lowered), seed)
+    execution = _separate_execution(kernel, arrays, lambda *_: None)
+    return {} if execution is None else execution.shared_elements()
+
+
+def _separate_execution(
+    kernel: ScheduledKernel, arrays: Mapping[ir.Var, npt.NDArray[Any]], report: Report
+) -> KernelExecution | None:
+    """Run blocks at borders with each buffer in shared memory of its own; None if there are none."""
+    if kernel.separate is None:
+        return None
+    copies = {
+        parameter: arrays[variable].copy() for parameter, variable in zip(kernel.separate.params, arrays)
+    }
+
+    def choose_blocks(launch: KernelLaunch, _: int) -> npt.NDArray[np.int64]:
+        """Some blocks at borders."""
+        return np.array(launch.borders[:SHARED_BLOCKS], np.int64)
+
+    execution = KernelExecution(kernel.separate, copies, choose_blocks, report)
+    execution.run()
+    return execution
 
 
 def _results(func: tirx.PrimFunc) -> list[ir.Var]:
@@ -128,14 +211,18 @@ def _results(func: tirx.PrimFunc) -> list[ir.Var]:
     return [parameter for parameter in func.params if parameter in roots]
 
 
-def _drawn_arrays(func: tirx.PrimFunc, results: list[ir.Var], seed: int) -> dict[ir.Var, npt.NDArray[Any]]:
-    """Values of all parameters; results are NaN."""
+def _drawn_arrays(
+    kernel: ScheduledKernel, results: list[ir.Var], seed: int
+) -> dict[ir.Var, npt.NDArray[Any]]:
+    """Values of all parameters: constants, drawn ones, and NaN for results."""
     rng = np.random.default_rng(seed)
     arrays: dict[ir.Var, npt.NDArray[Any]] = {}
-    for parameter in func.params:
+    for index, parameter in enumerate(kernel.lowered.params):
         dtype, shape = np.dtype(str(parameter.dtype)), [int(extent) for extent in parameter.shape]
         size = int(np.prod(shape))
-        if parameter in results and dtype.kind == "f":
+        if index in kernel.constants:
+            values = kernel.constants[index].reshape(-1)
+        elif parameter in results and dtype.kind == "f":
             values = np.full(size, np.nan)
         elif dtype.kind == "f":
             values = rng.uniform(-1, 1, size)
@@ -143,24 +230,6 @@ def _drawn_arrays(func: tirx.PrimFunc, results: list[ir.Var], seed: int) -> dict
             values = np.zeros(size)
         arrays[parameter] = values.astype(dtype)
     return arrays
-
-
-def _plain_results(
-    func: tirx.PrimFunc, arrays: dict[ir.Var, npt.NDArray[Any]], results: list[ir.Var]
-) -> dict[ir.Var, npt.NDArray[Any]]:
-    """What the plain kernel writes, compiled for this CPU."""
-    target = tvm.target.Target("llvm")
-    with target:
-        plain = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        module = tvm.transform.Sequential([ScheduleCpu()])(plain)
-        library = tvm.compile(module, target)
-    tensors = [tvm.runtime.tensor(array.reshape([int(e) for e in v.shape])) for v, array in arrays.items()]
-    library["main"](*tensors)
-    return {
-        variable: tensor.numpy().reshape(-1)
-        for variable, tensor in zip(arrays, tensors)
-        if variable in results
-    }
 
 
 def _compare(name: str, values: npt.NDArray[Any], expected: npt.NDArray[Any], check: _Check) -> int:
@@ -171,7 +240,7 @@ def _compare(name: str, values: npt.NDArray[Any], expected: npt.NDArray[Any], ch
     got, wanted = values[known].astype(np.float64), expected[known].astype(np.float64)
     if not got.size:
         return 0
-    unit = ROUNDING.get(str(values.dtype), 0.0)
+    unit = ROUNDING.get(str(values.dtype), 0.0) * check.kernel.roundings
     bound = unit * (np.abs(wanted) + np.abs(wanted).mean())
     wrong = ~(np.abs(got - wanted) <= bound) & ~(np.isnan(got) & np.isnan(wanted)) & (got != wanted)
     if wrong.any():

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tvm
 from tvm import relax, tirx
 
+from pimflow.compiler.kernel_checks.launch import nodes
 from pimflow.compiler.phases import kernel_phases
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.keep_barriers import TILES
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 # What divides a function into host and device code, and stores types that need no storage here.
@@ -20,6 +28,10 @@ _NOT_RUN = (
     "tirx.FP8StorageLegalize",
     "tirx.BF16StorageLegalize",
 )
+# What lets buffers share memory.
+_SHARING = ("tirx.StorageRewrite", "s_tir.MergeSharedMemoryAllocations")
+
+Arrays = Mapping[int, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,45 +41,161 @@ class ScheduledKernel:
     Attributes
     ----------
     name : str
-    plain : PrimFunc
-        Before its schedule: loops without threads.
+    plain : PrimFunc or Function
+        Before its schedule: loops without threads; for a fused group its layers, one after the other.
     lowered : PrimFunc
         As it is emitted, with threads, shared memory and barriers, in one function with its host code.
+    separate : PrimFunc, optional
+        The same, with each buffer in shared memory of its own; None if that is no different.
+    constants : mapping of int to ndarray
+        By parameter, values that the network always gives it, such as the table of a fused group's tiles.
     """
 
     name: str
-    plain: tirx.PrimFunc
+    plain: tirx.PrimFunc | relax.Function
     lowered: tirx.PrimFunc
+    separate: tirx.PrimFunc | None = None
+    constants: Arrays = field(default_factory=dict)
+
+    @property
+    def roundings(self) -> int:
+        """Layers whose results are rounded one after the other."""
+        return len(self.plain.attrs[LAYERS]) if isinstance(self.plain, relax.Function) else 1
 
 
-def scheduled_kernels(
-    module: tvm.IRModule, system: System, target: str = "cuda+pim"
-) -> list[ScheduledKernel]:
-    """The kernels of a module to which a plan was applied, or of any canonical module."""
-    resolved = target_by_name(target)
-    phases = kernel_phases(
-        resolved,
-        system.dtype,
-        views=system.uses_views,
-        tensor_cores=system.gpu.has_tensor_cores(system.dtype),
-    )
-    with resolved:
-        plain = tvm.transform.Sequential(phases)(module)
-        scheduled = tvm.transform.Sequential([ScheduleGpu(system.gpu.sms)])(plain)
-    lowered = lower_kernels(scheduled, resolved)
-    functions = {gv.name_hint: f for gv, f in plain.functions_items()}
-    return [
-        ScheduledKernel(name=gv.name_hint, plain=functions[gv.name_hint], lowered=func)
-        for gv, func in lowered.functions_items()
-    ]
+@dataclass(frozen=True, kw_only=True)
+class PlainKernels:
+    """Kernels before their schedule.
+
+    Attributes
+    ----------
+    module : IRModule
+        Functions of loops; fused groups have their schedule already.
+    target : Target
+    multiprocessors : int
+        Those of the GPU that kernels are scheduled for.
+    groups : mapping of str to Function
+        By fused group, the layers that it computes.
+    constants : mapping of str to mapping of int to ndarray
+        By kernel, see `ScheduledKernel`.
+    """
+
+    module: tvm.IRModule
+    target: tvm.target.Target
+    multiprocessors: int
+    groups: Mapping[str, relax.Function] = field(default_factory=dict)
+    constants: Mapping[str, Arrays] = field(default_factory=dict)
+
+    @classmethod
+    def from_network(cls, module: tvm.IRModule, system: System, target: str = "cuda+pim") -> PlainKernels:
+        """From a module to which a plan was applied, or any canonical module."""
+        resolved = target_by_name(target)
+        phases = kernel_phases(
+            resolved,
+            system.dtype,
+            views=system.uses_views,
+            tensor_cores=system.gpu.has_tensor_cores(system.dtype),
+        )
+        groups: dict[str, relax.Function] = {}
+        with resolved:
+            for phase in phases:
+                groups |= {
+                    gv.name_hint: func
+                    for gv, func in module.functions_items()
+                    if isinstance(func, relax.Function) and TILES in (func.attrs or {})
+                }
+                module = phase(module)
+        return cls(
+            module=module,
+            target=resolved,
+            multiprocessors=system.gpu.sms,
+            groups=groups,
+            constants=_constants(module),
+        )
+
+    def functions(self) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
+        """The kernels themselves."""
+        return {gv: func for gv, func in self.module.functions_items() if isinstance(func, tirx.PrimFunc)}
+
+    def scheduled_module(
+        self, functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc] | None = None
+    ) -> tvm.IRModule:
+        """All kernels with blocks and threads, or `functions` of them."""
+        with self.target:
+            module = tvm.IRModule(self.functions() if functions is None else functions)
+            return tvm.transform.Sequential([ScheduleGpu(self.multiprocessors)])(module)
+
+    def schedule(self, names: Container[str] | None = None) -> list[ScheduledKernel]:
+        """Schedule and lower all kernels, or those called `names`."""
+        functions = {
+            gv: func for gv, func in self.functions().items() if names is None or gv.name_hint in names
+        }
+        scheduled = self.scheduled_module(functions)
+        lowered = {gv.name_hint: func for gv, func in lower_kernels(scheduled, self.target).functions_items()}
+        sharing = {
+            gv: func
+            for gv, func in scheduled.functions_items()
+            if _has_shared_memory(lowered[gv.name_hint]) and TILES not in (func.attrs or {})
+        }
+        separate = lower_kernels(tvm.IRModule(sharing), self.target, disabled=_SHARING)
+        separate_by_name = {gv.name_hint: func for gv, func in separate.functions_items()}
+        return [
+            ScheduledKernel(
+                name=gv.name_hint,
+                plain=self.groups.get(_symbol(func), func),
+                lowered=lowered[gv.name_hint],
+                separate=separate_by_name.get(gv.name_hint),
+                constants=self.constants.get(gv.name_hint, {}),
+            )
+            for gv, func in functions.items()
+        ]
 
 
-def lower_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """The scheduled functions of a module as they are emitted, not yet divided into host and device code."""
+def network_kernels(module: tvm.IRModule, system: System) -> list[ScheduledKernel]:
+    """The CUDA kernels of a module to which a plan was applied, or of any canonical module."""
+    return PlainKernels.from_network(module, system).schedule()
+
+
+def lower_kernels(
+    module: tvm.IRModule, target: tvm.target.Target, disabled: tuple[str, ...] = ()
+) -> tvm.IRModule:
+    """The scheduled functions of a module as they are emitted, not yet divided into host and device code.
+
+    Parameters
+    ----------
+    disabled : tuple of str
+        Further passes of the pipeline that are left out.
+    """
     named = relax.transform.AttachGlobalSymbol()(module)
     functions = {gv: f for gv, f in named.functions_items() if isinstance(f, tirx.PrimFunc)}
     host = tvm.target.Target("llvm")
     bound = tirx.transform.BindTarget(target.with_host(host))(tvm.IRModule(functions))
     pipeline, _, _ = tirx.get_tir_pipeline(keep_registers.PIPELINE)
-    with tvm.transform.PassContext(disabled_pass=list(_NOT_RUN)), target:
+    with tvm.transform.PassContext(disabled_pass=[*_NOT_RUN, *disabled]), target:
         return tirx.transform.LowerIntrin()(pipeline(bound))
+
+
+def _has_shared_memory(func: tirx.PrimFunc) -> bool:
+    return any(alloc.buffer.scope().startswith("shared") for alloc in nodes(func.body, tirx.AllocBuffer))
+
+
+def _symbol(func: tirx.PrimFunc) -> str:
+    """The name that a kernel of a fused group was made with."""
+    return str((func.attrs or {}).get("global_symbol", ""))
+
+
+def _constants(module: tvm.IRModule) -> dict[str, Arrays]:
+    """By kernel, the arguments of its first call that are constants."""
+    constants: dict[str, Arrays] = {}
+    for binding in main_bindings(module):
+        if operator(binding.value) == "call_tir":
+            kernel, arguments = binding.value.args[:2]
+            constants.setdefault(
+                kernel.name_hint,
+                {
+                    index: np.from_dlpack(argument.value)
+                    for index, argument in enumerate(arguments.fields)
+                    if isinstance(argument, tvm.ir.GenericConst)
+                },
+            )
+    return constants

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,14 @@ class KernelLaunch:
 
     Attributes
     ----------
-    extents : dict of str to int
+    extents : mapping of str to int
         By axis, such as ``blockIdx.x``; axes of extent 1 may be absent.
+    borders : tuple of int
+        Blocks at the corners of the grid, and at the borders of axes that are fused in one of the grid.
     """
 
-    extents: dict[str, int]
+    extents: Mapping[str, int]
+    borders: tuple[int, ...] = ()
 
     def extent(self, axis: str) -> int:
         return self.extents.get(axis, 1)
@@ -38,7 +41,7 @@ class KernelLaunch:
         """Threads of a block."""
         return math.prod(self.extent(f"threadIdx.{axis}") for axis in "xyz")
 
-    def border_blocks(self) -> list[int]:
+    def corners(self) -> list[int]:
         """Blocks at all corners of the grid."""
         x, y, z = (self.extent(f"blockIdx.{axis}") for axis in "xyz")
         return sorted({i + x * (j + y * k) for i in (0, x - 1) for j in (0, y - 1) for k in (0, z - 1)})
@@ -64,6 +67,51 @@ def trips(stmt: tirx.Stmt) -> int:
     if isinstance(stmt, tirx.While):
         return trips(stmt.body) * UNKNOWN_TRIPS
     return trips(stmt.body) if isinstance(stmt, tirx.AttrStmt) else 1
+
+
+def launch_statements(stmt: tirx.Stmt) -> list[tirx.AttrStmt]:
+    """The launches of a lowered function, in order."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return [launch for part in stmt.seq for launch in launch_statements(part)]
+    if isinstance(stmt, tirx.AttrStmt):
+        return [stmt] if stmt.attr_key == "thread_extent" else launch_statements(stmt.body)
+    return []
+
+
+def launch_extents(stmt: tirx.Stmt) -> dict[str, int]:
+    """The extents of a launch's grid and blocks by axis, such as ``blockIdx.x``."""
+    attrs = (attr for attr in nodes(stmt, tirx.AttrStmt) if attr.attr_key == "thread_extent")
+    return {str(attr.node.thread_tag): int(attr.value) for attr in attrs}
+
+
+def digits(stmt: tirx.Stmt) -> Iterator[tuple[ir.Var | None, ir.Expr | str]]:
+    """What a launch computes from the numbers of its blocks alone, in the order of execution.
+
+    Each is a variable and its axis or value, or None and a quotient or remainder.
+    """
+    known: set[ir.Var] = set()
+    for node in nodes(stmt, object):
+        if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+            if node.node.thread_tag.startswith("blockIdx"):
+                known.add(node.node.var)
+                yield node.node.var, str(node.node.thread_tag)
+        elif isinstance(node, tirx.Bind) and _depends_only_on(known, node.value):
+            known.add(node.var)
+            yield node.var, node.value
+        elif _is_digit(node) and _depends_only_on(known, node):
+            yield None, node
+
+
+def _is_digit(node: object) -> bool:
+    if isinstance(node, ir.Call):
+        return str(node.op.name).rpartition(".")[2] in ("shift_right", "bitwise_and")
+    return isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod)
+
+
+def _depends_only_on(known: set[ir.Var], expr: ir.Expr) -> bool:
+    """Whether an expression reads no memory and no variables but these."""
+    variables = nodes(expr, ir.Var)
+    return bool(variables) and known.issuperset(variables) and not nodes(expr, ir.TensorLoad)
 
 
 def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> set[ir.Var]:

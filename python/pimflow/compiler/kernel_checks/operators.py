@@ -66,6 +66,15 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "shift_right": np.right_shift,
 }
 
+# By shuffle of a warp: the lane that a lane gets a value of, from its number, an argument and the width. A
+# lane outside the width stands for the lane itself.
+SHUFFLES: dict[str, Callable[[Array, Array, int], Array]] = {
+    "__shfl_sync": lambda _, source, width: source % width,
+    "__shfl_up_sync": lambda lane, offset, _: lane - offset,
+    "__shfl_down_sync": lambda lane, offset, _: lane + offset,
+    "__shfl_xor_sync": lambda lane, bits, _: lane ^ bits,
+}
+
 
 def _erf(x: Array) -> Array:
     from scipy.special import erf

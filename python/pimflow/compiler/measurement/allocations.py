@@ -8,7 +8,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from pimflow.hardware import system as default_system
 from pimflow.host import interrupts
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
+from pimflow.relay_passes.memory.stream_weights import COPY_CALLS, weight_copy
 
 NAIVE = "naive"  # TVM's allocator without a free list: each allocation is one of the device
 _ALLOCATE, _BUILTIN = "vm.builtin.alloc_storage", "vm.builtin."
@@ -34,7 +35,9 @@ _EMPTY_RUNS = 20  # runs of a program without kernels; each takes microseconds
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRun:
-    """A network run with one allocation scheme of its tensors; weights and inputs are not counted.
+    """A network run with one allocation scheme of its tensors, and of the weights if they are streamed.
+
+    Resident weights are not counted, nor are inputs but in `input_bytes`.
 
     Attributes
     ----------
@@ -43,12 +46,14 @@ class AllocationRun:
     allocations : int
         Number of allocations in one inference.
     groups : int
-        Runs of allocations without a kernel between them (MMG in Occamy, Table I).
+        Runs of allocations without a kernel between them (MMG in Occamy, Table I); copies are no kernels.
     allocated_bytes : int
         Sum over all allocations.
     peak_bytes : int or None
         Largest number of bytes that the C library had allocated at the begin of a kernel, less those before
         the inference. None on a GPU, and where the library does not report it.
+    input_bytes : int
+        Size of the inputs, which are allocated before.
     page_faults : float
         Median of minor page faults in an inference: pages that are touched for the first time.
     latency_ns : float
@@ -62,6 +67,7 @@ class AllocationRun:
     groups: int
     allocated_bytes: int
     peak_bytes: int | None
+    input_bytes: int
     page_faults: float
     latency_ns: float
     allocating_ns: float
@@ -75,8 +81,11 @@ def measure_allocations(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     runs: int = 5,
+    allocations: Sequence[str] = phases.ALLOCATIONS,
 ) -> dict[str, AllocationRun]:
     """Run the same kernels, none of them on PIM, with each allocation scheme.
+
+    If the system streams weights, each scheme allocates them too, and copies them before they are used.
 
     Parameters
     ----------
@@ -88,6 +97,8 @@ def measure_allocations(
         See `frontend.load`.
     runs : int
         Timed inferences of each scheme, in turns.
+    allocations : sequence of str
+        The schemes, of `compiler.phases.ALLOCATIONS`.
 
     Raises
     ------
@@ -100,10 +111,11 @@ def measure_allocations(
     """
     _device_target(target, runs)  # raises before the network is loaded
     network = frontend.load(model, shapes, batch).drop_reference()
-    cases = {allocation: (network, allocation) for allocation in phases.ALLOCATIONS}
+    cases = {allocation: (network, allocation) for allocation in allocations}
     measured, outputs = measure(cases, target_system, target=target, runs=runs)
+    expected = next(iter(outputs.values()))
     for allocation, arrays in outputs.items():
-        if any(a.tobytes() != b.tobytes() for a, b in zip(arrays, outputs["pool"], strict=True)):
+        if any(a.tobytes() != b.tobytes() for a, b in zip(arrays, expected, strict=True)):
             raise VerificationError(f"{network.name}: allocated {allocation}, other outputs")
     return measured
 
@@ -235,6 +247,7 @@ class _InstrumentedProgram:
             AllocationRun,
             self.counter,
             allocation=self.allocation,
+            input_bytes=sum(tensor.numpy().nbytes for tensor in self.inputs),
             page_faults=statistics.median(self.faults),
             latency_ns=statistics.median(self.latencies_ns),
             allocating_ns=statistics.median(empty_ns),
@@ -259,7 +272,7 @@ class _AllocationCounter:
             self.allocated_bytes += int(args[1][0])
             self._allocating = True
         elif not symbol.startswith(_BUILTIN):
-            self._allocating = False
+            self._allocating &= symbol in COPY_CALLS
             if self._heap is not None and self._initial_bytes is not None:
                 gc.collect()
                 live_bytes = (self._heap() or 0) - self._initial_bytes
@@ -296,11 +309,12 @@ def _strip_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
     kernels = [f.attrs["global_symbol"] for f in lowered.functions.values() if f is not main]
 
     def has_no_kernel(binding: relax.Binding) -> bool:
-        """Whether a binding calls neither a kernel nor a PIM program."""
+        """Whether a binding calls neither a kernel nor a PIM program, nor copies a weight."""
         call = binding.value
         computes = isinstance(call, relax.Call) and (
             isinstance(call.op, tvm.ir.GlobalVar)
             or (isinstance(call.op, relax.ExternFunc) and str(call.op.global_symbol) in kernels)
+            or bool(weight_copy(call))
         )
         return not computes
 

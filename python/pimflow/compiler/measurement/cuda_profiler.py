@@ -23,8 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu.model import SIZES, KernelCost, KernelRequest, kernel_cost
-from pimflow.simulators.profiler import GpuProfiler
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
 
 Tensors = list[tvm.runtime.Tensor]
 L2_STATES = ("cold", "warm")
@@ -283,38 +282,3 @@ def _timing_kernel(kernel: Kernel) -> Kernel:
     if kernel.convolution is None:
         return dataclasses.replace(kernel, macs=0, operations=0, multiplications=0)
     return dataclasses.replace(kernel, geometry=kernel.convolution)
-
-
-def kernel_rows(
-    kernels: Sequence[tuple[str, Kernel]],
-    profiler: CudaProfiler,
-    gpu: GpuSpec,
-    dtype: str,
-    models: Sequence[GpuProfiler],
-) -> list[dict[str, object]]:
-    """Measured times of named kernels beside those of models, with all memory channels, in ns.
-
-    Returns
-    -------
-    list of dict
-        ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `scripts/calibration/samples.py` reads them,
-        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model its execution time ``NAME_ns``, and
-        ``NAME_ratio``, its quotient with the measured time in the profiler's state of the L2. Times are None
-        for a kernel that fails.
-    """
-    requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
-    measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
-    model_costs = {model.name: model.costs(requests, gpu, dtype) for model in models}
-    rows = []
-    for index, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
-        row: dict[str, object] = {"device": profiler.device, "kernel": name, "dtype": dtype}
-        row |= {key: getattr(kernel, key) for key in ("kind", *SIZES)}
-        times_ns = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
-        row |= times_ns
-        for model, costs in model_costs.items():
-            modelled_ns = costs[index].execution_ns
-            row[f"{model}_ns"] = modelled_ns
-            real_ns = times_ns[f"{profiler.l2}_ns"]
-            row[f"{model}_ratio"] = modelled_ns / real_ns if real_ns else None
-        rows.append(row)
-    return rows

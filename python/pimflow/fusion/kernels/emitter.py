@@ -119,10 +119,8 @@ class TileEmitter:
         """Channels that are formed together as a vector, and the number of such vectors in `channels`."""
         if self.target.threads:
             return 1, channels
-        wide, widest = (
-            pad_channels(channels, self.group.lanes),
-            pad_channels(formula.same_taps, self.group.lanes),
-        )
+        wide = pad_channels(channels, self.group.lanes)
+        widest = pad_channels(formula.same_taps, self.group.lanes)
         if self.group.lanes and formula.channels == (0, formula.same_taps) and wide in (channels, widest):
             run = math.gcd(wide, max(self.group.lanes))
             return run, wide // run

@@ -218,9 +218,6 @@ class GroupFunction:
 
     Attributes
     ----------
-    function : Function
-    group : Group
-    placement : Placement
     computations : mapping of str to Computation
         By layer.
     dtype : str

@@ -77,10 +77,8 @@ class _SeparateLayers:
         )
 
     def _add(self, node: onnx.NodeProto) -> None:
-        name, data = (
-            node.output[0],
-            [operand for operand in node.input if operand and operand not in self.constants],
-        )
+        name = node.output[0]
+        data = [operand for operand in node.input if operand and operand not in self.constants]
         layer = self.layer_graph.layers[self.layer_graph.index[name]]
         if node.op_type in ("LRN", "Softmax"):
             self.direct[name] = self._direct(node, layer)
@@ -89,10 +87,8 @@ class _SeparateLayers:
         elif len(data) != len(layer.inputs):
             raise _unsupported(node, "an operand is computed from constants")
         else:
-            operands, is_elementwise = (
-                iter(self._operands(layer, data)),
-                node.op_type in (*ARITHMETIC, "PRelu"),
-            )
+            operands = iter(self._operands(layer, data))
+            is_elementwise = node.op_type in (*ARITHMETIC, "PRelu")
             constants = {
                 operand: self._expand_rank(operand, node) if is_elementwise else operand
                 for operand in node.input

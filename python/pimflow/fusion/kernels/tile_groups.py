@@ -50,7 +50,6 @@ class TileGroups:
     ----------
     dtype : str
         Storage type of tiles on chip and of weights.
-    on_gpu : bool
     as_planned : bool
         Whether a CPU, too, has the tiles of the plan.
     tensor_cores : bool

@@ -42,14 +42,14 @@ class CandidateGenerator:
 
     Parameters
     ----------
-    graph : RegionGraph
-    system : System
     costs : Costs, optional
         Costs on the system, or on one that differs only in launch times.
     modes : sequence of str
         Modes of the candidates, of `core.rewrite.MODES`; other modes are not timed.
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
+    pins : mapping of str to str, optional
+        How regions are done (`pins.pinned_candidates`): `best_plan.profile` keeps only such candidates.
     min_l2_rereads : dict of str to float, optional
         By region, a lower bound that `l2_rereads` is raised to.
 
@@ -68,6 +68,7 @@ class CandidateGenerator:
         modes: Sequence[str] = MODES,
         primitives: bool = False,
         min_l2_rereads: Mapping[str, float] | None = None,
+        pins: Mapping[str, str] | None = None,
     ):
         system.require_network_dtype()
         self.graph, self.system, self.modes, self.primitives = graph, system, modes, primitives
@@ -79,6 +80,7 @@ class CandidateGenerator:
         self._layers: dict[tuple[ConvGeometry, float], splits.SplitLayer] = {}
         self._candidates: dict[str, list[Candidate]] = {}
         self._min_l2_rereads = min_l2_rereads or {}
+        self.pins = pins or {}
         self._l2_rereads: dict[str, float] = {}
 
     def with_graph(
@@ -171,10 +173,8 @@ class CandidateGenerator:
 
     def _non_pim_times(self, region: Region, split: Split) -> splits.NonPimTimes:
         """Times of all parts of a split but PIM's."""
-        results, gpu = (
-            split.pim_output_elements(region.layer),
-            self.task_builder.gpu_part_tasks(region, split),
-        )
+        results = split.pim_output_elements(region.layer)
+        gpu = self.task_builder.gpu_part_tasks(region, split)
         return splits.NonPimTimes(
             split=split,
             gpu_ns=self.task_builder.standalone_ns(gpu[:1]),

@@ -51,7 +51,6 @@ class ChannelLayouts:
 
     Parameters
     ----------
-    generator : CandidateGenerator
     cut_rows : mapping
         See `cut_tensors`.
     """

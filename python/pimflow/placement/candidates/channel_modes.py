@@ -260,10 +260,8 @@ class ChannelVariants(ChannelLayouts):
         slowdown_ns = self._read_slowdown_ns(variant, name)
         native = replace(required, reader="")
         for placement in placements:
-            actual_shares, native_shares = (
-                self.tensor_shares(name, placement),
-                self.tensor_shares("", native),
-            )
+            actual_shares = self.tensor_shares(name, placement)
+            native_shares = self.tensor_shares("", native)
             added_share = max(
                 (actual_shares[channels] - native_shares[channels]) / share
                 for channels, share in self.set_shares.items()
@@ -300,10 +298,8 @@ class ChannelVariants(ChannelLayouts):
 
     def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         narrow_candidate = fused_groups.with_channel_count(self.generator, variant, self.system.gpu_channels)
-        traffic, slowdown_ns = (
-            self._traffic(variant),
-            _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate)),
-        )
+        traffic = self._traffic(variant)
+        slowdown_ns = _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate))
         read_bytes = sum(
             elements * ELEMENT_BYTES[self.system.dtype]
             for region in map(self.generator.graph.region, variant.covers)

@@ -61,9 +61,8 @@ def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
 
     def generate() -> dict[str, list[Candidate]]:
         """Generate them, and request all kernels that they need."""
-        group_candidates(
-            generator, generator.system.gpu.memory_channels
-        )  # the search of plans without PIM needs these
+        # the search of plans without PIM needs these
+        group_candidates(generator, generator.system.gpu.memory_channels)
         by_region: dict[str, list[Candidate]] = {}
         system = generator.system
         for candidate in group_candidates(generator, system.gpu_channels or system.gpu.memory_channels):

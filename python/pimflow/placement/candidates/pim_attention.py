@@ -189,8 +189,6 @@ class PlacedCache:
     ----------
     keys, values, region : str
         The regions that append, and the attention region.
-    attention : Attention
-    schedule : CacheSchedule
     row_begin : int
         First row of its caches in every bank, counted from the first row for weights.
     """

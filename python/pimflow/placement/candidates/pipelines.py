@@ -326,11 +326,9 @@ class _RunBounds:
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
-        task_builder, pim_target, dtype = (
-            self.generator.task_builder,
-            self.generator.costs.pim_target,
-            self.generator.system.dtype,
-        )
+        task_builder = self.generator.task_builder
+        pim_target = self.generator.costs.pim_target
+        dtype = self.generator.system.dtype
         work = [
             {
                 (position, stage): run.kernel(position, stage, dtype)

@@ -36,7 +36,6 @@ class TaskBuilder:
 
     Parameters
     ----------
-    system : System
     costs : Costs
         Costs on the system, or on one that differs only in launch times.
     """

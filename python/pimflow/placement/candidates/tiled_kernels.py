@@ -21,7 +21,6 @@ class Tiles:
 
     Attributes
     ----------
-    blocks : int
     touched : mapping of str to int
         Elements over all tiles: loaded of tensors from outside the group, computed of each region's result.
     waits : int
@@ -116,10 +115,8 @@ def products(
     by_region = {}
     for layer in filter(is_product, layers):
         name, operand = layer.name, layer.inputs[0]
-        part, filters = (
-            chunk_channels.get(operand, channels[operand]),
-            chunk_channels.get(name, channels[name]),
-        )
+        part = chunk_channels.get(operand, channels[operand])
+        filters = chunk_channels.get(name, channels[name])
         times = max(channels[operand] // part, channels[name] // filters)
         by_region[name] = ProductTile.from_layer(layer, pixels[name], part, filters), times
     return by_region

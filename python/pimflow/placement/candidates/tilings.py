@@ -53,7 +53,6 @@ class TilingSearch:
     ----------
     graph : RegionGraph
         `RegionGraph.fusible` says which regions may be in groups.
-    system : System
     tiling_cache : dict, optional
         Earlier results for runs of equal regions, shared with other networks, on systems that differ only in
         launch times.

@@ -14,65 +14,11 @@ from pimflow.pim_backend.programs.cache_appends import append_keys, append_value
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimTarget
-from pimflow.simulators.profiler import PimProfiler
 
 Layout = KeyLayout | ValueLayout
 KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 RANKED_TOKENS = 2048  # schedules are ranked over so many tokens, if there are more
 TIMED_SCHEDULES = 2  # how many of the best ranked schedules are timed over all tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedProduct:
-    """One product of a decode step, with its layout, programs and time.
-
-    Attributes
-    ----------
-    cycles : int
-        Of its programs in sequence.
-    comp_cycles : int
-        Cycles in which the multipliers of the busiest channel work.
-    """
-
-    layout: Layout
-    step: programs.AttentionProduct
-    cycles: int
-    comp_cycles: int
-
-    @property
-    def utilisation(self) -> float:
-        """Share of the time in which the multipliers work."""
-        return self.comp_cycles / self.cycles
-
-
-def fastest_product(
-    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler
-) -> TimedProduct:
-    """The fastest schedule of a product, `KEYS` or `VALUES`, over a full cache.
-
-    Raises
-    ------
-    UnsupportedOpError, InfeasibleError
-        If no layout is possible; see `CacheLayout.check_fit`.
-    """
-    alternatives = all_schedules(product, attention, pim, dtype, channels)
-    products = (
-        time_product(layout, schedule.attention_product(layout, attention.keys), profiler)
-        for schedule, layout in alternatives
-    )
-    return min(products, key=lambda timed_product: timed_product.cycles)
-
-
-def time_product(layout: Layout, step: programs.AttentionProduct, profiler: PimProfiler) -> TimedProduct:
-    """Time the programs of `step`."""
-    timings = [profiler.time_program(program, layout.pim) for program in step.programs]
-    comps = sum(max(commands["COMP"] for commands in timing.channel_commands) for timing in timings)
-    return TimedProduct(
-        layout=layout,
-        step=step,
-        cycles=sum(timing.cycles for timing in timings),
-        comp_cycles=comps * layout.pim.timing["nCCDS"],
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +45,6 @@ class ProductCost:
         """Rows of every bank that the cache takes."""
         return self.product.rows
 
-    def extrapolate(self, reference: ProductCost, steps: float) -> ProductCost:
-        """Extrapolate linearly: the cost `steps` times as far from this one as `reference`, of one
-        schedule.
-        """
-        return replace(
-            self,
-            product=self.product.extrapolate(reference.product, steps),
-            append=self.append.extrapolate(reference.append, steps),
-            sums=round(self.sums + steps * (reference.sums - self.sums)),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheWork:
@@ -117,7 +52,6 @@ class CacheWork:
 
     Attributes
     ----------
-    pim_target : PimTarget
     attention : Attention
         Normalised by `from_attention`: attention with the same programs is equal.
     product : str

@@ -52,7 +52,6 @@ class Profiling:
 
     Attributes
     ----------
-    gpu : GpuProfiler
     pim : PimProfiler, optional
         The engines, with the system's timing, by default.
     cache : ResultCache, optional
@@ -109,7 +108,6 @@ class Costs:
     Attributes
     ----------
     pim_target : PimTarget
-    profiling : Profiling
     tally : Tally
         Counts of ``pim`` layers and ``gpu`` kernels.
     tiling_cache : dict

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +27,6 @@ class PimRun:
 
     Attributes
     ----------
-    program : PimProgram
-    timing : TimingResult
     gpu_part : ConvGeometry, optional
         The GPU's part of a split layer, if known.
     """
@@ -55,7 +52,6 @@ class PimCost:
         Output elements.
     readres_bursts : int
         Bursts of a READRES, and of a WRBIAS.
-    time_ns : float
     commands : dict of str to int
         Issued, over all channels.
     gwrite_bursts : int
@@ -101,26 +97,6 @@ class PimCost:
             ahead_ns=ahead_ns,
         )
 
-    def extrapolate(self, reference: PimCost, steps: float) -> PimCost:
-        """Extrapolate linearly: the cost `steps` times as far from this one as `reference`."""
-
-        def extrapolate_figure(figure: float, reference_figure: float) -> float:
-            return figure + steps * (reference_figure - figure)
-
-        return replace(
-            self,
-            rows=math.ceil(extrapolate_figure(self.rows, reference.rows)),
-            results=round(extrapolate_figure(self.results, reference.results)),
-            time_ns=extrapolate_figure(self.time_ns, reference.time_ns),
-            commands={
-                name: round(extrapolate_figure(n, reference.commands[name]))
-                for name, n in self.commands.items()
-            },
-            gwrite_bursts=round(extrapolate_figure(self.gwrite_bursts, reference.gwrite_bursts)),
-            write_bursts=round(extrapolate_figure(self.write_bursts, reference.write_bursts)),
-            ahead_ns=extrapolate_figure(self.ahead_ns, reference.ahead_ns),
-        )
-
     @classmethod
     def from_sequence(cls, costs: Sequence[PimCost]) -> PimCost:
         """The cost of programs on the same rows in sequence."""
@@ -149,12 +125,10 @@ class PimTarget:
 
     Attributes
     ----------
-    pim : PimSpec
     channels : int
         PIM channels over which a layer is distributed.
     dtype : str
         Storage type of operands and results.
-    profiler : PimProfiler
     level : str
         Which loop orders are allowed: one of `hardware.systems.SCHEDULINGS`.
     """

@@ -60,7 +60,6 @@ class NonPimTimes:
 
     Attributes
     ----------
-    split : Split
     gpu_ns : float
         The GPU's part, which runs at the same time as PIM's.
     crossbar_ns : float
@@ -84,7 +83,6 @@ class SplitCharges:
 
     Attributes
     ----------
-    launch_ns : float
     burst_ns : float
         Time of a column-sized burst over the crossbar; 0 if that is not charged.
     """
@@ -131,8 +129,6 @@ class SplitLayer:
 
     Attributes
     ----------
-    pim_target : PimTarget
-    geometry : ConvGeometry
     name : str
         A region that is this layer.
     splits : tuple of Split

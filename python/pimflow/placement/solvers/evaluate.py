@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, makespan_ns, start_ns
+import numpy as np
+
+from pimflow.core.candidate import (
+    RESOURCES,
+    Candidate,
+    CostTable,
+    Event,
+    Task,
+    Timeline,
+    makespan_ns,
+    start_ns,
+)
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import plan_state
@@ -14,17 +26,37 @@ from pimflow.simulators.pim.energy import background_pj
 
 
 @dataclass(frozen=True, kw_only=True)
+class RegionTimes:
+    """The times of a region in a plan; those of a candidate of several regions are listed at the first one.
+
+    Candidates are issued in order, so that each one prolongs the plan by an interval, which may be empty:
+    these intervals follow one another without gaps.
+
+    Attributes
+    ----------
+    latency_ns : float
+        Its interval: how much later the plan ends than without it and all after it. Over all regions these
+        add up to the latency of the plan.
+    busy_ns : dict of str to float
+        By resource, the time of its own tasks, launches included, wherever in the plan they are.
+    idle_ns : dict of str to float
+        By resource, the time of its interval in which the resource does no task of any region. Over all
+        regions, the busy and the idle times of a resource together add up to the latency of the plan.
+    """
+
+    latency_ns: float = 0.0
+    busy_ns: dict[str, float]
+    idle_ns: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The timeline of a plan, with its latency and energy.
 
     Attributes
     ----------
-    timeline : Timeline
     latency_ns : float
         End of the last event.
-    region_ns : dict of str to float
-        By region, from the end of its inputs to its own end, transitions included. The time of a candidate
-        of several regions is listed at the first one.
     energies_pj : dict of str to float
         By consumer: the energies of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
@@ -35,7 +67,6 @@ class Evaluation:
 
     timeline: Timeline
     latency_ns: float
-    region_ns: dict[str, float]
     energies_pj: dict[str, float]
     region_pj: dict[str, float]
 
@@ -43,14 +74,28 @@ class Evaluation:
     def energy_pj(self) -> float:
         return sum(self.energies_pj.values())
 
-    @property
-    def latency_increase_ns(self) -> dict[str, float]:
-        """By region, by how much it makes the end of the plan later: these add up to the latency.
-
-        A candidate of several regions is listed at the first one; regions without tasks are left out.
-        """
+    @functools.cached_property
+    def region_times(self) -> dict[str, RegionTimes]:
+        """By region, its times; to the picosecond, as events are."""
+        events = self.timeline.events
+        latencies_ps = _latency_increase_ps(events)
+        resources = tuple(dict.fromkeys((*RESOURCES, *(event.resource for event in events))))
+        busy_ps = {name: dict.fromkeys(resources, 0) for name in self.region_pj}
+        for event in events:
+            busy_ps[event.regions[0]][event.resource] += event.end_ps - event.start_ps
+        idle_ps = {name: dict.fromkeys(resources, 0) for name in self.region_pj}
+        ends_ps = np.cumsum([0, *latencies_ps.values()])
+        for resource in resources:
+            idle_parts = np.diff(ends_ps) - np.diff(_busy_before_ps(events, resource, ends_ps))
+            for name, idle in zip(latencies_ps, idle_parts.tolist()):
+                idle_ps[name][resource] = idle
         return {
-            name: added_ps / 1000 for name, added_ps in _latency_increase_ps(self.timeline.events).items()
+            name: RegionTimes(
+                latency_ns=latencies_ps.get(name, 0) / 1000,
+                busy_ns={resource: ps / 1000 for resource, ps in busy_ps[name].items()},
+                idle_ns={resource: ps / 1000 for resource, ps in idle_ps[name].items()},
+            )
+            for name in self.region_pj
         }
 
 
@@ -86,7 +131,6 @@ class PlanExecution:
 
     events: tuple[Event, ...]
     latency_ns: float
-    region_ns: dict[str, float]
     energies_pj: dict[str, float]
     region_pj: dict[str, float]
 
@@ -101,7 +145,6 @@ class TimelineState:
         By resource that was used, when it becomes free.
     ready_ns : dict of str to float
         By region, when its result is complete.
-    state : State
     """
 
     free_ns: dict[str, float]
@@ -144,14 +187,11 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     PIM programs. An inference begins with PIM's channels in the mode of PIM; a switch back to it after the
     last candidate is not charged.
     """
-    region_ns: dict[str, float] = {}
     region_pj: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
     timeline_state = initial_timeline_state(table)
     for candidate in candidates:
-        inputs = plan_state.candidate_inputs(graph, candidate)
-        begin_ns = max((timeline_state.ready_ns.get(name, 0.0) for name in inputs), default=0.0)
         timeline_state, started_tasks = advance(graph, table, candidate, timeline_state)
         for task, starts_ns in started_tasks:
             events.append(_event(task, starts_ns, candidate.covers))
@@ -159,12 +199,9 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
         region_pj |= dict.fromkeys(candidate.covers, 0.0)
         region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in started_tasks)
-        region_ns |= dict.fromkeys(candidate.covers, 0.0)
-        region_ns[candidate.covers[0]] = timeline_state.ready_ns[candidate.covers[-1]] - begin_ns
     return PlanExecution(
         events=tuple(events),
         latency_ns=max(timeline_state.ready_ns.values()),
-        region_ns=region_ns,
         energies_pj=energies_pj,
         region_pj=region_pj,
     )
@@ -182,7 +219,6 @@ def evaluate(
     return Evaluation(
         timeline=Timeline(events=run.events),
         latency_ns=run.latency_ns,
-        region_ns=run.region_ns,
         energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
         region_pj=run.region_pj,
     )
@@ -216,6 +252,18 @@ def _latency_increase_ps(events: Iterable[Event]) -> dict[str, int]:
         added_ps[name] = max(end_ps - reached_ps, 0)
         reached_ps += added_ps[name]
     return added_ps
+
+
+def _busy_before_ps(events: Iterable[Event], resource: str, moments_ps: np.ndarray) -> np.ndarray:
+    """How long `resource` was busy before each of `moments_ps`, which does one task at a time, in order."""
+    spans_ps = [(event.start_ps, event.end_ps) for event in events if event.resource == resource]
+    if not spans_ps:
+        return np.zeros_like(moments_ps)
+    spans = np.array(spans_ps)
+    totals_ps = np.cumsum(spans[:, 1] - spans[:, 0])
+    index = np.searchsorted(spans[:, 0], moments_ps, side="right") - 1  # the last task begun by then
+    unfinished_ps = np.maximum(spans[index, 1] - moments_ps, 0)
+    return np.where(index < 0, 0, totals_ps[index] - unfinished_ps)
 
 
 def static_pj_per_ns(system: System) -> float:

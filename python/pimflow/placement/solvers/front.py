@@ -27,8 +27,6 @@ class FrontPlan:
     ----------
     evaluate : callable
         Evaluates the plan, which takes longer than the search.
-    candidates : tuple of Candidate
-    latency_ns, energy_pj : float
     memory_bytes : int
         Of the pool of tensors (`plan_memory.PlanMemory`).
     weight_bytes : int

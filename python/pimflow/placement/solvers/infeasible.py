@@ -63,9 +63,7 @@ def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
     be met by itself, it names for each the minimum within the others.
     """
     goal, name = searches[0].goal, searches[0].graph.name
-    common_levers = ["more PIM channels (--pim-channels)"]
-    if goal.modes != MODES:
-        common_levers.append("more modes (--modes)")
+    common_levers = ["more modes (--modes)"] if goal.modes != MODES else []
     without_bounds: dict[str, Any] = dict.fromkeys(BOUNDS)
     for field, limit in goal.bounds.items():
         bound, needed = _BOUNDS[field], _min_amount(searches, field, replace(goal, **without_bounds))

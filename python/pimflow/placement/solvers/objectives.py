@@ -46,14 +46,17 @@ class Goal(GoalOptions):
     modes : sequence of str, or str
         The allowed modes of regions: ``gpu``, which is required, ``pim``, ``split`` and ``pipeline``, in
         upper or lower case; a sequence, or one text with commas.
+    pins : mapping of str to str
+        How layers are done, all others being searched: ``gpu``, ``pim``, ``split``, or ``split:SHARE`` with
+        the GPU's share, such as ``split:0.4``. Kept as pairs, in order of names.
     primitives : bool
         Whether the GPU may compute convolutions by primitives, in fp32.
 
     Raises
     ------
     UnknownNameError, UsageError
-        For an unknown objective, solver or mode, a bound that is no number above zero, and modes without
-        ``gpu``.
+        For an unknown objective, solver, mode or pin, a bound that is no number above zero, and modes
+        without ``gpu``.
     """
 
     def value(self, evaluation: Evaluation) -> float:

@@ -37,7 +37,6 @@ class PlanMemory:
 
     Parameters
     ----------
-    graph : RegionGraph
     dtype : str
         Storage type of tensors.
     table : CostTable, optional
@@ -195,9 +194,8 @@ class PlanMemory:
         copy_tasks: dict[str, Task] = {}
         if self.table and self.table.transforms:
             transform_tasks = plan_state.layout_transforms(self.graph, self.table, candidate, state)
-            copy_tasks = {
-                name: task for name, task in transform_tasks.items() if task.launched
-            }  # others make no copy
+            # others make no copy
+            copy_tasks = {name: task for name, task in transform_tasks.items() if task.launched}
         return self.candidate_peak_bytes(candidate, state.deferred_epilogues, tuple(copy_tasks))
 
     def _epilogue_result_bytes(self, candidate: Candidate, deferred_epilogues: Collection[str]) -> int:

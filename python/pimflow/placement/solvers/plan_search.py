@@ -42,7 +42,6 @@ class PlanSearch:
     ----------
     graph, table, system
         The network, its candidates and the system.
-    goal : Goal
     """
 
     def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
@@ -79,6 +78,13 @@ class PlanSearch:
         if plan and not self._fits_channels(plan):
             plan = self._best_plan(self._with_capacity(query))
         return plan
+
+    def _good_plans(self, criterion: Criterion) -> list[EvaluatedPlan]:
+        """At most one plan of a small `criterion` within the bounds, by a search that drops most labels."""
+        memory_limit = self.goal.max_memory_bytes or math.inf
+        query = replace(self._query([criterion], memory_limit), max_labels=GOOD_PLAN_LABELS)
+        plan = self._best_plan(query)
+        return [plan] if plan and self._fits_channels(plan) else []
 
     def smallest(self) -> EvaluatedPlan | None:
         """The fastest of the plans of minimum memory within the bounds."""
@@ -234,8 +240,8 @@ class PlanSearch:
             return None
         min_ns, min_pj = fastest.solution.bound, frugal.solution.bound
         plans = [fastest, frugal]
-        middle = self.minimum(self.energy_latency_sum(min(map(self.goal.rank, plans))[1] / min_ns**2))
-        plans += [middle] if middle else []
+        middle = self.energy_latency_sum(min(map(self.goal.rank, plans))[1] / min_ns**2)
+        plans += self._good_plans(middle)
         best = min(plans, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (min_pj**2 / product, product / min_ns**2)
@@ -320,6 +326,7 @@ class PlanSearch:
 
 
 RELATIVE_TOLERANCE = 1e-9
+GOOD_PLAN_LABELS = 100  # at a position
 _QUERY_FIELDS = (
     "counts_memory",
     "minimises_memory",
@@ -327,5 +334,6 @@ _QUERY_FIELDS = (
     "front",
     "max_memory_bytes",
     "capacity_bytes",
+    "max_labels",
     "seconds",
 )

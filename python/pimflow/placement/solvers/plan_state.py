@@ -269,7 +269,6 @@ class TasksInContext:
 
     Attributes
     ----------
-    launching : Launching
     outstanding : OutstandingWork or None
         The work that they leave in progress; None if launches are not issued ahead.
     longest_ns : mapping

@@ -17,7 +17,6 @@ class Criterion:
     ----------
     per_ns, per_pj, per_error, per_row_byte, per_filter_byte : float
         Weights of the latency, the energy of the tasks, the error, the bytes of PIM's rows and of filters.
-    upper_bound : float
     tolerance : float
         In a front, how much worse a dominating label may be at each position.
     """
@@ -46,7 +45,6 @@ class Solution:
 
     Attributes
     ----------
-    candidates : tuple of Candidate
     value, bound : float
         The value that was minimised, and a lower bound of it for all plans within the bounds.
     """

@@ -25,6 +25,20 @@ _REPLACEMENTS = {
 }
 
 
+class OnnxParams(dict[str, tvm.runtime.Tensor]):
+    """Parameters of a module from `from_onnx`, with the model that they are from.
+
+    Attributes
+    ----------
+    model : ModelProto
+        What `relay.build` verifies the built module against; as `zoo.load_exact` gives it.
+    """
+
+    def __init__(self, values: Mapping[str, tvm.runtime.Tensor], model: onnx.ModelProto) -> None:
+        super().__init__(values)
+        self.model = model
+
+
 def from_onnx(
     model: onnx.ModelProto | str | os.PathLike,
     shape: Mapping[str, tuple[int, ...]] | None = None,
@@ -32,8 +46,11 @@ def from_onnx(
     opset: int | None = None,
     freeze_params: bool = True,
     convert_config: Mapping[str, object] | None = None,
-) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+) -> tuple[tvm.IRModule, OnnxParams]:
     """An ONNX network as a Relax module, and its parameters.
+
+    Give the parameters to ``relay.build``, also if there are none: they have the model, which it verifies
+    against.
 
     Parameters
     ----------
@@ -65,18 +82,19 @@ def from_onnx(
         raise UsageError("from_onnx takes neither dtype nor convert_config; change the model instead")
     if opset is not None and not 1 <= opset < 1 << 31:
         raise UsageError(f"opset {opset}: ONNX counts them from 1 on")
-    proto = zoo.load_model(model, dict(shape or {}))
+    exact = zoo.load_exact(model, dict(shape or {}))
     if opset is not None:
-        for opset_entry in proto.opset_import:
+        for opset_entry in exact.opset_import:
             if opset_entry.domain in ("", "ai.onnx"):
                 opset_entry.version = opset
+    proto = zoo.without_double(exact)
     mod = onnx_graph.import_onnx(proto, keep_params=not freeze_params)
     if freeze_params:
-        return mod, {}
+        return mod, OnnxParams({}, exact)
     input_count = int(mod["main"].attrs["num_input"])
     mod, values = relax.frontend.detach_params(mod)
     names = [param.name for param in mod["main"].params[input_count:]]
-    return mod, dict(zip(names, values.get("main", []), strict=True))
+    return mod, OnnxParams(dict(zip(names, values.get("main", []), strict=True)), exact)
 
 
 def __getattr__(name: str) -> object:

@@ -48,7 +48,7 @@ class GraphModule:
                 raise UsageError(f"input '{name}' is no array: {error}") from error
             if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise UsageError(f"input '{name}' has dtype {dtype}, not {array.dtype}")
-            self._set_input(name, tvm.runtime.tensor(np.ascontiguousarray(array, dtype)))
+            self._set_input(name, tvm.runtime.tensor(np.asarray(array, dtype, order="C")))
 
     def run(self, **inputs: object) -> None:
         """Set `inputs` and run one inference; raises `ArtifactError` if an input was never set."""

@@ -14,13 +14,15 @@ import tvm_ffi
 
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.shared.search_arguments import SEARCH
-from pimflow.core.options import Option, declarations
+from pimflow.core.options import Option, declarations, type_check
 from pimflow.errors import UsageError
 from pimflow.hardware import System, system
 from pimflow.host import native
 
 # Arguments of a search that `relay.build` has of its own.
 _OWN_ARGUMENTS = ("target", "options", "goal", "select")
+# Two names of one option: that of the command line, and that of Python.
+_PROFILER, _PROFILING = "profiler", "profiling"
 
 
 def _check_system(name: str, value: Any) -> System:
@@ -38,7 +40,10 @@ def _declarations() -> dict[str, Option]:
         for name, declaration in declarations(cls).items():
             if declaration.group != "network" and name not in _OWN_ARGUMENTS:
                 options[name] = declaration
-    return options | {"dump_ir": declarations(CompileOptions)["dump_ir"]}
+    options[_PROFILER] = options[_PROFILING]
+    verify = Option(check=type_check("True or False", bool), is_flag=True)
+    others = {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
+    return options | others | {"verify": verify}
 
 
 OPTIONS = _declarations()
@@ -75,8 +80,19 @@ def register() -> None:
 
 
 def current() -> dict[str, Any]:
-    """The options of the current context, by name without ``pimflow.``."""
+    """The options of the current context, by name without ``pimflow.``.
+
+    Raises
+    ------
+    UsageError
+        If an option is given under both of its names.
+    """
     import tvm
 
     config = tvm.transform.PassContext.current().config
-    return {name: config[f"pimflow.{name}"] for name in OPTIONS if f"pimflow.{name}" in config}
+    options = {name: config[f"pimflow.{name}"] for name in OPTIONS if f"pimflow.{name}" in config}
+    if _PROFILER in options:
+        if _PROFILING in options:
+            raise UsageError("pimflow.profiler and pimflow.profiling are one option; give one")
+        options[_PROFILING] = options.pop(_PROFILER)
+    return options

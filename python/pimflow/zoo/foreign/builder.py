@@ -30,7 +30,7 @@ class NodeBuilder:
     ) -> list[str]:
         """Add a node of several results; returns their names."""
         name = f"{self.prefix}.{len(self.nodes)}"
-        names = [name] if results == 1 else [f"{name}.{index}" for index in range(results)]
+        names = [name] if results == 1 else [f"{name}.result{index}" for index in range(results)]
         self.nodes.append(helper.make_node(op, operands, names, name, domain=domain, **attrs))
         return names
 
@@ -43,6 +43,14 @@ class NodeBuilder:
     def scalar(self, value: float) -> str:
         """Add a constant number in fp32; returns its name."""
         return self.constant(np.float32(value))
+
+    def reshape(self, value: str, dims: Sequence[int]) -> str:
+        """Give `value` the shape `dims`."""
+        return self.emit("Reshape", [value, self.constant(np.array(dims, "int64"))])
+
+    def move_axes(self, value: str, order: Sequence[int]) -> str:
+        """Transpose `value`; axes in their own order stay."""
+        return value if list(order) == sorted(order) else self.emit("Transpose", [value], perm=list(order))
 
     def split(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
         """Split `value` in parts of `sizes`; one part is the value itself."""
@@ -71,6 +79,8 @@ class ExpandedNode:
         Constants of the network, by name.
     shapes : mapping of str to list of int
         Shapes of tensors, where they are known; sizes that are open are 0.
+    kinds : mapping of str to int
+        Element types of tensors, where they are known.
     opset : int
         Version of ONNX's own operators in the network.
     """
@@ -79,6 +89,7 @@ class ExpandedNode:
     builder: NodeBuilder
     weights: Mapping[str, onnx.TensorProto]
     shapes: Mapping[str, list[int]]
+    kinds: Mapping[str, int]
     opset: int
 
     @property
@@ -109,6 +120,15 @@ class ExpandedNode:
         if name not in self.shapes:
             raise self.unsupported(f"of operand '{name}' of unknown rank is not supported")
         return self.shapes[name]
+
+    def kind(self, index: int) -> int:
+        """The element type of an operand; raises `UnsupportedOpError` if it is unknown."""
+        name = self.operand(index)
+        if name in self.weights:
+            return self.weights[name].data_type
+        if name not in self.kinds:
+            raise self.unsupported(f"of operand '{name}' of unknown type is not supported")
+        return self.kinds[name]
 
     def rank(self, index: int) -> int:
         """The number of dimensions of an operand; raises `UnsupportedOpError` if it is unknown."""

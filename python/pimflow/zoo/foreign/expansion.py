@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pimflow.errors import ModelError, UnsupportedOpError
 from pimflow.zoo.foreign import quantized, tabular, transformer
@@ -52,10 +53,21 @@ EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     ("ai.onnx.ml", "Normalizer"): tabular.normalizer,
     ("ai.onnx.ml", "Scaler"): tabular.scaler,
 }
+_NUMBERS = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
 # Their expansions differ by the shapes of operands.
 _BY_SHAPE = {
-    *("ArrayFeatureExtractor", "Attention", "FusedMatMul", "LayerNormalization", "LpPool", "QAttention"),
-    *("ReduceLogSumExp", "RMSNormalization", "SpaceToDepth", "TransposeMatMul"),
+    *("ArrayFeatureExtractor", "Attention", "Col2Im", "CumProd", "DeformConv", "DequantizeLinear", "Det"),
+    *("DFT", "EyeLike", "FusedMatMul", "LayerNormalization", "LpPool", "MaxPool", "MaxUnpool", "OneHot"),
+    *(
+        "QAttention",
+        "QuantizeLinear",
+        "ReduceLogSumExp",
+        "ReverseSequence",
+        "RMSNormalization",
+        "SpaceToDepth",
+        "STFT",
+    ),
+    *("TensorScatter", "TfIdfVectorizer", "TransposeMatMul"),
 }
 
 
@@ -102,24 +114,29 @@ def expand(
     pending = sum(map(is_chosen, model.graph.node))
     while pending:
         chosen = [node for node in model.graph.node if is_chosen(node)]
-        shapes = _shapes(model, weights) if any(node.op_type in _BY_SHAPE for node in chosen) else {}
-        known = shapes.keys() | weights.keys()
+        types = _tensor_types(model, weights) if any(node.op_type in _BY_SHAPE for node in chosen) else {}
+        known = {name for name, entry in types.items() if entry.HasField("shape")} | weights.keys()
         ready = {
             id(node)
             for node in chosen
             if node.op_type not in _BY_SHAPE or known >= set(filter(None, node.input))
         }
         # If none is ready, all are tried, and an error says what is not known.
-        _replace(model, ready or set(map(id, chosen)), expansions, weights, shapes)
+        _replace(model, ready or set(map(id, chosen)), expansions, weights, types)
         pending = sum(map(is_chosen, model.graph.node))
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    return {
-        node.output[0]: node.attribute[0].t
-        for node in graph.node
-        if node.op_type == "Constant" and node.attribute[0].HasField("t")
-    }
+    """The tensors of Constant nodes, by result."""
+    tensors = {}
+    for node in (node for node in graph.node if node.op_type == "Constant" and node.attribute):
+        attribute, name = node.attribute[0], node.output[0]
+        if attribute.HasField("t"):
+            tensors[name] = attribute.t
+        elif attribute.name in _NUMBERS:
+            value = np.array(helper.get_attribute_value(attribute), _NUMBERS[attribute.name])
+            tensors[name] = numpy_helper.from_array(value, name)
+    return tensors
 
 
 def _replace(
@@ -127,9 +144,15 @@ def _replace(
     ready: Container[int],
     expansions: Mapping[tuple[str, str], Callable[[ExpandedNode], None]],
     weights: Mapping[str, onnx.TensorProto],
-    shapes: Mapping[str, list[int]],
+    types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> None:
     """Replace the nodes of `ready`, which are identities of objects."""
+    shapes = {
+        name: [dim.dim_value for dim in entry.shape.dim]
+        for name, entry in types.items()
+        if entry.HasField("shape")
+    }
+    kinds = {name: entry.elem_type for name, entry in types.items() if entry.elem_type}
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     nodes: list[onnx.NodeProto] = []
     for proto in model.graph.node:
@@ -137,7 +160,9 @@ def _replace(
             nodes.append(proto)
             continue
         builder = NodeBuilder(proto.name or proto.output[0])
-        node = ExpandedNode(proto=proto, builder=builder, weights=weights, shapes=shapes, opset=opset)
+        node = ExpandedNode(
+            proto=proto, builder=builder, weights=weights, shapes=shapes, kinds=kinds, opset=opset
+        )
         try:
             expansions[operator_key(proto)](node)
         except KeyError as error:
@@ -149,8 +174,10 @@ def _replace(
     model.graph.node.extend(copies)
 
 
-def _shapes(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> dict[str, list[int]]:
-    """The shape of every tensor that shape inference knows; open sizes are 0."""
+def _tensor_types(
+    model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
+) -> dict[str, onnx.TypeProto.Tensor]:
+    """Type and shape of every tensor that shape inference knows; open sizes are 0."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.graph.CopyFrom(model.graph)
     stored = {tensor.name for tensor in light.graph.initializer}
@@ -159,11 +186,7 @@ def _shapes(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> 
             light.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
     graph = shape_inference.infer_shapes(light).graph
     values = (*graph.input, *graph.value_info, *graph.output)
-    return {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        for value in values
-        if value.type.tensor_type.HasField("shape")
-    }
+    return {value.name: value.type.tensor_type for value in values if value.type.HasField("tensor_type")}
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:

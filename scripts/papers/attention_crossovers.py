@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from pimflow.placement.costs.attention_runs import (
     total_ns,
 )
 from pimflow.placement.costs.costs import CacheCosts
+from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -61,22 +63,6 @@ class Crossing:
     def speedup(self) -> float | None:
         """Of PIM over the GPU with all memory channels."""
         return None if self.pim_ns is None else self.gpu_ns / self.pim_ns
-
-
-def decode_attention(heads: int, kv_heads: int, head_size: int, *, places: int, batch: int = 1) -> Attention:
-    """Attention of one layer and one new token of each sequence over a cache of so many places."""
-    return Attention(
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        value_size=head_size,
-        queries=1,
-        keys=places,
-        scale=head_size**-0.5,
-        causal=True,
-        positioned=True,
-    )
 
 
 def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
@@ -196,7 +182,7 @@ class LengthCosts(Costs):
             )
             for requests in (base, 2 * base)
         )
-        return near.extrapolate(far, (batch - base) / base)
+        return extrapolate(near, far, (batch - base) / base)
 
     def _extrapolate_tokens(self, work: CacheWork, schedule: ProductSchedule, row_tokens: int) -> ProductCost:
         """The cost of `work`, extrapolated if its cache is long; `row_tokens` fill a row."""
@@ -207,7 +193,7 @@ class LengthCosts(Costs):
             self._full_cache_cost(replace(work, tokens=cache_tokens), schedule)
             for cache_tokens in (near, 2 * near)
         )
-        return first.extrapolate(second, (work.tokens - near) / near)
+        return extrapolate(first, second, (work.tokens - near) / near)
 
     def _full_cache_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost in a cache with no free places, if its layout is that of the longer cache.
@@ -223,6 +209,32 @@ class LengthCosts(Costs):
             self._caches[key] = (work.cost(schedule),)
         cost = self._caches[key][0]
         return replace(cost, product=replace(cost.product, rows=layout.rows))
+
+
+def extrapolate(cost: ProductCost, reference: ProductCost, steps: float) -> ProductCost:
+    """Extrapolate linearly: the cost `steps` times as far from `cost` as `reference`, of one schedule."""
+
+    def figure(first: float, second: float) -> float:
+        return first + steps * (second - first)
+
+    def pim_cost(first: PimCost, second: PimCost) -> PimCost:
+        return replace(
+            first,
+            rows=math.ceil(figure(first.rows, second.rows)),
+            results=round(figure(first.results, second.results)),
+            time_ns=figure(first.time_ns, second.time_ns),
+            commands={name: round(figure(n, second.commands[name])) for name, n in first.commands.items()},
+            gwrite_bursts=round(figure(first.gwrite_bursts, second.gwrite_bursts)),
+            write_bursts=round(figure(first.write_bursts, second.write_bursts)),
+            ahead_ns=figure(first.ahead_ns, second.ahead_ns),
+        )
+
+    return replace(
+        cost,
+        product=pim_cost(cost.product, reference.product),
+        append=pim_cost(cost.append, reference.append),
+        sums=round(figure(cost.sums, reference.sums)),
+    )
 
 
 def _row_tokens(layout: Layout) -> int:

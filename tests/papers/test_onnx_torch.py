@@ -3,20 +3,18 @@
 import numpy as np
 import onnxruntime
 import pytest
-from length import long_but
 from onnx import helper
 from onnx_models import onnx_model
+from papers import onnx_torch
 
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
-from pimflow.frontend import onnx_torch
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "name", long_but(["toy"], ["toy", "mobilenet-v2", "srgan", "efficientnet-b0", "mnasnet-1.0"])
-)
+@pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "srgan", "efficientnet-b0", "mnasnet-1.0"])
 def test_outputs_are_those_of_onnx_runtime(name):
     model = zoo.load_model(name)
     inputs = zoo.example_inputs(model)

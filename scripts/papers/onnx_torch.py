@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Operator = Callable[..., Any]
+Sizes = Sequence[int]
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -151,17 +152,26 @@ def _windows(torch: Any) -> dict[str, Operator]:
         ends = [size for axis in reversed(range(half)) for size in (pads[axis], pads[axis + half])]
         return call.pad(x, ends, value=value), (0,) * half
 
-    def conv(x, w, b=None, group=1, strides=(1, 1), pads=(0,) * 4, dilations=(1, 1), **_):
+    def conv(
+        x: Any, w: Any, b: Any = None, group: int = 1, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4,
+        dilations: Sizes = (1, 1), **_: Any,
+    ) -> Any:  # fmt: skip
         """A convolution in NCHW; parameters are the operands and attributes of ONNX."""
         x, padding = pad(x, list(pads))
         return call.conv2d(x, w, b, tuple(strides), padding, tuple(dilations), group)
 
-    def max_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, **_):
+    def max_pool(
+        x: Any, kernel_shape: Sizes, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4, ceil_mode: int = 0,
+        **_: Any,
+    ) -> Any:  # fmt: skip
         """The maximum of each window."""
         x, padding = pad(x, list(pads), float("-inf"))
         return call.max_pool2d(x, kernel_shape, tuple(strides), padding, ceil_mode=bool(ceil_mode))
 
-    def average_pool(x, kernel_shape, strides=(1, 1), pads=(0,) * 4, ceil_mode=0, count_include_pad=0, **_):
+    def average_pool(
+        x: Any, kernel_shape: Sizes, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4, ceil_mode: int = 0,
+        count_include_pad: int = 0, **_: Any,
+    ) -> Any:  # fmt: skip
         """The mean of each window."""
         x, padding = pad(x, list(pads))
         return call.avg_pool2d(
@@ -179,7 +189,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
 def _moves(torch: Any) -> dict[str, Operator]:
     """Operators that only move elements, by ONNX name."""
 
-    def cut(x, starts, ends, axes=None, steps=None):
+    def cut(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
         """A slice, by ranges of axes."""
         names = range(len(starts)) if axes is None else axes.tolist()
         pace = [1] * len(starts) if steps is None else steps.tolist()
@@ -188,10 +198,10 @@ def _moves(torch: Any) -> dict[str, Operator]:
             window[axis] = slice(begin, end, step)
         return x[tuple(window)]
 
-    def reshape(x, dims, **_):
+    def reshape(x: Any, dims: Any, **_: Any) -> Any:
         return x.reshape([x.shape[i] if dim == 0 else dim for i, dim in enumerate(dims.tolist())])
 
-    def shuffle(x, blocksize, mode=b"DCR"):
+    def shuffle(x: Any, blocksize: int, mode: bytes = b"DCR") -> Any:
         """Channels moved into blocks of pixels."""
         n, c, h, w = x.shape
         deep = c // blocksize**2

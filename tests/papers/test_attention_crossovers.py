@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from papers import attention_crossovers as crossovers
 
-from pimflow.commands.generate import crossovers
 from pimflow.core.attention import Attention
 from pimflow.hardware import system
 from pimflow.placement import Costs, Profiling
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork
+
+pytestmark = pytest.mark.long
 
 SYSTEM = system(pim="aim-gddr6")
 STEP = Attention(
@@ -30,7 +32,6 @@ def costs(monkeypatch):
     return Costs(SYSTEM, Profiling())
 
 
-@pytest.mark.long
 def test_of_lengths(costs):
     attention = replace(STEP, keys=4096, batch=3)
     (caches,) = crossovers.LengthCosts(costs).attention_costs([(attention, 0)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pimflow.commands.generate.crossovers import speedup_lines
+from papers.attention_crossovers import speedup_lines
 from pimflow.commands.shared.search import search
 from pimflow.core.candidate import Cost
 from pimflow.core.rewrite import PimRewrite

@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from papers import product_crossovers as crossovers
 
 from pimflow import zoo
-from pimflow.commands.generate import product_crossovers as crossovers
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.region import ELEMENT_BYTES, convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Profiling
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.pim.bound import row_limited_ns
+
+pytestmark = pytest.mark.long
 
 SYSTEM = system(pim="newton-gddr6")
 TOKENS = (1, 4, 16, 64)

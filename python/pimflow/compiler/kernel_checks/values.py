@@ -1,0 +1,346 @@
+"""What the expressions of a GPU kernel compute for all threads at once, and how they access memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, tirx
+
+from pimflow.compiler.kernel_checks.access_log import Accesses, Report
+from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, SHUFFLES, Array
+from pimflow.compiler.kernel_checks.threads import (
+    WARP,
+    Lanes,
+    Memory,
+    Threads,
+    View,
+    element_type,
+    type_of,
+)
+from pimflow.errors import UnsupportedOpError
+
+Expression = Callable[[], Array]
+
+
+class LaneValues:
+    """Values of expressions: each becomes a function that returns an array of rows and columns.
+
+    Attributes
+    ----------
+    report : callable
+        See `AccessLog`.
+    """
+
+    report: Report
+    _memories: dict[ir.Var, Memory]
+    _views: dict[ir.Var, View]
+    _values: dict[ir.Var, Array]
+    _lanes: Lanes | None
+
+    def _declare(self, buffer: ir.Var, memory: ir.Var) -> View:
+        dtype, lanes = element_type(str(buffer.dtype))
+        view = View(memory, dtype, lanes, tuple(int(extent) for extent in buffer.shape))
+        self._views[buffer] = view
+        return view
+
+    def _alias(self, decl: tirx.DeclBuffer) -> None:
+        self._declare(decl.buffer, self._views[decl.data.args[0]].memory)
+
+    # ---- Accesses
+
+    def _position(self, view: View, indices: Any) -> Expression:
+        """The position of the first element of an access, or of each element if the index is a vector."""
+        expressions = [self._expression(index) for index in indices]
+        strides = [math.prod(view.shape[i + 1 :]) * view.lanes for i in range(len(view.shape))]
+        within = np.arange(view.lanes)[None, :]
+
+        def _position() -> Array:
+            total: Array = np.zeros((1, 1), np.int64)
+            for expression, stride in zip(expressions, strides):
+                total = total + expression().astype(np.int64) * stride
+            if view.lanes == 1:
+                return total
+            return (total[:, :, None] + within[:, None]).reshape(len(total), -1)
+
+        return _position
+
+    def _elements(self, view: View) -> Array:
+        """The memory of a buffer as elements of its type; the last axis counts them."""
+        memory = self._memories[view.memory]
+        return memory.data.view(view.dtype) if memory.scope == "shared" else memory.data
+
+    def _bounded(self, view: View, positions: Array, active: npt.NDArray[np.bool_] | None) -> Array:
+        """`positions` with those outside of the memory replaced; they are reported where `active`."""
+        memory = self._memories[view.memory]
+        size = memory.size_bytes // view.dtype.itemsize
+        outside = (positions < 0) | (positions >= size)
+        if not outside.any():
+            return positions
+        wrong = outside if active is None else outside & active
+        if wrong.any():
+            element = np.broadcast_to(positions, wrong.shape)[wrong][0]
+            self.report(Fault.OUT_OF_BOUNDS, memory.name, int(element))
+        return np.where(outside, 0, positions)
+
+    def _record(self, view: View, threads: Threads, positions: Array, is_write: bool) -> None:
+        """Log an access; `positions` has a row for each of `threads`."""
+        memory = self._memories[view.memory]
+        if memory.log is None:
+            return
+        if memory.scope == "shared":
+            units = view.dtype.itemsize // memory.unit
+            first = threads.block_index * (memory.data.shape[1] // memory.unit) + positions * units
+            elements = (first[..., None] + np.arange(units)).reshape(len(positions), -1)
+        else:
+            elements = positions.reshape(len(positions), -1)
+        width = elements.shape[1]
+        accesses = Accesses(
+            elements=elements.ravel(),
+            threads=np.repeat(threads.number, width),
+            warps=np.repeat(threads.warp, width),
+            blocks=np.repeat(threads.block, width),
+            epoch=self._running.epoch,
+            warp_epochs=np.repeat(threads.warp_epoch, width),
+        )
+        (memory.log.write if is_write else memory.log.read)(accesses)
+
+    def _load(self, view: View, positions: Array) -> Array:
+        lanes, memory = self._running, self._memories[view.memory]
+        positions = self._bounded(view, positions, lanes.mask)
+        data = self._elements(view)
+        if memory.log is not None:
+            threads, every = lanes.active(), np.broadcast_to(positions, (lanes.count, positions.shape[1]))
+            self._record(view, threads, every if lanes.mask is None else every[lanes.mask[:, 0]], False)
+        result: Array
+        if memory.scope == "global":
+            result = data[positions]
+        elif memory.scope == "shared":
+            result = data[lanes.block_index, positions]
+        else:
+            result = data[np.arange(lanes.count)[:, None], positions]
+        return result
+
+    def _store(self, view: View, positions: Array, values: Array | None) -> None:
+        lanes, memory = self._running, self._memories[view.memory]
+        positions = self._bounded(view, positions, lanes.mask)
+        width = positions.shape[1] if values is None else max(positions.shape[1], values.shape[1])
+        positions = np.broadcast_to(positions, (lanes.count, width))
+        threads, mask = lanes.active(), lanes.mask
+        if mask is not None:
+            positions = positions[mask[:, 0]]
+        self._record(view, threads, positions, True)
+        if values is None:
+            return
+        values = np.broadcast_to(values, (lanes.count, width))
+        if mask is not None:
+            values = values[mask[:, 0]]
+        data = self._elements(view)
+        if memory.scope == "global":
+            data[positions] = values
+        elif memory.scope == "shared":
+            data[threads.block_index, positions] = values
+        else:
+            data[threads.index, positions] = values
+
+    # ---- Expressions: each becomes a function that returns an array of rows and columns
+
+    def _expression(self, expr: ir.Expr) -> Expression:
+        if isinstance(expr, tirx.IntImm | tirx.FloatImm):
+            constant = np.full((1, 1), expr.value, type_of(expr)[0])
+            return lambda: constant
+        if isinstance(expr, ir.Var):
+            return lambda: self._values[expr]
+        operator = BINARY.get(type(expr))
+        if operator is not None:
+            return self._operation(operator, expr)
+        make = getattr(self, f"_{type(expr).__name__.lower()}", None)
+        if make is None:
+            raise UnsupportedOpError(f"no meaning for the expression {type(expr).__name__}")
+        expression: Expression = make(expr)
+        return expression
+
+    def _operation(self, operator: Callable[[Array, Array], Array], expr: ir.Expr) -> Expression:
+        a, b = self._expression(expr.a), self._expression(expr.b)
+        return lambda: operator(a(), b())
+
+    def _div(self, expr: tirx.Div) -> Expression:
+        a, b = self._expression(expr.a), self._expression(expr.b)
+        if type_of(expr)[0].kind == "f":
+            return lambda: a() / b()
+
+        def _quotient() -> Array:
+            x, y = a(), b()
+            result: Array = np.floor_divide(x - np.fmod(x, y), y)
+            return result
+
+        return _quotient
+
+    def _and(self, expr: tirx.And) -> Expression:
+        return self._short_circuit(expr, needs_right=True)
+
+    def _or(self, expr: tirx.Or) -> Expression:
+        return self._short_circuit(expr, needs_right=False)
+
+    def _short_circuit(self, expr: ir.Expr, needs_right: bool) -> Expression:
+        """``a && b`` or ``a || b``: `b` runs only where `a` is `needs_right`."""
+        a, b = self._expression(expr.a), self._expression(expr.b)
+
+        def _value() -> Array:
+            left = a()
+            right = self._under(left == needs_right, b)
+            if right is None:
+                return left
+            return left & right if needs_right else left | right
+
+        return _value
+
+    def _under(self, condition: Array, expression: Expression) -> Array | None:
+        """The value of an expression for the threads for which `condition` holds; None if for none."""
+        outer = self._running.mask
+        value = expression() if self._restrict(condition, outer) else None
+        self._running.mask = outer
+        return value
+
+    def _restrict(self, condition: Array, outer: npt.NDArray[np.bool_] | None) -> bool:
+        """Let only threads run for which `condition` holds, of those of `outer`; whether there are any."""
+        if len(condition) == 1:
+            self._running.mask = outer
+            return bool(condition[0, 0])
+        if condition.all():
+            self._running.mask = outer
+            return True
+        self._running.mask = condition if outer is None else condition & outer
+        return bool(self._running.mask.any())
+
+    def _not(self, expr: tirx.Not) -> Expression:
+        a = self._expression(expr.a)
+        return lambda: ~a()
+
+    def _cast(self, expr: tirx.Cast) -> Expression:
+        value, dtype = self._expression(expr.value), type_of(expr)[0]
+        return lambda: value().astype(dtype)
+
+    def _ramp(self, expr: tirx.Ramp) -> Expression:
+        base, stride = self._expression(expr.base), self._expression(expr.stride)
+        steps = np.arange(int(expr.lanes), dtype=type_of(expr)[0])[None, :]
+        return lambda: base() + stride() * steps
+
+    def _broadcast(self, expr: tirx.Broadcast) -> Expression:
+        return self._expression(expr.value)  # one column stands for all
+
+    def _shuffle(self, expr: tirx.Shuffle) -> Expression:
+        vectors = [(self._expression(vector), type_of(vector)[1]) for vector in expr.vectors]
+        columns = [int(index) for index in expr.indices]
+
+        def _value() -> Array:
+            parts = [vector() for vector, _ in vectors]
+            rows = max(map(len, parts))
+            wide = [np.broadcast_to(part, (rows, lanes)) for part, (_, lanes) in zip(parts, vectors)]
+            return np.concatenate(wide, axis=1)[:, columns]
+
+        return _value
+
+    def _let(self, expr: tirx.Let) -> Expression:
+        bound, body = self._expression(expr.value), self._expression(expr.body)
+
+        def _value() -> Array:
+            self._values[expr.var] = bound()
+            return body()
+
+        return _value
+
+    def _select(self, expr: tirx.Select) -> Expression:
+        """A choice; CUDA evaluates both sides of a vector, and one of a scalar."""
+        if type_of(expr)[1] == 1:
+            return self._choice(expr.condition, expr.true_value, expr.false_value)
+        condition, a, b = map(self._expression, (expr.condition, expr.true_value, expr.false_value))
+        return lambda: np.where(condition(), a(), b())
+
+    def _choice(self, condition: ir.Expr, true_value: ir.Expr, false_value: ir.Expr) -> Expression:
+        """A choice of which each thread evaluates one side."""
+        test, a, b = map(self._expression, (condition, true_value, false_value))
+
+        def _value() -> Array:
+            holds = test()
+            chosen, other = self._under(holds, a), self._under(~holds, b)
+            if chosen is None or other is None:
+                result = other if chosen is None else chosen
+                assert result is not None, "a branch runs only where a thread takes it"
+                return result
+            return np.where(holds, chosen, other)
+
+        return _value
+
+    def _tensorload(self, expr: ir.Expr) -> Expression:
+        view = self._views[expr.source]
+        position = self._position(view, expr.indices)
+        return lambda: self._load(view, position())
+
+    def _call(self, expr: ir.Call) -> Expression:
+        name, arguments = expr.op.name.rpartition(".")[2], list(expr.args)
+        if name == "if_then_else":
+            return self._choice(*arguments)
+        if name in ("call_pure_extern", "call_extern"):
+            name, arguments = arguments[0].value, arguments[1:]
+        if name == "__activemask":
+            return self._active_mask
+        if name in SHUFFLES:
+            return self._shuffled(SHUFFLES[name], *map(self._expression, arguments[1:4]))
+        if name == "likely":
+            return self._expression(arguments[0])
+        if name == "reinterpret":
+            bits, dtype = self._expression(arguments[0]), type_of(expr)[0]
+            return lambda: bits().view(dtype)
+        known = (name, name.removesuffix("f"), name.removeprefix("h"))
+        function = next((FUNCTIONS[word] for word in known if word in FUNCTIONS), None)
+        if function is None:
+            raise UnsupportedOpError(f"no meaning for the function {name}")
+        values = list(map(self._expression, arguments))
+        return lambda: function(*(value() for value in values))
+
+    def _shuffled(
+        self,
+        source_of: Callable[[Array, Array, int], Array],
+        value: Expression,
+        argument: Expression,
+        width: Expression,
+    ) -> Expression:
+        """The value of another thread of the warp; NaN of one that does not run.
+
+        `source_of` is one of `SHUFFLES`.
+        """
+
+        def _value() -> Array:
+            lanes, extent = self._running, int(width()[0, 0])
+            values = np.broadcast_to(value(), (lanes.count, 1))
+            thread = (np.arange(lanes.count) % lanes.launch.threads)[:, None]
+            lane = thread % extent
+            other = source_of(lane, argument(), extent)
+            other = np.where((other >= 0) & (other < extent), other, lane)
+            other_thread = thread - lane + other
+            exists = other_thread < lanes.launch.threads
+            source = (np.arange(lanes.count)[:, None] + np.where(exists, other - lane, 0))[:, 0]
+            result: Array = values[source]
+            idle = ~exists if lanes.mask is None else ~exists | ~lanes.mask[source]
+            return np.where(idle, np.full(1, np.nan).astype(result.dtype), result) if idle.any() else result
+
+        return _value
+
+    def _active_mask(self) -> Array:
+        """``__activemask``: a bit for each thread of the warp that runs."""
+        lanes = self._running
+        running = np.ones(lanes.count, bool) if lanes.mask is None else lanes.mask[:, 0]
+        lane = np.arange(lanes.count) % lanes.launch.threads % WARP
+        masks = np.bincount(lanes.warp_index, weights=np.where(running, 2.0**lane, 0))
+        return masks.astype(np.uint32)[lanes.warp_index, None]
+
+    @property
+    def _running(self) -> Lanes:
+        if self._lanes is None:
+            raise UnsupportedOpError("a statement of a thread outside of a launch")
+        return self._lanes

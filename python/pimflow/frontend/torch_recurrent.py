@@ -1,0 +1,135 @@
+"""Recurrent layers of PyTorch, as the nodes that ONNX has for them: both are unrolled by `recurrent`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from pimflow.frontend.onnx_graph import import_onnx
+from pimflow.relay_passes.flat import main_bindings, shape, substitute
+
+if TYPE_CHECKING:
+    import torch
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+# By operator: ONNX's node, and which of PyTorch's gates each of its gates is.
+_KINDS = {"lstm.input": ("LSTM", (0, 3, 1, 2)), "gru.input": ("GRU", (1, 0, 2))}
+OPERATORS = tuple(_KINDS)
+_OPSET = 17
+
+
+def converters(
+    program: torch.export.ExportedProgram,
+) -> dict[str, Callable[[Any, Any], tuple[relax.Var, ...]]]:
+    """Converters of the recurrent layers of `program`, as TVM's importer takes them."""
+    values = {**program.state_dict, **program.constants}
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+
+    def convert(node: torch.fx.Node, importer: ExportedProgramImporter) -> tuple[relax.Var, ...]:
+        """The results of a layer: all hidden values, and its last states."""
+        operands = [node.args[0], *(node.args[1] if isinstance(node.args[1], list) else [node.args[1]])]
+        weights = [values[targets[weight.name]].detach().numpy() for weight in node.args[2]]
+        tensors = [importer.env[operand] for operand in operands]
+        model = _model(node, [shape(tensor) for tensor in tensors], weights)
+        module = import_onnx(model)
+        replacements = dict(zip(module["main"].params, tensors, strict=True))
+        for binding in main_bindings(module):
+            value = substitute(binding.value, replacements)
+            name = f"{node.name}_{binding.var.name}"
+            replacements[binding.var] = importer.block_builder.emit(value, name_hint=name)
+        results = substitute(module["main"].body.body, replacements)
+        if isinstance(results, relax.Var):  # bound to the tuple of all results
+            results = importer.block_builder.lookup_binding(results)
+        return tuple(results.fields)
+
+    return dict.fromkeys(OPERATORS, convert)
+
+
+def _model(
+    node: torch.fx.Node, shapes: Sequence[tuple[int, ...]], weights: Sequence[np.ndarray]
+) -> onnx.ModelProto:
+    """A network of ONNX's nodes for all layers of `node`; inputs and results are those of PyTorch."""
+    kind, gates = _KINDS[node.target.__name__]
+    has_biases, layers, _, _, is_bidirectional, batch_first = node.args[3:]
+    directions, results = 1 + is_bidirectional, len(shapes)
+    count = 4 if has_biases else 2
+    if len(weights) != layers * directions * count:
+        raise NotImplementedError(f"{kind} with projections is not supported")
+    names = ["x", "h", "c"][:results]
+    builder = _GraphBuilder()
+    (batch, steps, _) = shapes[0] if batch_first else (shapes[0][1], shapes[0][0], 0)
+    hidden = shapes[1][2]
+    value = builder.emit("Transpose", ["x"], perm=[1, 0, 2]) if batch_first else "x"
+    states = [builder.split(name, layers, directions) for name in names[1:]]
+    finals: list[list[str]] = []
+    for layer in range(layers):
+        first = layer * directions * count
+        parts = [weights[first + part :: count][:directions] for part in range(count)]
+        w, r, *biases = ([_reorder(part, gates) for part in direction_parts] for direction_parts in parts)
+        constants = [builder.constant(np.stack(matrices)) for matrices in (w, r)]
+        bias = builder.constant(np.concatenate([np.stack(b) for b in biases], axis=1)) if biases else ""
+        operands = [value, *constants, bias, "", *(state[layer] for state in states)]
+        direction = "bidirectional" if is_bidirectional else "forward"
+        attributes = {"linear_before_reset": 1} if kind == "GRU" else {}
+        y, *last = builder.emit_tuple(
+            kind, operands, results, hidden_size=hidden, direction=direction, **attributes
+        )
+        flat = builder.constant(np.array([steps, batch, directions * hidden]))
+        value = builder.emit("Reshape", [builder.emit("Transpose", [y], perm=[0, 2, 1, 3]), flat])
+        finals.append(last)
+    outputs = [builder.emit("Transpose", [value], perm=[1, 0, 2]) if batch_first else value]
+    outputs += [builder.concat(list(parts)) for parts in zip(*finals)]
+    return builder.model(dict(zip(names, shapes)), outputs)
+
+
+def _reorder(weights: np.ndarray, gates: Sequence[int]) -> np.ndarray:
+    """Weights whose first axis has PyTorch's gates, with those of ONNX."""
+    parts = np.split(weights, len(gates))
+    return np.concatenate([parts[gate] for gate in gates])
+
+
+class _GraphBuilder:
+    """The nodes and constants of a network."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.numbers = itertools.count()
+
+    def emit(self, op: str, operands: Sequence[str], **attributes: Any) -> str:
+        return self.emit_tuple(op, operands, 1, **attributes)[0]
+
+    def emit_tuple(self, op: str, operands: Sequence[str], results: int, **attributes: Any) -> list[str]:
+        names = [f"v{next(self.numbers)}" for _ in range(results)]
+        self.nodes.append(helper.make_node(op, operands, names, f"n{names[0]}", **attributes))
+        return names
+
+    def constant(self, array: np.ndarray) -> str:
+        name = f"w{next(self.numbers)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def split(self, value: str, parts: int, size: int) -> list[str]:
+        """Parts of `value` along its first axis."""
+        if parts == 1:
+            return [value]
+        sizes = self.constant(np.array([size] * parts))
+        return self.emit_tuple("Split", [value, sizes], parts, axis=0)
+
+    def concat(self, values: Sequence[str]) -> str:
+        return values[0] if len(values) == 1 else self.emit("Concat", values, axis=0)
+
+    def model(self, inputs: dict[str, tuple[int, ...]], outputs: Sequence[str]) -> onnx.ModelProto:
+        declared = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()
+        ]
+        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "recurrent", declared, results, self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])

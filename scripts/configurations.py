@@ -1,0 +1,149 @@
+"""The configuration of the tables on the pages: the line that stands above each.
+
+``configurations.py`` adds the lines that are missing, with the commit that the table was committed on.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+GPU, PIM = "rtx-2060-pim32", "newton-gddr6"
+CHANNELS = "16 of 32 channels with PIM, time-shared"
+
+
+def text(
+    accounting: str = "full",
+    timing: str = "strict",
+    pim: str = PIM,
+    channels: str = CHANNELS,
+    values: str = "fp16, batch 1",
+) -> str:
+    """A configuration in words."""
+    return f"{GPU} + {pim}, {channels}; accounting {accounting}, timing {timing}; {values}"
+
+
+PUBLISHED = "16 of 32 channels with PIM, partitioned, but pimflow time-shared"
+LISTED = "as listed"
+# By page, then by the name of a table.
+CONFIGURATIONS = {
+    "README.md": {"results": text("and timing by column, `paper` with ramulator-pimflow", "else strict")},
+    "docs/conventions.md": {"networks": text(LISTED, LISTED), "launches": text()},
+    "docs/decomposition.md": {"decomposition-pays": text()},
+    "docs/devices_compared.md": {
+        f"devices-{part}": text(pim="the device listed", channels="channels as listed")
+        for part in ("means", "launches", "bounds", "energies", "fastest", "frugal")
+    },
+    "docs/findings.md": {
+        "findings-configurations": text(LISTED, LISTED, channels=PUBLISHED),
+        "findings-accounting": text(LISTED, "strict, in `paper` ramulator-pimflow"),
+        "findings-gpu": text("paper", "ramulator-pimflow", channels=PUBLISHED),
+        "findings-energy": text(),
+    },
+    "docs/results.md": {
+        "copies": text(),
+        "fuse": text(),
+        "choices": text(),
+        "sensitivity": text(),
+        "sharing": text(channels="channels as listed"),
+    },
+    "docs/results_pimflow.md": {
+        **{
+            f"pimflow speed-up {accounting} {timing}": text(accounting, timing, channels=PUBLISHED)
+            for accounting in ("paper", "full")
+            for timing in ("ramulator-pimflow", "strict")
+        },
+        "pimflow shares": f"{GPU} alone, 32 channels; fp16, batch 1",
+        "pimflow GPU side": text("paper", "ramulator-pimflow", channels=PUBLISHED),
+        **{
+            f"pimflow {part}": text(LISTED, LISTED, channels=PUBLISHED)
+            for part in ("parts", "commands", "energy", "terms", "gains", "sizes")
+        },
+    },
+}
+# Tables that are made of others: the page and the name of the one whose commit counts.
+SOURCES = {
+    **dict.fromkeys(
+        ("results", "findings-accounting", "findings-energy"), ("docs/conventions.md", "networks")
+    ),
+    "findings-configurations": ("docs/results_pimflow.md", "pimflow speed-up full strict"),
+    "findings-gpu": ("docs/results_pimflow.md", "pimflow GPU side"),
+}
+_BY_NAME = {name: line for tables in CONFIGURATIONS.values() for name, line in tables.items()}
+LINE = r"\*(?P<configuration>[^*\n]+); commit (?P<commit>[0-9a-f]{7,40})\*\n\n"
+
+
+def git(*arguments: str) -> str:
+    """What git prints in this repository."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def line(name: str, commit: str = "") -> str:
+    """The line above the table called `name`, made on `commit` (by default the current one); may be empty."""
+    if name not in _BY_NAME:
+        return ""
+    if name in SOURCES:
+        page, source = SOURCES[name]
+        above = known_line((ROOT / page).read_text(encoding="utf-8"), source)
+        if above is None:
+            return ""
+        commit = above["commit"]
+    return f"*{_BY_NAME[name]}; commit {commit or git('rev-parse', '--short=8', 'HEAD')}*\n\n"
+
+
+def known_line(page_text: str, name: str) -> re.Match[str] | None:
+    """The line that stands above a table of a page."""
+    match = re.search(block(name), page_text, flags=re.DOTALL)
+    return match and re.match(LINE, match[2])
+
+
+def block(name: str) -> str:
+    """The pattern of what stands between the two marks called `name`."""
+    return rf"(<!-- {re.escape(name)} begin[^>]*-->\n)(.*?)(<!-- {re.escape(name)} end -->)"
+
+
+def fill(page_text: str, name: str, body: str) -> str:
+    """`page_text` with `body` between the two marks called `name`, under its configuration.
+
+    A body that is there already keeps the commit that it was made on.
+    """
+
+    def replaced(marks: re.Match[str]) -> str:
+        known = re.match(LINE, marks[2])
+        is_same = known is not None and marks[2][known.end() :] == f"{body}\n"
+        return f"{marks[1]}{line(name, known['commit'] if is_same else '')}{body}\n{marks[3]}"
+
+    return re.sub(block(name), replaced, page_text, flags=re.DOTALL)
+
+
+def table_commit(path: Path, name: str) -> str:
+    """The commit on which a table was made: the one before the last that changed it."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    begin = next(i for i, row in enumerate(lines, 1) if row.startswith(f"<!-- {name} begin"))
+    end = next(i for i, row in enumerate(lines, 1) if row.startswith(f"<!-- {name} end"))
+    blamed = git("blame", "-s", "--abbrev=40", f"-L{begin + 1},{end - 1}", "HEAD", "--", str(path))
+    commits = {row.split()[0].lstrip("^") for row in blamed.splitlines() if "|" in row}
+    newest = git("rev-list", "--no-walk=sorted", *sorted(commits)).splitlines()[0]
+    return git("rev-parse", "--short=8", f"{newest}^")
+
+
+def main() -> None:
+    """Add the lines that are missing, to tables made of others last."""
+    for page, tables in sorted(
+        CONFIGURATIONS.items(), key=lambda item: not SOURCES.keys().isdisjoint(item[1])
+    ):
+        path = ROOT / page
+        page_text = path.read_text(encoding="utf-8")
+        for name in tables:
+            match = re.search(block(name), page_text, flags=re.DOTALL)
+            if match is None:
+                raise SystemExit(f"{page} has no table '{name}'")
+            if not re.match(LINE, match[2]):
+                above = line(name, "" if name in SOURCES else table_commit(path, name))
+                page_text = page_text[: match.start(2)] + above + page_text[match.start(2) :]
+        path.write_text(page_text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

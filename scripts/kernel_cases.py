@@ -1,0 +1,173 @@
+"""Networks, layers and plans whose GPU kernels the sweep of ``prove_kernels.py`` checks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+import pimflow
+from pimflow import frontend, zoo
+from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.compiler.build import apply_search_result
+from pimflow.compiler.kernel_checks.kernels import PlainKernels
+from pimflow.core.region import ConvGeometry
+from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.primitives import PRIMITIVES
+from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
+from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.graph import step_graph
+
+EXTENTS = (1, 3, 17, 129)  # odd ones: no tile divides them
+QUERY_HEADS = (1, 2, 3, 4, 5, 7, 8)  # of a head of keys and values
+CONTEXTS = (1, 17, 256, 1024)
+SAME = {"kh": 3, "kw": 3, "padding": (1, 1, 1, 1)}
+LAYERS = (
+    ConvGeometry(n=1, h=28, w=28, c=48, oc=64, **SAME),
+    ConvGeometry(n=2, h=13, w=17, c=20, oc=24, kh=5, kw=3, stride=(2, 1), padding=(2, 1, 0, 2)),
+    ConvGeometry(n=1, h=7, w=7, c=96, oc=40),
+    ConvGeometry(n=1, h=28, w=28, c=48, oc=48, groups=48, **SAME),
+)
+FUSED = ("toy", "squeezenet-1.1", "mobilenet-v2")
+PLANNED = ("toy", "mobilenet-v2", "resnet-50", "efficientnet-b0")
+PLANS = {"every mode": {}, "splits": {"modes": "gpu,split"}, "pipelines": {"modes": "gpu,pipeline"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """Kernels of the sweep: a part of its table, a name, the storage type, and what makes them."""
+
+    part: str
+    name: str
+    dtype: str
+    make: Callable[[], PlainKernels]
+
+
+def cases() -> Iterator[KernelCase]:
+    """All cases, part by part."""
+    for dtype in ("fp16", "fp32"):
+        for name in zoo.names():
+            yield _case("networks", name, dtype, network_kernels, name, dtype)
+        for heads, context in itertools.product(QUERY_HEADS, CONTEXTS):
+            title = f"{heads} query heads, context {context}"
+            yield _case("decoders", title, dtype, decoder_kernels, heads, context, dtype)
+        for rows, columns, depth in itertools.product(EXTENTS, repeat=3):
+            title = f"product {rows} x {columns} x {depth}"
+            yield _case("odd extents", title, dtype, product_kernels, rows, columns, depth, dtype)
+        for size, channels, filters in itertools.product(EXTENTS[1:3], EXTENTS, EXTENTS):
+            title = f"3x3 convolution {size} x {size}, {channels} to {filters} channels"
+            yield _case("odd extents", title, dtype, convolution_kernels, size, channels, filters, dtype)
+        for rows, columns in itertools.product(EXTENTS, repeat=2):
+            title = f"reductions of {rows} x {columns}"
+            yield _case("odd extents", title, dtype, reduction_kernels, rows, columns, dtype)
+        for name in FUSED:
+            yield _case("fused groups", name, dtype, planned_kernels, name, dtype, fuse=True, modes="gpu")
+        chains = {"decompose": "tucker:0.5", "fuse_activations": True, "modes": "gpu"}
+        yield _case("fused groups", "chains of toy", dtype, planned_kernels, "toy", dtype, **chains)
+        for name, (title, options) in itertools.product(PLANNED, PLANS.items()):
+            yield _case("plans", f"{title} of {name}", dtype, planned_kernels, name, dtype, **options)
+    for name, primitive in PRIMITIVES.items():
+        if primitive.target == "cuda" and primitive.places:
+            yield _case("primitives", name, "fp32", primitive_kernels, name)
+
+
+def _case(
+    part: str, name: str, dtype: str, make: Callable, *arguments: object, **options: object
+) -> KernelCase:
+    return KernelCase(part=part, name=name, dtype=dtype, make=lambda: make(*arguments, **options))
+
+
+def network_kernels(model: object, dtype: str, context: int | None = None) -> PlainKernels:
+    """The kernels of a network of which the GPU does everything."""
+    system, options = pimflow.system(dtype=dtype), NetworkOptions(context=context)
+    prepared = prepare.prepare(prepare.load(model, options), options, system)
+    return PlainKernels.from_network(prepared.network.module, system)
+
+
+def decoder_kernels(query_heads: int, context: int, dtype: str) -> PlainKernels:
+    """The kernels of a step of a small decoder with two heads of keys and values."""
+    decoder = Decoder(
+        name="small",
+        layers=1,
+        hidden=96,
+        heads=2 * query_heads,
+        kv_heads=2,
+        head_size=32,
+        feed_forward=160,
+        vocabulary=61,
+        max_context=1024,
+        source="scripts/kernel_cases.py",
+    )
+    return network_kernels(step_graph(decoder, context), dtype)
+
+
+def planned_kernels(model: str, dtype: str, **options: object) -> PlainKernels:
+    """The kernels of a network by the plan of a search."""
+    request = SearchRequest.from_arguments(pimflow.system(dtype=dtype), **options).validate()
+    network, search_result = request.find_plan(prepare.load(model, request.options))
+    return PlainKernels.from_network(apply_search_result(network.module, search_result), request.system)
+
+
+def primitive_kernels(name: str, layers: Sequence[ConvGeometry] = LAYERS) -> PlainKernels:
+    """The kernels of a primitive of the GPU, for the layers that it applies to."""
+    primitive = PRIMITIVES[name]
+    functions = {
+        f"layer_{index}": primitive_kernel(primitive, layer)
+        for index, layer in enumerate(layers)
+        if primitive.applies(layer)
+    }
+    return PlainKernels(
+        module=tvm.IRModule(functions),
+        target=target_by_name("cuda+pim"),
+        multiprocessors=pimflow.system().gpu.sms,
+    )
+
+
+def product_kernels(rows: int, columns: int, depth: int, dtype: str, batch: int = 1) -> PlainKernels:
+    """A product of matrices, both computed."""
+    return _kernels(relax.op.matmul, (batch, rows, depth), (batch, depth, columns), dtype=dtype)
+
+
+def convolution_kernels(
+    size: int, channels: int, filters: int, dtype: str, window: int = 3, stride: int = 1, groups: int = 1
+) -> PlainKernels:
+    """A convolution of a square map with its bias and activation."""
+    rng = np.random.default_rng(0)
+    weights = relax.const(rng.uniform(-1, 1, (filters, channels // groups, window, window)).astype("float32"))
+    bias = relax.const(rng.uniform(-1, 1, (1, filters, 1, 1)).astype("float32"))
+
+    def compute(x: relax.Expr) -> relax.Expr:
+        """The layer in the layout of ONNX."""
+        y = op.nn.conv2d(x, weights, strides=stride, padding=window // 2, groups=groups)
+        return op.nn.relu(op.add(y, bias))
+
+    return _kernels(compute, (1, channels, size, size), dtype=dtype)
+
+
+def reduction_kernels(rows: int, columns: int, dtype: str) -> PlainKernels:
+    """A softmax along the rows of a matrix, and means along its columns."""
+
+    def compute(x: relax.Expr) -> relax.Expr:
+        """Both reductions, one after the other."""
+        return op.mean(op.nn.softmax(x, axis=-1), axis=[0])
+
+    return _kernels(compute, (rows, columns), dtype=dtype)
+
+
+def _kernels(compute: Callable[..., relax.Expr], *shapes: tuple[int, ...], dtype: str) -> PlainKernels:
+    """The kernels of a function of Relax expressions."""
+    system = pimflow.system(dtype=dtype)
+    parameters = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            result = builder.emit_output(builder.normalize(compute(*parameters)))
+        builder.emit_func_output(result)
+    return PlainKernels.from_network(frontend.load(builder.get()).module, system)

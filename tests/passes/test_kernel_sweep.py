@@ -1,0 +1,63 @@
+"""Do the GPU kernels of any layer hold: no races, nothing out of bounds, the values of plain loops?
+
+`scripts/prove_kernels.py --sweep` checks all of `kernel_cases`; here are one of each kind, and drawn ones.
+"""
+
+import kernel_cases
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+
+from pimflow.compiler.kernel_checks.check import check_kernels
+
+DTYPES = st.sampled_from(["fp16", "fp32"])
+EXTENTS = st.sampled_from([1, 2, 3, 8, 16, 17, 31, 33, 64, 65])
+
+
+def require(plain):
+    checks = list(check_kernels(plain.schedule()))
+    assert checks and [(check.name, check.verdict) for check in checks if not check.holds] == []
+
+
+def test_kernels_of_a_decoder():
+    require(kernel_cases.decoder_kernels(5, 17, "fp16"))
+
+
+def test_kernels_of_fused_groups():
+    plain = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu")
+    assert plain.groups
+    require(plain)
+
+
+@pytest.mark.parametrize("name", ["im2row-cuda-hwc-64x64", "depthwise-cuda-hwc-8x32"])
+def test_kernels_of_primitives(name):
+    require(kernel_cases.primitive_kernels(name, kernel_cases.LAYERS[2:]))
+
+
+@settings(max_examples=examples(24))
+@given(EXTENTS, EXTENTS, EXTENTS, st.integers(1, 3), DTYPES)
+def test_any_product(rows, columns, depth, batch, dtype):
+    require(kernel_cases.product_kernels(rows, columns, depth, dtype, batch))
+
+
+@settings(max_examples=examples(24))
+@given(
+    st.integers(1, 17), EXTENTS, EXTENTS, st.sampled_from([1, 3, 5]), st.integers(1, 2), st.booleans(), DTYPES
+)
+def test_any_convolution(size, channels, filters, window, stride, depthwise, dtype):
+    groups = channels if depthwise else 1
+    filters = channels if depthwise else filters
+    require(kernel_cases.convolution_kernels(size, channels, filters, dtype, window, stride, groups))
+
+
+@settings(max_examples=examples(24))
+@given(st.integers(1, 130), st.integers(1, 300), DTYPES)
+def test_any_reduction(rows, columns, dtype):
+    require(kernel_cases.reduction_kernels(rows, columns, dtype))
+
+
+@settings(max_examples=examples(4))
+@given(st.integers(1, 8), st.integers(1, 40), DTYPES)
+def test_any_attention(heads, context, dtype):
+    require(kernel_cases.decoder_kernels(heads, context, dtype))

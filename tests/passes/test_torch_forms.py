@@ -1,0 +1,73 @@
+"""Is a network the same for the search, whether it comes as a program of PyTorch or as ONNX?"""
+
+import warnings
+
+import numpy as np
+import pytest
+from graphs import outputs
+from length import long_but
+
+import pimflow
+from pimflow import frontend
+
+torch = pytest.importorskip("torch")
+
+
+class Attention(torch.nn.Module):
+    """Selected by index, as in vision transformers; perhaps with a causal mask."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.qkv, self.out, self.causal = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32), causal
+
+    def forward(self, x):
+        qkv = self.qkv(x).reshape(1, 16, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        y = attend(qkv[0], qkv[1], qkv[-1], is_causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape(1, 16, 32))
+
+
+class Rounding(torch.nn.Module):
+    def forward(self, x):
+        places = torch.arange(8, dtype=torch.float32)
+        return torch.relu(torch.div(x, 2, rounding_mode="floor") + torch.sin(places))
+
+
+class Sampling(torch.nn.Module):
+    def forward(self, x, grid):
+        return torch.relu(torch.nn.functional.grid_sample(x, grid, align_corners=True))
+
+
+def convolutions(norm):
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), norm, torch.nn.Conv2d(8, 4, 1))
+
+
+CASES = {
+    "attention": (lambda: Attention(False), ((1, 16, 32),)),
+    "causal attention": (lambda: Attention(True), ((1, 16, 32),)),
+    "groups": (lambda: convolutions(torch.nn.GroupNorm(2, 8)), ((1, 3, 6, 6),)),
+    "channels": (lambda: convolutions(torch.nn.InstanceNorm2d(8, affine=True)), ((1, 3, 6, 6),)),
+    "recurrent": (lambda: torch.nn.GRU(8, 12, 2, batch_first=True), ((1, 3, 8),)),
+    "rounding": (Rounding, ((2, 8),)),
+    "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
+}
+
+
+@pytest.mark.parametrize("case", long_but(["attention", "groups"], CASES))
+def test_both_doors_take_the_same_time(case, tmp_path):
+    """And what the program computes is what PyTorch computes."""
+    make, shapes = case
+    torch.manual_seed(0)
+    network, operands = make().eval(), tuple(torch.rand(shape) * 2 - 1 for shape in shapes)
+    path = tmp_path / "net.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, operands, path, dynamo=False, opset_version=17)
+        program = torch.export.export(network, operands)
+    times_ns = [pimflow.search(model, modes="gpu").baseline.latency_ns for model in (program, path)]
+    assert times_ns[0] == pytest.approx(times_ns[1], rel=0.01)
+    loaded = frontend.load(program)
+    inputs = loaded.example_inputs()
+    results = outputs(loaded.module, list(inputs.values()))
+    for result, expected in zip(results, loaded.reference(inputs), strict=True):
+        assert np.abs(result - expected).max() <= 1e-5 * max(np.abs(expected).max(), 1)
