@@ -80,8 +80,11 @@ def with_short_data(folder) -> Path:
     return path
 
 
-def det_operator(folder) -> Path:
-    nodes = [helper.make_node("Relu", ["x"], ["a"], "first"), helper.make_node("Det", ["a"], ["y"], "second")]
+def random_operator(folder) -> Path:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "first"),
+        helper.make_node("RandomUniformLike", ["a"], ["y"], "second"),
+    ]
     return save_model(folder, model(nodes, {"x": [2, 4, 4]}))
 
 
@@ -120,7 +123,7 @@ FILES = [
     ("external data missing", missing_data, "net.data"),
     ("external data of no possible name", with_its_data_nowhere, "net.onnx"),
     ("external data too short", with_short_data, "net.onnx"),
-    ("unsupported operator", det_operator, "Det.*second"),
+    ("unsupported operator", random_operator, "RandomUniformLike.*second"),
     ("operator of another domain", own_operator, "Magic.*spell"),
     ("operator that does not exist", no_operator, "Convv"),
     ("tensor that does not exist", no_such_tensor, "gone"),

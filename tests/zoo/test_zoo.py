@@ -277,7 +277,8 @@ def test_unknown_names_and_seeds():
 def test_parse_shape():
     assert zoo.parse_shape("input=1,3,224,224") == ("input", (1, 3, 224, 224))
     assert zoo.parse_shape("a=b=7") == ("a=b", (7,))
-    for junk in ("", "input", "=1,2", "x=", "x=1,,2", "x=1,-2", "x=0", "x=1.5", "x=1x3", "x=a"):
+    assert zoo.parse_shape("x=2,0") == ("x", (2, 0))
+    for junk in ("", "input", "=1,2", "x=", "x=1,,2", "x=1,-2", "x=1.5", "x=1x3", "x=a"):
         with pytest.raises(UsageError, match="input=1,3,224,224") as raised:
             zoo.parse_shape(junk)
         assert isinstance(raised.value, PimflowError) and raised.value.exit_code == 2
