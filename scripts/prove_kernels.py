@@ -29,6 +29,7 @@ from pimflow.host import workers
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 
 NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
+SWEEP_WORK = 1_000_000  # of each kernel of the sweep, see `check_kernel`
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 
@@ -70,7 +71,7 @@ def check_case(case: KernelCase) -> CaseResult:
     begin, result = time.perf_counter(), CaseResult(case.part, case.name, case.dtype)
     try:
         plain = case.make()
-        result.checks = list(check_kernels(plain.schedule(_new_kernels(plain))))
+        result.checks = list(check_kernels(plain.schedule(_new_kernels(plain)), SWEEP_WORK))
     except PimflowError as error:
         result.problem = last_line(error)
     result.seconds = time.perf_counter() - begin

@@ -52,6 +52,11 @@ FAULTS = {
         r"\1\2",
         "BL: no constraint counts nBL for each burst of a GWRITE",
     ),
+    "another name": (
+        r"^nRCDW = (.*)((?:.|\n)*)latency = \"nRCDW\"",
+        r'nMINE = \1\2latency = "nMINE"',
+        "tRCD: .*nRCDW",
+    ),
     "no tRFC": (GAP.format("REF", "GWRITE", "nRFC"), "", "tRFC: .*come 0 cycles after a REF"),
 }  # fmt: skip
 

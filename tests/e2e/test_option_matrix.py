@@ -89,6 +89,7 @@ OPTIONS = {
     "--conventions": option("none"),
     "--objective": option("energy"),
     "--modes": option("gpu,pim"),
+    "--pin": option("down.conv=gpu"),
     "--max-latency": option("1s"),
     "--max-energy": option("1J"),
     "--memory-budget": option("1GiB"),
@@ -339,7 +340,7 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, memoize(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "build_targets", record_build)
     monkeypatch.setattr(compile_steps, "verify_builds", skip_verification)
-    gain = ConventionGain(speedup=1.0, gap=0.0, terms=())
+    gain = ConventionGain(same_plan=1.0, searched_again=1.0, gap=0.0, terms=())
     monkeypatch.setattr(ConventionSearch, "gain", lambda *_: gain)
     monkeypatch.setattr(artifact, "write", record_write)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", skip_selection)

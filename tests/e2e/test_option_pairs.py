@@ -16,6 +16,7 @@ IN_C = [
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
     ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
     ({"max_latency_ns": 1e6}, ["--max-latency", "1ms"], "--max-latency"),
     ({"max_energy_pj": 1e9}, ["--max-energy", "1mJ"], "--max-energy"),
 ]
@@ -23,6 +24,7 @@ WITH_A_PLAN = [
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
     ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
+    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
 ]
 # There is no such network: options are refused before anything is read.
 NOTHING = "no-such-network"

@@ -34,6 +34,7 @@ MENDED = {
     "test_spacetodepth_crd_mode_example": RIGHT,
     "test_split_zero_size_splits_opset18": CONSTANTS,
     "test_swiglu": RIGHT,
+    "test_training_dropout_zero_ratio_mask": CONSTANTS,
     "test_tril_neg": CONSTANTS,
 }
 

@@ -70,3 +70,14 @@ def test_weights_drawn_where_they_are_kept_are_those_of_the_model():
         network.reference(inputs), onnx_runtime.reference(full_model)(inputs), strict=True
     ):
         np.testing.assert_array_equal(y, expected)
+
+
+def test_what_onnx_runtime_lacks_is_evaluated_by_the_standard():
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in "aby"]
+    node = helper.make_node("SwiGLU", ["a", "b"], ["y"], "gate")
+    graph = helper.make_graph([node], "net", values[:2], values[2:])
+    model = zoo.load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)]))
+    inputs = zoo.example_inputs(model)
+    (result,) = onnx_runtime.reference(model)(inputs)
+    expected = inputs["a"] / (1 + np.exp(-inputs["a"])) * inputs["b"]
+    np.testing.assert_allclose(result, expected, rtol=1e-5)

@@ -114,6 +114,21 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if isinstance(field, relax.Var) and field not in self.names:
                 self.names[field] = f"{name}.{index}" if index else name
 
+    def _require_supported(self, op_name, node_inputs, attrs):
+        """Raise `UnsupportedOpError` for what neither TVM's importer nor this one converts."""
+        for index, what in _CONSTANTS.get(op_name, {}).items():
+            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
+                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
+        if op_name == "NonMaxSuppression" or computes_count:
+            raise UnsupportedOpError("the number of its results depends on the data")
+        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
+            raise UnsupportedOpError("mode 'max' is not supported")
+        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
+            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
+        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
+            raise UnsupportedOpError("operands of uint64 are not supported")
+
     def _convert_otherwise(self, op_name, node_inputs, attrs, result_count):
         """Convert an operator that TVM's importer lacks, or gets wrong; None for all others."""
         if op_name in _PAIRWISE:
@@ -130,21 +145,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":
             return self._bit_shift(*node_inputs, attrs["direction"])
-        for index, what in _CONSTANTS.get(op_name, {}).items():
-            if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
-                raise UnsupportedOpError(f"{what} that are computed are not supported")
+        self._require_supported(op_name, node_inputs, attrs)
         if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
             count = len(node_inputs[0].ty.fields)
             return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
-        computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
-        if op_name == "NonMaxSuppression" or computes_count:
-            raise UnsupportedOpError("the number of its results depends on the data")
-        if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
-            raise UnsupportedOpError("mode 'max' is not supported")
-        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
-            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
-        if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
-            raise UnsupportedOpError("operands of uint64 are not supported")
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(selected))
@@ -164,7 +168,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
-            return relax.op.take(*node_inputs, attrs.get("axis", 0))  # the importer emits kernels
+            data, axis = node_inputs[0], attrs.get("axis", 0)
+            index = int(node_inputs[1].value.numpy()) % shape(data)[axis]
+            return relax.op.take(data, relax.const(index, "int64"), axis)  # the importer emits kernels
         if op_name == "Gather" and _is_table(*node_inputs):
             return relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
         return self._constant_pad(node_inputs, attrs) if op_name == "Pad" else None

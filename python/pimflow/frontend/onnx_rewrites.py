@@ -196,8 +196,9 @@ def refuse_training(model: onnx.ModelProto) -> None:
             for attribute in node.attribute
         )
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            mode = constants.get(node.input[2])
-            trains = mode is None or bool(numpy_helper.to_array(mode).any())
+            mode, ratio = (constants.get(name) for name in (node.input[2], node.input[1]))
+            drops = ratio is None or bool(numpy_helper.to_array(ratio).any())
+            trains = drops and (mode is None or bool(numpy_helper.to_array(mode).any()))
         if trains:
             raise UnsupportedOpError(
                 f"{node.op_type} of node '{node.name}' is in training mode; export the model for inference"

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
@@ -25,6 +26,8 @@ from pimflow.host.garbage_collection import release_memory
 from pimflow.zoo import foreign
 
 WEIGHTS_FILE = "weights"
+# What ONNX Runtime says of operators, versions and layouts of the standard that it does not have.
+_LACKING = ("NOT_IMPLEMENTED", "is not a registered function/op", "layout_ == 0 was false")
 PAGE_BYTES = 4096  # alignment of a mapping
 
 
@@ -39,11 +42,11 @@ def reference(model: onnx.ModelProto, single: onnx.ModelProto | None = None) -> 
 
     def prepare() -> Run:
         """Open a session."""
-        try:
+        if single is None or single is model:
             return open_session(model, strip_weights(model))
+        try:
+            return open_session(model, strip_weights(model), may_be_slow=False)
         except ModelError:
-            if single is None or single is model:
-                raise
             return open_session(single, strip_weights(single))
 
     return Reference(prepare, model)
@@ -63,8 +66,11 @@ def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp1
     return open_session(model, perturb(model, roundings))
 
 
-def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
-    """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`."""
+def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bool = True) -> Run:
+    """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`.
+
+    With `may_be_slow`, the evaluator of the package `onnx` computes what ONNX Runtime does not have.
+    """
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
     input_types = {
         value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -78,10 +84,20 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     if any(node.op_type in CONTROL_FLOW for node in light.graph.node):  # the optimiser may end the process
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False  # it keeps the memory of a run, in powers of two
-    with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
-        path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted
-        release_memory()
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    bare = onnx.ModelProto()
+    bare.CopyFrom(light)
+    session: onnxruntime.InferenceSession | ReferenceEvaluator
+    try:
+        with convert_runtime_errors(), tempfile.TemporaryDirectory() as folder:
+            path = write_model(model, Path(folder), light)  # the file is mapped, so its name may be deleted
+            release_memory()
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except ModelError as error:
+        if not may_be_slow or not any(text in str(error) for text in _LACKING):
+            raise
+        bare.graph.initializer.extend(model.graph.initializer)
+        with convert_runtime_errors():
+            session = ReferenceEvaluator(bare)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the model for inputs by name."""

@@ -197,6 +197,8 @@ def _gap_rule(
     term: str, before: str, after: str, same_gang: bool, latency: str, per_burst: str
 ) -> DeviceRule:
     def fault(spec: RuledDevice) -> str:
+        if latency not in spec.timing:
+            return f"[timing] needs '{latency}', from a {before} to a {after}"
         needed = spec.timing[latency]
         rules = [rule for rule in spec.constraints if _applies(spec, rule.level, same_gang)]
         pairs = [rule for rule in rules if before in rule.before and after in rule.after]

@@ -133,11 +133,11 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
     )
 
 
-def check_kernels(kernels: Iterable[ScheduledKernel]) -> Iterator[KernelCheck]:
-    """Check kernels one by one; one that cannot run says why."""
+def check_kernels(kernels: Iterable[ScheduledKernel], work: int = WORK) -> Iterator[KernelCheck]:
+    """Check kernels one by one; one that cannot run says why. For `work` see `check_kernel`."""
     for kernel in kernels:
         try:
-            yield check_kernel(kernel)
+            yield check_kernel(kernel, work=work)
         except UnsupportedOpError as error:
             yield KernelCheck(
                 name=kernel.name, blocks=0, all_blocks=0, compared=0, findings=(), unsupported=str(error)

@@ -123,7 +123,7 @@ class PlainKernels:
         """All kernels with blocks and threads, or `functions` of them."""
         with self.target:
             module = tvm.IRModule(self.functions() if functions is None else functions)
-            return ScheduleGpu(self.multiprocessors)(module)
+            return tvm.transform.Sequential([ScheduleGpu(self.multiprocessors)])(module)
 
     def schedule(self, names: Container[str] | None = None) -> list[ScheduledKernel]:
         """Schedule and lower all kernels, or those called `names`."""

@@ -48,7 +48,8 @@ def _loops(plain: tirx.PrimFunc) -> Any:
     target = tvm.target.Target("llvm")
     with target:
         module = tvm.IRModule({"main": plain.with_attr("global_symbol", "main")})
-        return tvm.compile(ScheduleCpu()(module), target)["main"]
+        scheduled = tvm.transform.Sequential([ScheduleCpu()])(module)
+        return tvm.compile(scheduled, target)["main"]
 
 
 def _layers(plain: relax.Function, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

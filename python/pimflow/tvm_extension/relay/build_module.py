@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -12,6 +13,12 @@ import tvm
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.tvm_extension.relay import pass_options
 from pimflow.tvm_extension.relay.frontend import OnnxParams
+
+if TYPE_CHECKING:
+    import onnx
+
+    from pimflow.compiler.build import Build
+    from pimflow.core.plan import Plan
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
@@ -147,52 +154,73 @@ def build(
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
     if target_host is not None or executor is not None or runtime is not None or mod_name != "default":
         raise UsageError("relay.build takes no target_host, executor, runtime or mod_name; leave them out")
+    from pimflow.pim_backend.runtime import targets
+    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
+
     resolved, options = _resolve_target(target), pass_options.current()
-    model = params.model if isinstance(params, OnnxParams) and options.pop("verify", True) else None
-    options.pop("verify", None)
+    verifies = options.pop("verify", True)
+    model = params.model if isinstance(params, OnnxParams) and verifies else None
+    if options and not targets.has_pim(resolved):
+        raise UsageError(
+            f"target '{targets.target_name(resolved)}' has no PIM, and pimflow.{min(options)} of the "
+            f"PassContext would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
+        )
+    bound_mod = _bind_params(mod, params or {})
+    values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
+    if targets.has_pim(resolved):
+        built, plan = _build_with_pim(bound_mod, resolved, options, model)
+        programs = {program.region: program for program in built.programs.values()}
+        return GraphExecutorFactoryModule(
+            built.module, bound_mod, resolved, values, plan, built.kernels, programs
+        )
+    module = _build_plain(bound_mod, resolved, model)
+    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, None, CudaKernels(), {})
+
+
+def _build_with_pim(
+    mod: tvm.IRModule, target: tvm.target.Target, options: dict[str, Any], model: onnx.ModelProto | None
+) -> tuple[Build, Plan]:
+    """Search for a plan and build by it; verify it against `model`, if there is one."""
     from pimflow import frontend
     from pimflow.commands.shared.search import search_network
     from pimflow.compiler import build as compilation
     from pimflow.compiler.ir_dump import dump_ir
     from pimflow.compiler.kernel_checks.check import require_cuda, require_kernels
     from pimflow.host.pass_context import all_passes
-    from pimflow.pim_backend.runtime import targets
-    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
+    from pimflow.pim_backend.runtime.targets import target_name
     from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
-    from pimflow.tvm_extension.relay.verification import verify_build, verify_module
+    from pimflow.tvm_extension.relay.verification import verify_build
 
-    if options and not targets.has_pim(resolved):
-        raise UsageError(
-            f"target '{targets.target_name(resolved)}' has no PIM, and pimflow.{min(options)} of the "
-            "PassContext "
-            f"would be of no account; use one of {', '.join(targets.TARGETS)}, or leave it out"
-        )
+    name = target_name(target)
     if options.get("primitives"):
-        check_device(SelectionOptions(device=CUDA), targets.target_name(resolved))
-    bound_mod, plan, programs = _bind_params(mod, params or {}), None, {}
-    if targets.has_pim(resolved):
-        system, folder = options.pop("system", None), options.pop("dump_ir", None)
-        checks_kernels = options.pop("check_kernels", False)
+        check_device(SelectionOptions(device=CUDA), name)
+    system, folder = options.pop("system", None), options.pop("dump_ir", None)
+    checks_kernels = options.pop("check_kernels", False)
+    if checks_kernels:
+        require_cuda(name)
+    with all_passes(), dump_ir(folder):
+        network, search_result = search_network(frontend.load(mod), system, target=name, **options)
         if checks_kernels:
-            require_cuda(targets.target_name(resolved))
-        with all_passes(), dump_ir(folder):
-            network, search_result = search_network(
-                frontend.load(bound_mod), system, target=targets.target_name(resolved), **options
-            )
-            if checks_kernels:
-                require_kernels(network, search_result)
-            network_build = compilation.build(network, search_result, resolved)
-        if model is not None:
-            verify_build(model, bound_mod, network, network_build, search_result.system)
-        module, kernels, plan = network_build.module, network_build.kernels, search_result.plan
-        programs = {program.region: program for program in network_build.programs.values()}
-    else:
-        with all_passes():
-            module, kernels = compilation.build_plain(bound_mod, resolved), CudaKernels()
-        if model is not None:
-            verify_module(model, bound_mod, module, resolved)
-    values = {name: tvm.runtime.tensor(_to_numpy(value)) for name, value in (params or {}).items()}
-    return GraphExecutorFactoryModule(module, bound_mod, resolved, values, plan, kernels, programs)
+            require_kernels(network, search_result)
+        built = compilation.build(network, search_result, target)
+    if model is not None:
+        verify_build(model, mod, network, built, search_result.system)
+    return built, search_result.plan
+
+
+def _build_plain(
+    mod: tvm.IRModule, target: tvm.target.Target, model: onnx.ModelProto | None
+) -> tvm.runtime.Module:
+    """Build for a target without PIM; verify it against `model`, if there is one."""
+    from pimflow.compiler.build import build_plain
+    from pimflow.host.pass_context import all_passes
+    from pimflow.tvm_extension.relay.verification import verify_module
+
+    with all_passes():
+        module = build_plain(mod, target)
+    if model is not None:
+        verify_module(model, mod, module, target)
+    return module
 
 
 def _resolve_target(target: str | tvm.target.Target | dict | None) -> tvm.target.Target:

@@ -178,13 +178,7 @@ def read_decoder(path: Path) -> Decoder:
 def _read_decoder(path: Path, _: int) -> Decoder:
     file = open_file(path)
     family, where = file.field("general.architecture", str), f"'{path}'"
-    if family not in ARCHITECTURES:
-        raise ModelError(
-            f"{where}: is a '{family}'; of GGUF files, those of these architectures are supported: "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    if file.field("general.type", str, "model") != "model" or (file.field("split.count", int) or 1) > 1:
-        raise ModelError(f"{where}: is not a whole model, but a part of one")
+    _require_whole_model(file, family, where)
     table, architecture = _Table(file, family), ARCHITECTURES[family]
     blocks = table.size("block_count")
     if blocks > len(file.tensors):
@@ -226,6 +220,17 @@ def _read_decoder(path: Path, _: int) -> Decoder:
     table.require_all_read()
     _require_tensors(file, decoder)
     return decoder
+
+
+def _require_whole_model(file: GgufFile, family: str, where: str) -> None:
+    """Raise `ModelError` for other architectures, and for parts of models."""
+    if family not in ARCHITECTURES:
+        raise ModelError(
+            f"{where}: is a '{family}'; of GGUF files, those of these architectures are supported: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    if file.field("general.type", str, "model") != "model" or (file.field("split.count", int) or 1) > 1:
+        raise ModelError(f"{where}: is not a whole model, but a part of one")
 
 
 def _require_neutral(table: _Table) -> None:
