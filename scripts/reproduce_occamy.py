@@ -198,7 +198,8 @@ def headline_means(rows: Sequence[dict]) -> str:
         if all(torch) and all(row["pool"]["peak_bytes"] for row in batch_rows):
             ratios["as run to PyTorch"] = list(zip([row["pool"]["peak_bytes"] for row in batch_rows], torch))
         means = [f"{what} {geometric_mean(a / b for a, b in pairs):.3f}" for what, pairs in ratios.items()]
-        lines.append(f"Geometric means, batch {batch}: {', '.join(means)}")
+        networks = f"{len(batch_rows)} networks"
+        lines.append(f"Geometric means, batch {batch}, {networks}: {', '.join(means)}")
     difference = max(
         ((row["pool"]["peak_bytes"] or 0) - row["pool"]["allocated_bytes"] for row in rows), default=0
     )

@@ -94,7 +94,7 @@ def test_tables_of_a_small_network(reproduce_occamy):
         in text
     )
     ratio = rows[-1]["planned_bytes"] / rows[-1]["lazy_peak_bytes"]
-    assert f"batch 16: planned to lazy {ratio:.3f}" in text
+    assert f"batch 16, 1 networks: planned to lazy {ratio:.3f}" in text
     assert "to PyTorch" not in text.partition("The paper")[0]  # it was left out
     resident, *ahead = parts["ahead"]
     pools = [row["pool_bytes"] for row in ahead]
