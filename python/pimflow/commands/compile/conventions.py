@@ -185,13 +185,12 @@ class ConventionSearch:
                 same_plan=search_result.speedup, searched_again=None, gap=search_result.gap, terms=terms
             )
         plan = self._carried_plan(base.plan, search_result.graph, search_result.system)
-        same_plan = plan_evaluation(search_result, plan)
-        before_ns = search_result.baseline.latency_ns
+        evaluation, searched_again = plan_evaluation(search_result, plan), search_result.speedup
+        same_plan = search_result.baseline.latency_ns / evaluation.latency_ns if evaluation else None
+        if same_plan and search_result.goal.objective == "latency":
+            searched_again = max(searched_again, same_plan)  # its shares of splits may be no candidates here
         return ConventionGain(
-            same_plan=before_ns / same_plan.latency_ns if same_plan is not None else None,
-            searched_again=search_result.speedup,
-            gap=search_result.gap,
-            terms=terms,
+            same_plan=same_plan, searched_again=searched_again, gap=search_result.gap, terms=terms
         )
 
     def _key(self, name: str) -> tuple[object, ...]:
