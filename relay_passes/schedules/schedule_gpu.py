@@ -10,9 +10,11 @@ from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
+    IterKind,
     auto_inline_consumer_chain,
     auto_inline_consumers,
     auto_inline_producers,
+    detect_iter_traits,
 )
 from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
@@ -63,7 +65,7 @@ class ScheduleGpu:
             PrimitiveStages(),
             Depthwise(multiprocessors),
             TensorCores(multiprocessors),
-            gpu.Matmul(),
+            PlainProducts(),
             Reduce(multiprocessors),
             gpu.GeneralReduction(),
             gpu.Fallback(),
@@ -93,6 +95,26 @@ class ScheduleGpu:
             except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")
+
+
+class PlainProducts(GPUScheduleRule):
+    """DLight's rule for products on scalar units, but for batches with an epilogue.
+
+    DLight pads the rows of each product. If an epilogue fuses batch and rows (heads of attention), only the
+    fused axis keeps its bound, and padded rows of one product are stored over those of the next: a race of
+    blocks.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The schedule of a product; None for other kernels."""
+        sch = s_tir.Schedule(func)
+        main = reduction(sch, operands=2)
+        if main is not None and sch.get_consumers(main):
+            traits = detect_iter_traits(sch.get(main))
+            batch = [int(t.extent) for t in traits[3] if t.kind == IterKind.kIter_S] if traits else []
+            if prod(batch) > 1:
+                return None
+        return dl.gpu.Matmul().apply(func, target, tunable)
 
 
 class Depthwise(GPUScheduleRule):
