@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def _is_stacked(array: Any, shape: tuple[int, ...]) -> bool:
     return len(dims) == len(shape) + 1 and dims[1:] == shape
 
 
-def _is_draw(value: object) -> bool:
+def _is_draw(value: object) -> TypeGuard[Draw]:
     from pimflow.zoo import Draw
 
     return isinstance(value, Draw)
