@@ -271,7 +271,7 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
         (["tiny-lm", "--prompt", "a", "--prompt", "b", "--batch", "3"], "each of 2 prompts is one sequence"),
         (["tiny-lm", "--prompt", "a", "--prompt", ""], "the prompt is empty"),
         (["tiny-lm", "--prompt", "a", "--prompt", "abc", "--context", "4"], "give --context 5 or more"),
-        (["/", "--prompt", "a"], "'/' is a directory; give an .onnx or .gguf file"),
+        (["/", "--prompt", "a"], "'/' is a directory without a config.json; give one, a file"),
         (["gpt-2", "--prompt", "a"], "'gpt-2' comes without a tokenizer: give --tokens"),
     ],
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from pimflow.errors import ArtifactError, PimflowError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def read_array(path: str | os.PathLike[str], error_type: type[PimflowError] = ArtifactError) -> np.ndarray:
     """The array of a ``.npy`` file; raises `error_type`, in one line, if the file has none."""
     content = _read(path, error_type, "a .npy file")
-    if not isinstance(content, np.ndarray):
+    if isinstance(content, dict):
         raise error_type(f"{os.fspath(path)}: holds several arrays; give a .npy file")
     return content
 
@@ -22,7 +24,7 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file by name; raises `error_type`, in one line, if the file has none."""
     content = _read(path, error_type, "an .npz file of plain arrays, or damaged")
-    if isinstance(content, np.ndarray):
+    if not isinstance(content, dict):
         raise error_type(f"{os.fspath(path)}: holds one array without a name; give an .npz file")
     return content
 
@@ -31,6 +33,8 @@ def _read(
     path: str | os.PathLike[str], error_type: type[PimflowError], kind: str
 ) -> np.ndarray | dict[str, np.ndarray]:
     """The content of a file; nothing in it is unpickled."""
+    import numpy as np  # slow: a command that reads no arrays does without
+
     where = os.fspath(path)
     try:
         content = np.load(path, allow_pickle=False)

@@ -6,19 +6,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from pimflow.core.options import OptionSet, option, require_type, type_error
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host.array_files import read_array, read_arrays
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pimflow.compiler.artifact import Interface
     from pimflow.zoo import Draw
 
-Inputs = Mapping[str, np.ndarray] | np.ndarray | str | os.PathLike[str]
+Inputs: TypeAlias = "Mapping[str, np.ndarray] | np.ndarray | str | os.PathLike[str]"
 
 
 def _check_inputs(name: str, inputs: Any) -> Any:
@@ -92,6 +92,8 @@ class InputOptions(OptionSet):
         ArtifactError
             If a file cannot be read.
         """
+        import numpy as np  # slow: help needs none
+
         arrays: dict[str, np.ndarray] = {}
         if isinstance(self.inputs, str | os.PathLike):
             arrays = read_arrays(self.inputs)
@@ -154,6 +156,8 @@ class InputOptions(OptionSet):
 
 def _is_stacked(array: Any, shape: tuple[int, ...]) -> bool:
     """Whether an array has a dimension of samples before those of an input."""
+    import numpy as np
+
     try:
         dims = np.shape(array)
     except ValueError:  # rows of different lengths, which `Interface.order_inputs` says
