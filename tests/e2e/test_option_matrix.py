@@ -86,6 +86,8 @@ OPTIONS = {
     "--channel-sharing": option("partitioned"),
     "--launches": option("ahead"),
     "--accounting": option("paper"),
+    "--weights": option("streamed"),
+    "--copy-ahead": option_with({"--weights": "streamed"}, "2"),
     "--conventions": option("none"),
     "--objective": option("energy"),
     "--modes": option("gpu,pim"),
@@ -133,8 +135,11 @@ IDLE = {
     ("--fuse", "--state"): "the decoder has no layers that a group joins",
     ("--reorder", "--explain"): "no order is better here, and what says so is no candidate",
 }
-# How the work is done, or is told of, not what comes out.
+# How the work is done, or is told of, not what comes out; and inputs, by which it is judged.
 OTHERS = {
+    "--inputs",
+    "--input",
+    "--value",
     "--solver",
     "--search-seconds",
     "--force",

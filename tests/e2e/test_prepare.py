@@ -185,7 +185,8 @@ def test_a_wrong_keyword_is_refused(keywords, error, said):
     ("arguments", "said"),
     [
         ({"target_system": "pimflow"}, "target_system is a System"),
-        ({"profiling": "analytic"}, "profiling is a Profiling"),
+        ({"profiling": 3}, "profiling is a Profiling"),
+        ({"profiling": "analytic"}, "'analytic' is not of the form gpu=SOURCE or pim=SOURCE"),
         ({"plan": 3}, "plan is a Plan, what search returned or a file"),
         ({"options": {"fuse": True}}, "options is a NetworkOptions or None"),
         ({"goal": "edp"}, "goal is a Goal or None"),

@@ -139,7 +139,7 @@ def test_every_device_from_trace_to_simulate(capsys, tmp_path, name):
     """In each of its storage types; on any other device the program is refused, but for a file of its own."""
     text = (Path(hardware.__file__).parent / f"specs/pim/{name}.toml").read_text()
     same, other_spec = tmp_path / "same.toml", tmp_path / "other.toml"
-    same.write_text(re.sub(r"nRAS = .*", "nRAS = 60", text))
+    same.write_text(re.sub(r"nRC = .*", "nRC = 100", re.sub(r"nRAS = .*", "nRAS = 60", text)))
     other_spec.write_text(re.sub(r"(?m)^banks_per_gang = .*", "banks_per_gang = 2", text))
     out_path = tmp_path / "out"
     for dtype in PimSpec.load(name).dtypes:

@@ -27,6 +27,7 @@ _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.
 
 
 _LARGEST_POWER = 1 << 16  # whose products are written out; 2 of a larger one is no number of 64 bits
+_OPSET_OF_FULL_MASKS = 12  # of Dropout
 # By operator, the operands that have to be constants.
 _CONSTANTS = {"Squeeze": {1: "axes"}, "Unsqueeze": {1: "axes"}, "Trilu": {1: "diagonals"}}
 
@@ -94,7 +95,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         domain, _, kind = op_name.rpartition(".")
         if (domain, kind) in CONVERTERS:
             return self._convert_language_operator(domain, kind, node_inputs, attrs)
-        result = self._convert_otherwise(op_name, node_inputs, attrs, result_count)
+        if op_name == "Dropout" and result_count > 1:
+            result = self._identity_dropout(node_inputs[0], opset)
+        else:
+            result = self._convert_otherwise(op_name, node_inputs, attrs, result_count)
         if result is None:
             result = self._convert_by_importer(op_name, node_inputs, attrs, opset)
         result = self._cast_to_declared(result, name)
@@ -163,8 +167,6 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._normalise_channels(*node_inputs, attrs)
         if op_name == "LpNormalization":
             return self._normalise_length(node_inputs[0], attrs)
-        if op_name == "Dropout" and result_count > 1:
-            return self._identity_dropout(*node_inputs)
         if op_name == "Split" and result_count == 1:
             return node_inputs[0]  # TVM returns a tuple only for several parts
         if op_name == "Gather" and _is_one_index(*node_inputs):
@@ -362,9 +364,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
     def _normal(self, value: relax.Expr) -> relax.Expr:
         return self.bb.normalize(value)
 
-    def _identity_dropout(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
-        """Results of a Dropout at inference: its operand, and a mask of ones."""
-        mask = relax.op.full_like(x, relax.const(True, "bool"), "bool")
+    def _identity_dropout(self, x: relax.Expr, opset: int) -> relax.Tuple:
+        """Results of a Dropout at inference: its operand, and a mask of zeros in old opsets, else of ones."""
+        mask = relax.op.full_like(x, relax.const(opset >= _OPSET_OF_FULL_MASKS, "bool"), "bool")
         return relax.Tuple([x, self.bb.emit(mask)])
 
     def _resize(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:

@@ -191,8 +191,8 @@ def network_keywords(model: object, options: InputOptions, keywords: Mapping[str
     """Keywords of `NetworkOptions`, with shapes of given arrays for the inputs that the model leaves open."""
     from pimflow import zoo
 
-    arrays, network = options.given_arrays(), keywords.get("options")
-    shapes = keywords.get("shapes") or (None if network is None else network.shapes) or {}
+    arrays = options.given_arrays()
+    shapes = keywords.get("shapes") or getattr(keywords.get("options"), "shapes", None) or {}
     ranks = zoo.open_ranks(model) if arrays else {}
     if "" in arrays and len(ranks) == 1:
         arrays = {next(iter(ranks)): arrays[""]}

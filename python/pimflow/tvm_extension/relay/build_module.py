@@ -204,7 +204,7 @@ def _build_with_pim(
             require_kernels(network, search_result)
         built = compilation.build(network, search_result, target)
     if model is not None:
-        verify_build(model, mod, network, built, search_result.system)
+        verify_build(model, mod, network, built, search_result)
     return built, search_result.plan
 
 

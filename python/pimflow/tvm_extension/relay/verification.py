@@ -15,19 +15,20 @@ from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.compiler.verification import require_finite, verify
 from pimflow.core.output_error import max_error_check
-from pimflow.frontend import Network, onnx_runtime, relax_module
+from pimflow.frontend import Network, onnx_runtime, perturbed_relax, relax_module
 from pimflow.frontend.reference import Fp16Storage, Perturbed
-from pimflow.hardware import System
 from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.pim_backend.runtime.targets import target_device
+from pimflow.placement import SearchResult
 
 
 def verify_build(
-    model: onnx.ModelProto, mod: tvm.IRModule, network: Network, built: Build, system: System
+    model: onnx.ModelProto, mod: tvm.IRModule, network: Network, built: Build, search_result: SearchResult
 ) -> None:
     """Compare a build for PIM with the model that `mod` is from, on drawn inputs.
 
-    Nothing is compared if the device is not here, or if `mod` has other inputs or outputs than the model.
+    If layers were decomposed, the decomposed network, run by TVM's own pipeline, is the reference. Nothing is
+    compared if the device is not here, or if `mod` has other inputs or outputs than the model.
 
     Raises
     ------
@@ -36,9 +37,15 @@ def verify_build(
     """
     if not built.can_run_here or not _is_of_model(mod, model):
         return
-    inputs, expected = _reference_run(model)
-    network = replace(network, perturbed=_perturbed(model))
-    verify(network, built, system, inputs, expected).require()
+    if search_result.original is None:
+        inputs, expected = _reference_run(model)
+        perturbed = _perturbed(model)
+    else:
+        inputs = zoo.example_inputs(zoo.without_double(model))
+        expected = relax_module.reference(network.module)(inputs)
+        perturbed = functools.partial(perturbed_relax.reference_with_roundings, network.module)
+    network = replace(network, perturbed=perturbed)
+    verify(network, built, search_result.system, inputs, expected).require()
 
 
 def verify_module(
