@@ -133,6 +133,11 @@ IDLE = {
     "where that counts nobody has to ask for them",
     ("--fuse", "--context"): "the decoder has no layers that a group joins",
     ("--fuse", "--state"): "the decoder has no layers that a group joins",
+    ("--weights", "--explain"): "copies of weights are charged to the network, not to a layer's candidates",
+    (
+        "--copy-ahead",
+        "--explain",
+    ): "copies of weights are charged to the network, not to a layer's candidates",
     ("--reorder", "--explain"): "no order is better here, and what says so is no candidate",
 }
 # How the work is done, or is told of, not what comes out; and inputs, by which it is judged.
