@@ -25,7 +25,7 @@ from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from update_readme import fill
 
-from pimflow.errors import PimflowError
+from pimflow.errors import PimflowError, VerificationError
 
 RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN = "right", "right, constants", "refused", "wrong", "broken"
 STORED = ("pytorch-converted", "pytorch-operator", "simple")
@@ -119,6 +119,8 @@ def _attempt(model: onnx.ModelProto, data_sets: Sequence, rtol: float, atol: flo
             for index, expected in enumerate(map(np.asarray, outputs)):
                 if difference := _difference(executor.get_output(index).numpy(), expected, rtol, atol):
                     return WRONG, f"output {index}: {difference}"
+    except VerificationError as error:  # of drawn inputs
+        return WRONG, str(error)
     except PimflowError as error:
         return REFUSED, str(error)
     except Exception as error:  # whatever comes out is the result
