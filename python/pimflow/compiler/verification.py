@@ -119,6 +119,11 @@ def leaves_fp16(operands: Sequence[np.ndarray], y: np.ndarray) -> bool:
         return not all(np.isfinite(x.astype(np.float16)).all() for x in (*values, y))
 
 
+def nan_count(outputs: Sequence[np.ndarray]) -> int:
+    """Number of elements that are NaN."""
+    return sum(int(np.isnan(y.astype(np.float64)).sum()) for y in outputs if y.dtype.kind not in "biu")
+
+
 def require_finite(expected: Sequence[np.ndarray]) -> None:
     """Raise `VerificationError` if a reference has no finite element, with which nothing can be compared."""
     for index, reference in enumerate(expected):

@@ -268,6 +268,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
                 return None
             return self._normal(relax.op.power(base, self._normal(relax.op.astype(exponent, dtype))))
         result = self._normal(relax.op.ones_like(base))
+        is_whole = isinstance(constant, np.ndarray) and bool((constant == np.floor(constant)).all())
+        if "int" not in str(exponent.ty.dtype) and not is_whole:
+            operands = (self._normal(relax.op.astype(x, "float64")) for x in (base, exponent))
+            return self._normal(relax.op.astype(self._normal(relax.op.power(*operands)), dtype))
         if isinstance(constant, np.ndarray) and constant.size == 1:
             number = int(constant.reshape(()))
             for digit in f"{number:b}" if 0 <= number <= _LARGEST_POWER else ():

@@ -72,6 +72,8 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bo
     With `may_be_slow`, the evaluator of the package `onnx` computes what ONNX Runtime does not have.
     """
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
+    scores = {node.output[3] for node in light.graph.node if node.op_type == "Attention" and node.output[3:]}
+    are_scores = [value.name in scores for value in light.graph.output]
     input_types = {
         value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in light.graph.input
@@ -107,12 +109,20 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bo
                 for name, value in values.items()
             }
             outputs = session.run(None, typed)
+        outputs = [
+            _hide_scores(y) if is_score else y for y, is_score in zip(outputs, are_scores, strict=True)
+        ]
         return [
             y.astype(ml_dtypes.bfloat16) if kind == TensorProto.BFLOAT16 else y
             for y, kind in zip(outputs, types, strict=True)
         ]
 
     return run
+
+
+def _hide_scores(scores: np.ndarray) -> np.ndarray:
+    """The scores of an Attention hidden by infinity, as in the standard, not by the lowest number."""
+    return np.where(scores == np.finfo(scores.dtype).min, -np.inf, scores).astype(scores.dtype)
 
 
 def _widen_bf16_outputs(graph: onnx.GraphProto) -> None:

@@ -16,7 +16,7 @@ from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.shapes import Shape, fixed_dims
 
 
-def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+def example_inputs(model: onnx.ModelProto, seed: int = 0, *, positive: bool = False) -> dict[str, np.ndarray]:
     """Draw an input for each data input of a network, bit-identical everywhere.
 
     Parameters
@@ -25,6 +25,8 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
         A network with fixed input shapes.
     seed : int, optional
         See :func:`load`.
+    positive : bool, optional
+        Whether floats are drawn as :func:`positive_draws` says.
 
     Returns
     -------
@@ -38,7 +40,9 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     ModelError
         If an input has a dynamic dimension or does not hold numbers.
     """
-    return example_arrays(input_types(model), seed, index_bounds(model), input_draws(model))
+    types, rows, draws = input_types(model), index_bounds(model), input_draws(model)
+    draws |= positive_draws(types, {*rows, *draws}) if positive else {}
+    return example_arrays(types, seed, rows, draws)
 
 
 def positive_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]) -> dict[str, Draw]:

@@ -35,7 +35,7 @@ from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
-from pimflow.compiler.verification import Verification, require_finite, verify
+from pimflow.compiler.verification import Verification, nan_count, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, agreement
@@ -165,7 +165,7 @@ class ReferenceRun:
         """Compute the outputs of `network`, and compare a decomposed network with its original."""
         self.progress("computing the reference")
         self.expected = network.reference.outputs(self.samples)
-        if self.is_drawn and _nan_count(self.expected):
+        if self.is_drawn and any(map(nan_count, self.expected)):
             self._draw_positive(network)
         for outputs in self.expected:
             require_finite(outputs)
@@ -183,17 +183,10 @@ class ReferenceRun:
         draws = zoo.positive_draws(network.inputs, {*network.draws, *network.table_rows})
         samples = (network.example_inputs(draws),)
         expected = network.reference.outputs(samples)
-        if draws and _nan_count(expected) < _nan_count(self.expected):
+        if draws and sum(map(nan_count, expected)) < sum(map(nan_count, self.expected)):
             self.samples, self.expected = samples, expected
             texts = {name: str(draw) for name, draw in draws.items()}
             self.interface = replace(self.interface, draws=self.interface.draws | texts)
-
-
-def _nan_count(outputs: Sequence[Sequence[np.ndarray]]) -> int:
-    """Elements of outputs of samples that are NaN."""
-    return sum(
-        int(np.isnan(y.astype(np.float64)).sum()) for ys in outputs for y in ys if y.dtype.kind not in "biu"
-    )
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
