@@ -25,7 +25,7 @@ from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from update_readme import fill
 
-from pimflow.errors import PimflowError, VerificationError
+from pimflow.errors import PimflowError
 
 RIGHT, CONSTANTS, REFUSED, WRONG, BROKEN = "right", "right, constants", "refused", "wrong", "broken"
 STORED = ("pytorch-converted", "pytorch-operator", "simple")
@@ -110,7 +110,8 @@ def _attempt(model: onnx.ModelProto, data_sets: Sequence, rtol: float, atol: flo
     try:
         shapes = {name: np.shape(value) for name, value in zip(names, data_sets[0][0])}
         module, params = relay.frontend.from_onnx(model, shapes)
-        library = relay.build(module, target="llvm+pim", params=params)
+        with tvm.transform.PassContext(config={"pimflow.verify": False}):  # the standard's values judge
+            library = relay.build(module, target="llvm+pim", params=params)
         executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
         for inputs, outputs in data_sets:
             for name, value in zip(names, inputs):
@@ -119,8 +120,6 @@ def _attempt(model: onnx.ModelProto, data_sets: Sequence, rtol: float, atol: flo
             for index, expected in enumerate(map(np.asarray, outputs)):
                 if difference := _difference(executor.get_output(index).numpy(), expected, rtol, atol):
                     return WRONG, f"output {index}: {difference}"
-    except VerificationError as error:  # of drawn inputs
-        return WRONG, str(error)
     except PimflowError as error:
         return REFUSED, str(error)
     except Exception as error:  # whatever comes out is the result

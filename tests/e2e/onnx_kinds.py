@@ -82,6 +82,7 @@ op("Div i32", "Div", "x z", t=I32, weights={"z": np.int32([3])})
 op("Mod i32", "Mod", "x z", t=I32, weights={"z": np.int32([3])})
 op("Mod i32 neg", "Mod", "x z", t=I32, weights={"z": np.int32([-3])})
 op("Pow i32", "Pow", "x z", t=I32, weights={"z": np.int32([2])})
+op("Pow i32, real", "Pow", "x z", t=I32, weights={"z": np.float32([1.7])})
 for k in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
     op(k, k, "x z", extra={"z": (F, SHAPE)})
     op(k + " i32", k, "x z", t=I32, extra={"z": (I32, SHAPE)})

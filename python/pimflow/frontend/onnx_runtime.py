@@ -20,7 +20,7 @@ from pimflow.errors import ModelError, last_line
 from pimflow.frontend.control_flow import OPERATORS as CONTROL_FLOW
 from pimflow.frontend.onnx_rewrites import strip_weights
 from pimflow.frontend.perturbed_onnx import perturb
-from pimflow.frontend.recurrent import DYNAMIC, unroll
+from pimflow.frontend.recurrent import GATES, unroll
 from pimflow.frontend.reference import Fp16Storage, Reference, Run
 from pimflow.host.garbage_collection import release_memory
 from pimflow.zoo import foreign
@@ -55,14 +55,15 @@ def reference(model: onnx.ModelProto, single: onnx.ModelProto | None = None) -> 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
     """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturb`.
 
-    Operators of other domains are expanded first, so that their intermediate results are rounded too.
+    Operators of other domains and recurrent layers are expanded first, so that their intermediate results are
+    rounded too.
     """
     model = read()
-    dynamic = any(node.op_type == DYNAMIC for node in model.graph.node)
-    if dynamic or foreign.has_foreign(model):
+    recurrent = any(node.op_type in GATES for node in model.graph.node)
+    if recurrent or foreign.has_foreign(model):
         foreign.expand(model, {tensor.name: tensor for tensor in model.graph.initializer})
         model = onnx.shape_inference.infer_shapes(model)
-        model = onnx.shape_inference.infer_shapes(unroll(model)) if dynamic else model
+        model = onnx.shape_inference.infer_shapes(unroll(model)) if recurrent else model
     return open_session(model, perturb(model, roundings))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from pimflow.errors import UsageError
 from pimflow.zoo import weights
 
-KINDS = ("uniform", "normal", "int")
+KINDS = ("uniform", "normal", "int", "distinct")
+_WHOLE = ("int", "distinct")
 _TEXT = re.compile(rf"({'|'.join(KINDS)})\(([^(),]+),([^(),]+)\)")
 _LARGEST_INTEGER = 2**53  # that double precision, in which values are drawn, tells from its neighbours
 
@@ -26,7 +27,7 @@ class Draw:
     kind : str
         ``uniform``: real numbers from `first` to `second`. ``normal``: mean `first` and standard deviation
         `second`, within three of these (a sum of three uniforms). ``int``: whole numbers from `first` to
-        `second`, both included.
+        `second`, both included. ``distinct``: the same, none of them twice if there are enough.
 
     Raises
     ------
@@ -39,9 +40,9 @@ class Draw:
     second: float
 
     def __post_init__(self) -> None:
-        largest = _LARGEST_INTEGER if self.kind == "int" else float(np.finfo(np.float32).max) / 4
+        largest = _LARGEST_INTEGER if self.kind in _WHOLE else float(np.finfo(np.float32).max) / 4
         ordered = self.second >= 0 if self.kind == "normal" else self.first <= self.second
-        whole = self.kind != "int" or (self.first == int(self.first) and self.second == int(self.second))
+        whole = self.kind not in _WHOLE or (self.first == int(self.first) and self.second == int(self.second))
         if not (abs(self.first) <= largest and abs(self.second) <= largest and ordered and whole):
             raise UsageError(f"'{self}': give finite numbers, the smaller first, whole ones to int")
 
@@ -55,7 +56,8 @@ class Draw:
         except ValueError:
             pass
         raise UsageError(
-            f"'{text}' is no distribution; give uniform(LOW,HIGH), normal(MEAN,DEVIATION) or int(LOW,HIGH)"
+            f"'{text}' is no distribution; give uniform(LOW,HIGH), normal(MEAN,DEVIATION), int(LOW,HIGH) "
+            "or distinct(LOW,HIGH)"
         )
 
     def __str__(self) -> str:
@@ -80,6 +82,9 @@ class Draw:
         unit = (first.astype(np.float64) + 1) / 2
         if self.kind == "normal":
             values = self.first + self.second * (first + second + third).astype(np.float64)
+        elif self.kind == "distinct":
+            count = int(self.second - self.first) + 1
+            values = self.first + np.argsort(np.argsort(first)) * max(1, count // max(1, first.size)) % count
         elif self.kind == "int":
             values = self.first + np.floor(unit * (self.second - self.first + 1))
         else:

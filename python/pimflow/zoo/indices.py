@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -155,6 +156,8 @@ def _domain(graph: _Graph, use: _Use, kind: str) -> Draw | None:
         return _DIVISORS["f" if kind == "f" else "i"]
     if operator in _RECURRENT and use.index == 4 and (steps := graph.shapes.get(use.node.input[0])):
         return Draw("int", 1, steps[0] or 1)
+    if operator == "MaxUnpool" and use.index == 1 and (pooled := graph.shapes.get(use.node.input[0])):
+        return Draw("distinct", 0, math.prod(size or 1 for size in pooled) - 1)  # places, of one value each
     if kind != "f":  # 0 to a negative power is no integer
         return _DIVISORS["i"] if operator == "Pow" and use.index == 0 else None
     if operator in _POSITIVE_DOMAIN or (operator == "Pow" and use.index == 0 and _is_fractional(graph, use)):
