@@ -22,7 +22,7 @@ def mutant(kernel: ScheduledKernel, fault: str, rng: np.random.Generator) -> Sch
 
 
 def _without_barrier(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
-    needed = _needed_barriers(kernel.lowered.body)
+    needed = _necessary_barriers(kernel.lowered.body)
     nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
     return _changed(
         kernel, rng, tirx.Evaluate, lambda stmt: nothing if any(map(stmt.same_as, needed)) else None
@@ -92,7 +92,7 @@ def _is_barrier(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.Evaluate) and "tvm_storage_sync" in str(getattr(value, "op", ""))
 
 
-def _needed_barriers(body: tirx.Stmt) -> list[tirx.Evaluate]:
+def _necessary_barriers(body: tirx.Stmt) -> list[tirx.Evaluate]:
     """Barriers between a store of registers to shared memory and a read of it; others may be redundant."""
     needed: list[tirx.Evaluate] = []
     barrier: tirx.Evaluate | None = None

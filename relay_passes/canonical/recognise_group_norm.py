@@ -46,7 +46,7 @@ class RecogniseGroupNorm:
         counts = use_counts(mod)
         norms: dict[relax.Var, _GroupNorm] = {}
         for var, value in values.items():
-            norm = _regrouped(value, values, counts) or _rescaled(value, norms, counts)
+            norm = _regroup(value, values, counts) or _rescale(value, norms, counts)
             if norm is not None:
                 norms[var] = norm
         if not norms:
@@ -60,7 +60,7 @@ class RecogniseGroupNorm:
         return rebuild(mod, rewrite, var_remap)
 
 
-def _regrouped(
+def _regroup(
     value: relax.Expr, values: dict[relax.Var, relax.Expr], counts: dict[relax.Var, int]
 ) -> _GroupNorm | None:
     """The normalisation of which `value` is the second reshape; None if it is none."""
@@ -84,7 +84,7 @@ def _regrouped(
     return _GroupNorm(x=x, groups=groups, epsilon=float(attrs.epsilon), scale=scale, shift=shift)
 
 
-def _rescaled(
+def _rescale(
     value: relax.Expr, norms: dict[relax.Var, _GroupNorm], counts: dict[relax.Var, int]
 ) -> _GroupNorm | None:
     """The normalisation that `value` scales or shifts by a constant of one element a channel; else None."""

@@ -259,6 +259,7 @@ def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
         return groups
 
     def region_ns(search_result: SearchResult, candidates: Sequence[Candidate]) -> float:
+        """What candidates add to the latency of their plan."""
         times = search_result.evaluation.region_times
         return sum(times[name].latency_ns for c in candidates for name in c.covers)
 

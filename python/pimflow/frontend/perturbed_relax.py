@@ -82,7 +82,7 @@ def reference_with_roundings(mod: tvm.IRModule, stored: Fp16Storage) -> Run:
     fp16.
     """
     plain = relax.transform.DecomposeOpsForInference()(mod)
-    rounded, seed_name = _RoundingInserter(plain, stored).result()
+    rounded, seed_name = _RelaxRoundingInserter(plain, stored).result()
     with stderr.hidden():  # warnings do not concern the user
         executable = tvm.compile(rounded, tvm.target.Target("llvm"))
     network = pack(executable, relax_module.inputs(rounded), relax_module.outputs(rounded))
@@ -95,7 +95,7 @@ def reference_with_roundings(mod: tvm.IRModule, stored: Fp16Storage) -> Run:
     return run
 
 
-class _RoundingInserter:
+class _RelaxRoundingInserter:
     def __init__(self, mod: tvm.IRModule, stored: Fp16Storage) -> None:
         self.stored, self.source = stored, mod
         main = mod["main"]
@@ -123,12 +123,12 @@ class _RoundingInserter:
             return self._product(builder, value, var.name in self.layers)
         roundoff = TIE if kind in _QUANTISERS else FP32_ROUNDOFF * max(2.0, math.sqrt(_terms(value, var)))
         if kind in _QUANTISERS or kind in _SUMS:
-            value = _with_operands(value, [self._scaled(builder, value.args[0], roundoff)])
+            value = _with_operands(value, [self._scale(builder, value.args[0], roundoff)])
         if self.stored.kernels and kind not in _MOVES:
-            return self._scaled(builder, builder.emit(value), FP16_ROUNDOFF, half=True)
+            return self._scale(builder, builder.emit(value), FP16_ROUNDOFF, half=True)
         if kind in _MOVES or kind in _SUMS or kind in _QUANTISERS:
             return value
-        return self._scaled(builder, builder.emit(value), 2 * FP32_ROUNDOFF)
+        return self._scale(builder, builder.emit(value), 2 * FP32_ROUNDOFF)
 
     def _product(self, builder: relax.BlockBuilder, value: relax.Call, is_narrow: bool) -> relax.Expr:
         """A product whose operands and result are stored in fp16, or whose sum is rounded."""
@@ -136,18 +136,18 @@ class _RoundingInserter:
         if not (_is_single(x) and _is_single(weights)):
             return value
         if is_narrow:
-            operands = [self._scaled(builder, y, FP16_ROUNDOFF, half=True) for y in (x, weights)]
+            operands = [self._scale(builder, y, FP16_ROUNDOFF, half=True) for y in (x, weights)]
         else:
             roundoff = FP32_ROUNDOFF * max(2.0, math.sqrt(_terms(value, None)))
-            operands = [self._scaled(builder, x, roundoff)]
+            operands = [self._scale(builder, x, roundoff)]
             if self.stored.kernels:
-                operands.append(self._scaled(builder, weights, FP16_ROUNDOFF, half=True))
+                operands.append(self._scale(builder, weights, FP16_ROUNDOFF, half=True))
         product = builder.emit(_with_operands(value, operands))
         if not is_narrow and not self.stored.kernels:
             return product
-        return self._scaled(builder, product, FP16_ROUNDOFF, half=True)
+        return self._scale(builder, product, FP16_ROUNDOFF, half=True)
 
-    def _scaled(
+    def _scale(
         self, builder: relax.BlockBuilder, x: relax.Expr, roundoff: float, half: bool = False
     ) -> relax.Expr:
         """`x` with each element times a random factor of at most 1 ± `roundoff`; then rounded to fp16."""
@@ -159,14 +159,14 @@ class _RoundingInserter:
             """The kernel."""
 
             def element(*index: tirx.Var) -> tirx.PrimExpr:
-                return _rounded(values(*index), _draw(index, values.shape, seed(), salt), roundoff, half)
+                return _round(values(*index), _draw(index, values.shape, seed(), salt), roundoff, half)
 
             return te.compute(values.shape, element, name="rounded")
 
         return builder.emit(builder.call_te(rounded, x, self.seed))
 
 
-def _rounded(value: tirx.PrimExpr, unit: tirx.PrimExpr, roundoff: float, half: bool) -> tirx.PrimExpr:
+def _round(value: tirx.PrimExpr, unit: tirx.PrimExpr, roundoff: float, half: bool) -> tirx.PrimExpr:
     scaled = value * (tirx.const(1.0, "float32") + unit * tirx.const(roundoff, "float32"))
     return scaled.astype("float16").astype("float32") if half else scaled
 

@@ -66,14 +66,14 @@ def cache_pairs(program: torch.export.ExportedProgram) -> dict[str, str]:
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     pairs: dict[str, str] = {}
     for node in output.args[0]:
-        source = _written_tensor(node)
+        source = _find_write_target(node)
         value = None if source is None else source.meta.get("val")
         if value is not None and source.name in inputs and value.dim() == _CACHE_RANK:
             pairs.setdefault(source.name, node.name)
     return pairs
 
 
-def _written_tensor(node: Any) -> Any:
+def _find_write_target(node: Any) -> Any:
     """The placeholder into which the operators that make `node` write; None if it is made otherwise."""
     has_written = False
     while getattr(node, "op", "") == "call_function":

@@ -107,11 +107,13 @@ class _GraphBuilder:
         return self.emit_tuple(op, operands, 1, **attributes)[0]
 
     def emit_tuple(self, op: str, operands: Sequence[str], results: int, **attributes: Any) -> list[str]:
+        """Add a node; returns the names of its results."""
         names = [f"v{next(self.numbers)}" for _ in range(results)]
         self.nodes.append(helper.make_node(op, operands, names, f"n{names[0]}", **attributes))
         return names
 
     def constant(self, array: np.ndarray) -> str:
+        """Add an initializer; returns its name."""
         name = f"w{next(self.numbers)}"
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
@@ -127,6 +129,7 @@ class _GraphBuilder:
         return values[0] if len(values) == 1 else self.emit("Concat", values, axis=0)
 
     def model(self, inputs: dict[str, tuple[int, ...]], outputs: Sequence[str]) -> onnx.ModelProto:
+        """The network of all nodes, with fp32 inputs of these shapes."""
         declared = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()
         ]

@@ -140,6 +140,7 @@ def _period_fault(spec: RuledDevice) -> str:
 
 def _time_rule(term: str, latency: str, low_ns: float, high_ns: float) -> DeviceRule:
     def fault(spec: RuledDevice) -> str:
+        """What is wrong with the time; empty if nothing is."""
         time_ns = spec.timing[latency] * spec.tCK_ns
         if low_ns <= time_ns <= high_ns:
             return ""
@@ -197,6 +198,7 @@ def _gap_rule(
     term: str, before: str, after: str, same_gang: bool, latency: str, per_burst: str
 ) -> DeviceRule:
     def fault(spec: RuledDevice) -> str:
+        """What is wrong with the gap; empty if nothing is."""
         if latency not in spec.timing:
             return f"[timing] needs '{latency}', from a {before} to a {after}"
         needed = spec.timing[latency]

@@ -259,6 +259,7 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     }
 
     def generate() -> channel_modes.SharedCandidates:
+        """All candidates that the pins leave, in every use of the channels."""
         candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
         return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 

@@ -164,10 +164,10 @@ class ConventionSearch:
                 primitives=goal.primitives,
             )
             return search(graph, system, costs, goal, original)
-        plan = self._carried_plan(self.plan, graph, system)
+        plan = self._transfer_plan(self.plan, graph, system)
         return apply(graph, system, plan, costs, Goal(primitives=goal.primitives), original)
 
-    def _carried_plan(self, plan: Plan, graph: RegionGraph, system: System) -> Plan:
+    def _transfer_plan(self, plan: Plan, graph: RegionGraph, system: System) -> Plan:
         """`plan` for the regions of a convention, and for where tensors may lie there."""
         plan = plan.to_graph(graph, can_compute, system.uses_views, can_write_caches(system))
         if system.charges("channel-modes") != self.search_result.system.charges("channel-modes"):
@@ -184,7 +184,7 @@ class ConventionSearch:
             return ConventionGain(
                 same_plan=search_result.speedup, searched_again=None, gap=search_result.gap, terms=terms
             )
-        plan = self._carried_plan(base.plan, search_result.graph, search_result.system)
+        plan = self._transfer_plan(base.plan, search_result.graph, search_result.system)
         evaluation, searched_again = plan_evaluation(search_result, plan), search_result.speedup
         same_plan = search_result.baseline.latency_ns / evaluation.latency_ns if evaluation else None
         if same_plan and search_result.goal.objective == "latency":

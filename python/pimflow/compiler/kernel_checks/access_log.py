@@ -138,6 +138,7 @@ class _WarpLog:
         return result
 
     def write(self, accesses: Accesses) -> None:
+        """Record writes."""
         elements = accesses.elements
         self._writer[elements], self._write_epoch[elements] = accesses.warps, accesses.warp_epochs
 

@@ -105,7 +105,7 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
     """
     check = _Check(kernel, seed, work)
     results = _results(kernel.lowered)
-    arrays = _drawn_arrays(kernel, results, seed)
+    arrays = _draw_arrays(kernel, results, seed)
     expected = plain_results(kernel.plain, arrays, results)
     slices = KernelExecution(
         kernel.lowered,
@@ -169,7 +169,7 @@ def require_kernels(network: Network, search_result: SearchResult) -> int:
 
 def shared_elements(kernel: ScheduledKernel, seed: int = 0) -> dict[ir.Var, int]:
     """By buffer of `ScheduledKernel.separate` in shared memory, the elements up to the last that is used."""
-    arrays = _drawn_arrays(kernel, _results(kernel.lowered), seed)
+    arrays = _draw_arrays(kernel, _results(kernel.lowered), seed)
     execution = _separate_execution(kernel, arrays, lambda *_: None)
     return {} if execution is None else execution.shared_elements()
 
@@ -211,9 +211,7 @@ def _results(func: tirx.PrimFunc) -> list[ir.Var]:
     return [parameter for parameter in func.params if parameter in roots]
 
 
-def _drawn_arrays(
-    kernel: ScheduledKernel, results: list[ir.Var], seed: int
-) -> dict[ir.Var, npt.NDArray[Any]]:
+def _draw_arrays(kernel: ScheduledKernel, results: list[ir.Var], seed: int) -> dict[ir.Var, npt.NDArray[Any]]:
     """Values of all parameters: constants, drawn ones, and NaN for results."""
     rng = np.random.default_rng(seed)
     arrays: dict[ir.Var, npt.NDArray[Any]] = {}

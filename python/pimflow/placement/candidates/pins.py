@@ -31,7 +31,7 @@ def pinned_candidates(
     kept = {
         name: tuple(
             candidate
-            for candidate in (*region_candidates, *_pinned_splits(generator, name))
+            for candidate in (*region_candidates, *_pin_splits(generator, name))
             if all(_does_as_pinned(generator, candidate, region) for region in candidate.covers)
         )
         for name, region_candidates in candidates.items()
@@ -50,7 +50,7 @@ def _require_regions(graph: RegionGraph, names: Iterable[str]) -> None:
             raise UnknownNameError("layer", name, known)
 
 
-def _pinned_splits(generator: CandidateGenerator, name: str) -> Iterator[Candidate]:
+def _pin_splits(generator: CandidateGenerator, name: str) -> Iterator[Candidate]:
     """The splits of a region with the share that is pinned, along every axis that has such a split."""
     mode, _, share = generator.pins.get(name, "").partition(":")
     region = generator.graph.region(name)

@@ -39,7 +39,7 @@ def verify_build(
         return
     if search_result.original is None:
         inputs, expected = _reference_run(model)
-        perturbed = _perturbed(model)
+        perturbed = _reference_with_roundings(model)
     else:
         inputs = zoo.example_inputs(zoo.without_double(model))
         expected = relax_module.reference(network.module)(inputs)
@@ -56,7 +56,7 @@ def verify_module(
     if not device.exist or not _is_of_model(mod, model):
         return
     inputs, expected = _reference_run(model)
-    reference = OutputReference(expected=expected, perturbed=_perturbed(model))
+    reference = OutputReference(expected=expected, perturbed=_reference_with_roundings(model))
     checks = output_checks(reference, Fp16Storage(), "fp32", inputs, infer(module, inputs, device))
     max_error_check(checks).require_match("outputs")
 
@@ -83,7 +83,7 @@ def _reference_run(model: onnx.ModelProto) -> tuple[dict[str, np.ndarray], Seque
     return inputs, expected
 
 
-def _perturbed(model: onnx.ModelProto) -> Perturbed:
+def _reference_with_roundings(model: onnx.ModelProto) -> Perturbed:
     def read() -> onnx.ModelProto:
         """A copy, which the reference with roundings changes."""
         copy = onnx.ModelProto()

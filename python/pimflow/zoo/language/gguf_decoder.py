@@ -196,7 +196,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
         **_angles(file, table, architecture, head_size),
         **_scales(table, architecture, blocks, hidden, heads),
         "windows": _windows(table, architecture, blocks),
-        "biases": _biased_products(file),
+        "biases": _products_with_bias(file),
     }
     if architecture.says_parallel:
         fields["parallel"] = table.value("use_parallel_residual", bool, True)
@@ -312,7 +312,7 @@ def _windows(table: _Table, architecture: Architecture, blocks: int) -> tuple[in
     return windows if any(windows) else ()
 
 
-def _biased_products(file: GgufFile) -> frozenset[str]:
+def _products_with_bias(file: GgufFile) -> frozenset[str]:
     """Products with a bias, by the tensors of the first block and of the output."""
     biased = {name for name in BLOCK_PRODUCTS if f"blk.0.{_BLOCK[name]}.bias" in file.tensors}
     if f"blk.0.{_FUSED_ATTENTION}.bias" in file.tensors:

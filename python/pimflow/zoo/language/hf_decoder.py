@@ -67,7 +67,7 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
         norm_epsilon=norm_epsilon(config, model),
         max_context=config.size(config_key(model, "max_position_embeddings")),
         tied=config.value("tie_word_embeddings", bool, model.tied and not has_head) or not has_head,
-        biases=names.biased_products(),
+        biases=names.products_with_bias(),
         file=os.fspath(folder),
         source=config.where,
         **{**model.fields, **variant_fields(config, kind, model, hidden, head_size, layers)},
@@ -103,7 +103,7 @@ class _Names:
             )
         return self.tensors[name]
 
-    def biased_products(self) -> frozenset[str]:
+    def products_with_bias(self) -> frozenset[str]:
         """Products with a bias, by the tensors of the first block and of the output."""
         parts = [f"layers.0.{name}" for name in BLOCK_PRODUCTS if name in self.model.names]
         biased = {part for part in (*parts, "head") if self.name(f"{part}.bias") in self.tensors}
