@@ -47,7 +47,7 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     weights, input_tensors = weight_tensors(model), tensors(inputs)
-    resident_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *input_tensors.values()))
+    resident_bytes: int = sum(tensor.nbytes for tensor in (*weights.values(), *input_tensors.values()))
     with torch.inference_mode():
         outputs(model.graph, weights, input_tensors)  # warms up: PyTorch allocates some memory once
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -55,7 +55,7 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
+        live += int(event.nbytes())
         peak = max(peak, live)
     return resident_bytes + peak
 
