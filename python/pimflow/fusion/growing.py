@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.fusion.channels import ChannelRun, channels_on_chip
-from pimflow.fusion.group import overlappable
+from pimflow.fusion.group import Reuse, overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import Hull, hull, read_spans
@@ -52,7 +52,7 @@ def _grid(values: np.ndarray, axis: int) -> np.ndarray:
 class GrowingGroup:
     """A group that grows from its last layer towards the front."""
 
-    def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
+    def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: Reuse) -> None:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
         self.positions: list[int] = []  # the last layer first
         count = len(candidates.tiles)

@@ -393,9 +393,8 @@ def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[
     if target_build.target != "llvm+pim" and target_build.can_run_here:
         measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
         measured_on = str(target_build.device.device_name)
-    kernels = target_build.kernels
     return GpuPart.from_search(
-        search_result, target_build.target, kernels.compiler, kernels.problem, measured_ns, measured_on
+        search_result, target_build.target, target_build.kernels, measured_ns, measured_on
     )
 
 

@@ -13,7 +13,7 @@ from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.report import BASELINE, MIXTURE
 from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, convert_read_errors
-from pimflow.core.candidate import RESOURCES
+from pimflow.core.candidate import RESOURCES, Resource
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, JsonTree, report_from
 from pimflow.core.table_files import read_json
@@ -49,7 +49,7 @@ class TracedTask:
     """
 
     name: str
-    resource: str
+    resource: Resource
     start_us: float
     duration_us: float
     regions: tuple[str, ...]
@@ -174,7 +174,7 @@ class PlanTrace(JsonTree):
         """Write a file for Perfetto; raises `OutputError` if that is not possible."""
         replace_file(path, self.to_perfetto().encode())
 
-    def tasks_on(self, resource: str) -> list[TracedTask]:
+    def tasks_on(self, resource: Resource) -> list[TracedTask]:
         """The plan's tasks on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
 

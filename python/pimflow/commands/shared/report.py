@@ -6,7 +6,7 @@ Times are in ns, energies in pJ, shares in [0, 1]. `pimflow.commands.shared.repo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
@@ -18,6 +18,8 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import FLAT, OMITTED, JsonTree, named, report_from
 from pimflow.core.output_error import OutputCheck, max_error_check
+from pimflow.core.rewrite import Mode
+from pimflow.core.split import Axis
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from pimflow.compiler.build import Build
     from pimflow.compiler.plan_pools import PoolChoice
+    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
     from pimflow.relay_passes.regions.kernel_groups import TensorCopy
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
@@ -169,7 +172,7 @@ class RegionReport:
         All regions of its candidate; their common times and energy stand at the first.
     gpu_share : float or None
         The GPU's share of the work; None for a pipeline.
-    axis : str
+    axis : Axis or empty text
         The axis of a split; empty for other modes.
     latency_gpu_only_ns, latency_ns : float
         By how much it prolongs the network on the GPU alone, and the plan: both add up to the total, since
@@ -196,9 +199,9 @@ class RegionReport:
 
     name: str
     covers: tuple[str, ...]
-    mode: str
+    mode: Mode
     gpu_share: float | None
-    axis: str
+    axis: Axis | Literal[""]
     latency_gpu_only_ns: float
     busy_gpu_only_ns: float
     idle_gpu_only_ns: float
@@ -249,12 +252,11 @@ class GpuPart:
         cls,
         search_result: SearchResult,
         target: str,
-        compiler: str,
-        flaw: str,
+        kernels: CudaKernels,
         measured_ns: float | None,
         measured_on: str,
     ) -> GpuPart:
-        """From a search result, and what is known of the compiled kernels."""
+        """From a search result, and the compiled kernels."""
         timeline = search_result.evaluation.timeline
         return cls(
             target=target,
@@ -263,8 +265,8 @@ class GpuPart:
             modelled_on=search_result.system.gpu.name,
             measured_ns=measured_ns,
             measured_on=measured_on,
-            compiler=compiler,
-            flaw=flaw,
+            compiler=kernels.compiler,
+            flaw=kernels.problem,
         )
 
 
