@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from pimflow.commands.compile.options import ALL, NONE
+from pimflow.commands.shared.plan_report import AccountingTerm, Convention, ConventionsReport
 from pimflow.commands.shared.prepare import with_other_copies
-from pimflow.commands.shared.report import AccountingTerm, Convention, ConventionsReport, Report
+from pimflow.commands.shared.report import Report
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.report import BASELINE, MIXTURE
+from pimflow.commands.shared.plan_report import BASELINE, MIXTURE
 from pimflow.commands.shared.search_arguments import SEARCH
-from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, convert_read_errors
+from pimflow.compiler.artifact import TIMELINE
+from pimflow.compiler.interface import INTERFACE, Interface, convert_read_errors
 from pimflow.core.candidate import RESOURCES, Resource
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, JsonTree, report_from
