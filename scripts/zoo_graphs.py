@@ -44,7 +44,9 @@ class GraphBuilder:
         self.weights: list[onnx.TensorProto] = []
         self.inputs = [helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items()]
 
-    def add(self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes) -> str:
+    def add(
+        self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes: object
+    ) -> str:
         """Add a node, and for each of `dims` a weight of that shape, in order of positions."""
         operands = dict(enumerate(inputs))
         vacant = (position for position in TRAINED.get(operator, ()) if not operands.get(position))
@@ -126,9 +128,11 @@ def toy() -> onnx.ModelProto:
     graph = GraphBuilder({"input": (1, 3, 16, 16)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, stride=1, group=1, norm=True, relu6=True):
+    def conv(
+        name: str, source: str, channels: tuple[int, int], kernel: int, norm: bool = True, relu6: bool = True,
+        **window: int,
+    ) -> str:  # fmt: skip
         """A convolution, with batch normalisation and ReLU6 unless switched off."""
-        window = dict(stride=stride, group=group)
         if norm:
             source = graph.conv_norm(name, source, channels, kernel, **window)
         else:
@@ -157,7 +161,7 @@ def mobilenet_v1() -> onnx.ModelProto:
     graph = GraphBuilder({"input": (1, 3, 224, 224)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, **window):
+    def conv(name: str, source: str, channels: tuple[int, int], kernel: int, **window: int) -> str:
         """A convolution with batch normalisation and ReLU6."""
         normed = graph.conv_norm(name, source, channels, kernel, **window)
         return graph.add("Clip", f"{name}.relu6", [normed, *clamp])
@@ -200,7 +204,7 @@ class EncoderBuilder:
         split = graph.constant("heads", [0, 0, heads, width // heads], np.int64)
         joined = graph.constant("joined", [0, 0, width], np.int64)
 
-        def per_head(part, perm):
+        def per_head(part: str, perm: list[int]) -> str:
             """A dense layer whose result is split into heads."""
             value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
             return graph.add("Transpose", f"{part}.heads", [value], perm=perm)

@@ -105,7 +105,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
     var_remap: dict[relax.Var, relax.Expr] = {}
     sites_by_fconv = {site.fconv.var: site for site in sites}
 
-    def emit_part(builder, site: _SplitSite, index: int) -> None:
+    def emit_part(builder: relax.BlockBuilder, site: _SplitSite, index: int) -> None:
         """Emit the fconv of part `index`, and add it to the sum of the site."""
         part = _partial(builder, site, index, var_remap.get(site.parts[index], site.parts[index]))
         layer = unique_name(f"{layer_name(mod, site.fconv.var)}_{index + 1}", used_names)
@@ -117,7 +117,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
             part = emit_as(builder, site.fconv.var, total, f"{site.name}_sum")
         site.total = part
 
-    def rewrite(builder, var, value):
+    def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         """The new value of `var`; None if `value` stays."""
         if var in sites_by_fconv:
             site = sites_by_fconv[var]

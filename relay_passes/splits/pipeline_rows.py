@@ -61,7 +61,7 @@ class PipelineRows:
                 runs[run.result] = run
         env: Env = {}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in runs:
                 env[var] = _StageEmitter(builder, runs[var], env).emit_stages()
