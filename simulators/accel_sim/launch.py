@@ -103,7 +103,7 @@ class Listing:
         addresses: np.ndarray,
         active: np.ndarray,
         width_bytes: int,
-        **registers: tuple[int, ...],
+        **registers: Any,
     ) -> None:
         """Append an access to global memory by the active lanes."""
         lanes = np.flatnonzero(active).tolist()

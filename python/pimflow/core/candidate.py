@@ -412,7 +412,7 @@ class CostTable:
     digest: str = ""
 
     @functools.cached_property
-    def resources(self) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[str, ...]:
         """The resources that tasks use, those of `RESOURCES` first."""
         edges = (
             *self.epilogue_cost.values(),
@@ -433,7 +433,7 @@ class CostTable:
         )
 
     @functools.cached_property
-    def longest_launch_ns(self) -> dict[Resource, float]:
+    def longest_launch_ns(self) -> dict[str, float]:
         """By resource, the longest launch on it."""
         edges = (
             *self.epilogue_cost.values(),
@@ -441,7 +441,7 @@ class CostTable:
             *self.transforms.values(),
             self.switch,
         )
-        launches_ns: dict[Resource, float] = {}
+        launches_ns: dict[str, float] = {}
         task_lists = (c.tasks for candidates in self.candidates.values() for c in candidates)
         for task in (*(edge.task for edge in edges if edge.task), *itertools.chain.from_iterable(task_lists)):
             launches_ns[task.resource] = max(launches_ns.get(task.resource, 0.0), task.launch_ns)

@@ -45,7 +45,7 @@ class TracedTask:
         Regions that it is part of.
     launched : int
         Number of kernels or PIM programs that it launches.
-    also : tuple of str
+    also : tuple of Resource
         Other resources that it occupies after its launch (`core.candidate.Task`).
     """
 
@@ -55,7 +55,7 @@ class TracedTask:
     duration_us: float
     regions: tuple[str, ...]
     launched: int
-    also: tuple[str, ...] = ()
+    also: tuple[Resource, ...] = ()
 
     @property
     def end_us(self) -> float:
