@@ -252,7 +252,7 @@ def _times_report(selection: Selection) -> TimesReport:
     all_layouts = Layers(problem.graph, target).layouts
     return TimesReport(
         primitives=possible - missing,
-        of=possible,
+        applicable=possible,
         predicted=len(selection.profile.predicted_ns),
         failed=len(selection.profile.failed),
         layouts_untimed=sum(len(all_layouts[name]) - len(problem.placements(name)) for name in others),
@@ -298,7 +298,7 @@ def text(selection: Selection) -> str:
         *(f"{name}: {entry.text()}" for name, entry in row.baselines.items()),
         f"{measured.primitives} times of the model (analytic), fp32, for {row.device}"
         if selection.device.cpu == ANALYTIC
-        else f"measured {measured.primitives} of {measured.of} times of primitives that apply, "
+        else f"measured {measured.primitives} of {measured.applicable} times of primitives that apply, "
         f"{measured.predicted} predicted, on {row.device}",
     ]
     if row.front:
