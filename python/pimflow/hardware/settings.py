@@ -46,7 +46,7 @@ class Setting:
         Raises
         ------
         UsageError
-            For text that is not ``NAME=VALUES``, a value of another type, or a name that several devices have.
+            For text of another form, a value of another type, or a name that several devices have.
         UnknownNameError
             For a name that no device has.
         """
