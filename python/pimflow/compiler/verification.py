@@ -47,12 +47,15 @@ class Verification:
         commands; then, too, this is of timing `CHECKED_TIMING`.
     inexact : dict of str to str
         PIM regions whose commands do not form every product of the layer exactly once, and what they form.
+    samples : int
+        Samples of inputs that the build was run on; what stands above is of the one with the largest error.
     """
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str] = field(default_factory=dict)
+    samples: int = 1
 
     @property
     def worst(self) -> OutputCheck:
