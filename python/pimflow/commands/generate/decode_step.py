@@ -79,22 +79,19 @@ class DecodeStep:
     def compile(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
     ) -> CompiledStep:
-        """Build the step and verify it on `inputs`; raises as `compile_step`."""
-        graph, lengths, search_result = (
+        """Search the step unless that is done, build it and verify it on `inputs`; raises as `compile_step`."""
+        step = compile_step(
             self._graph(self.context),
-            self.lengths(self.context),
-            self.search_result,
-        )
-        return compile_step(
-            graph,
             self._search_request,
-            lengths,
+            self.lengths(self.context),
             inputs,
             progress,
-            search_result,
+            vars(self).get("search_result"),
             roles=self._roles,
             logits=self._logits,
         )
+        self.search_result = step.search_result
+        return step
 
     def effective_tokens(self, tokens: int) -> int:
         """The number of tokens that a step over `tokens` is charged for."""

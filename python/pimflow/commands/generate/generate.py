@@ -308,9 +308,7 @@ class _TokenGenerator:
         return caches, costs
 
     def _compile_step(self, caches: Caches) -> CompiledStep:
-        """Place and compile the step of a token."""
-        self.job.progress("placing the step of a token")
-        _ = self.decode.search_result
+        """Compile the step of a token."""
         self.job.progress("compiling the step of a token")
         for request in self.requests:
             # compilation needs the memory that the weights of references take
