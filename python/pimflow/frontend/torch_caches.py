@@ -200,8 +200,10 @@ def program_runner(
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the program."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        arrays = iter(names)
-        flat = [arg.value if isinstance(arg, ConstantArgument) else tensors[next(arrays)] for arg in inputs]
+        flat = [
+            arg.value if isinstance(arg, ConstantArgument) else tensors[name]
+            for name, arg in zip(names, inputs, strict=True)
+        ]
         args, kwargs = _pytree.tree_unflatten(flat, in_spec)
         with torch.no_grad():
             for name, target in buffers.items():

@@ -105,7 +105,7 @@ class PlainKernels:
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
-            apart = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
+            apart: Any = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
             kernels = _tiled_functions(apart(grouped), tirx.PrimFunc).values() if groups else ()
         return cls(
             module=module,

@@ -338,7 +338,8 @@ class KernelExecution(FragmentCalls):
         if name == "call_extern" and call.args[0].value == "__syncwarp":
             return self._warp_barrier
         if self.addresses_only:
-            return self._no_reads_back(call)
+            self._no_reads_back(call)
+            return None
         make = getattr(self, f"_call_{name}", None)
         if make is None:
             raise UnsupportedOpError(f"no meaning for the call of {name}")
