@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import itertools
+import json
 import os
 import re
 import shlex
@@ -567,3 +568,27 @@ def test_errors_and_their_sums():
     assert "old" not in page and page.startswith("x\n") and page.endswith("\ny\n")
     with pytest.raises(TraceError, match="no lines"):
         replace_table("nothing", kernels)
+
+
+def test_the_model_beside_the_simulator(installed, tmp_path, capsys):
+    """The command shows each kernel's two times; logs of one kernel leave the others out."""
+    source = "conv:1x32x28x28,192,1x1"
+    command = ["compare-simulator", source, "--quiet", "--json", "--profiler"]
+    assert main([*command, f"gpu=accel-sim:{installed}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    expected = AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    assert [row["gpu_channels"] for row in report["kernels"]] == [32, 16]
+    assert [row["simulated_ns"] for row in report["kernels"]] == [cost.total_ns for cost in expected[::-1]]
+    assert report["left_out"] == 0 and report["programs"] == []
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    store_log(tmp_path / "run", REQUESTS[0], logs)
+    assert main([*command, f"gpu=accel-sim-logs:{logs}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["gpu_channels"] for row in report["kernels"]] == [16] and report["left_out"] == 1
+    assert main([*command, f"gpu=accel-sim:{installed}", "--max-cycles", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == 2
+    assert main(["compare-simulator", source, "--quiet"]) == 2
+    assert "name a simulator" in capsys.readouterr().err
+    assert main([*command, "gpu=analytic"]) == 2
+    assert "simulates nothing" in capsys.readouterr().err
