@@ -202,7 +202,7 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
     gpu, pim = profilers(args)
     executor = parse_executor(args.executor, args.jobs)
     cache = result_cache(args)
-    with output.bar("timing layers", args.quiet) as advance:
+    with output.bar("timing layers", args) as advance:
         yield Profiling(
             **({"gpu": gpu} if gpu else {}),
             pim=pim,
