@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.compiler.region_check import RESULT_RANGES, STORAGE_TYPES, ReferenceSums, RegionCheck
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
@@ -47,12 +49,15 @@ class Verification:
         commands; then, too, this is of timing `CHECKED_TIMING`.
     inexact : dict of str to str
         PIM regions whose commands do not form every product of the layer exactly once, and what they form.
+    samples : int
+        Samples of inputs that the build was run on; what stands above is of the one with the largest error.
     """
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str] = field(default_factory=dict)
+    samples: int = 1
 
     @property
     def worst(self) -> OutputCheck:
@@ -117,6 +122,40 @@ def leaves_fp16(operands: Sequence[np.ndarray], y: np.ndarray) -> bool:
         return False
     with np.errstate(over="ignore"):
         return not all(np.isfinite(x.astype(np.float16)).all() for x in (*values, y))
+
+
+@contextlib.contextmanager
+def require_fp16_range(layer: Callable[[str], str]) -> Iterator[None]:
+    """Raise `VerificationError` at the end of the block if values of a PIM region left fp16 in it.
+
+    Parameters
+    ----------
+    layer : callable
+        The layer that a function of the runtime computes (`layer_of_symbol`); empty if none stores fp16.
+    """
+    overflows: list[str] = []
+
+    def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+        """Note the first region whose values are too large; the runtime calls this."""
+        if not overflows and leaves_fp16(operands, y):
+            overflows.append(symbol)
+
+    with codegen.observe_regions(check):
+        yield
+    name = layer(overflows[0]) if overflows else ""
+    if name:
+        raise VerificationError(beyond_fp16(name))
+
+
+def layer_of_symbol(symbol: str, graph: RegionGraph) -> str:
+    """The layer that a function of the runtime computes: the longest name that it begins with."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"\W", "_", name)
+
+    variable = symbol.removeprefix("pim_")
+    names = [region.name for region in graph.regions if variable.startswith(plain(region.name))]
+    return max(names, key=len, default=variable)
 
 
 def nan_count(outputs: Sequence[np.ndarray]) -> int:

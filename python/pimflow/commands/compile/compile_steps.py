@@ -294,10 +294,11 @@ def build_targets(
     if not request.in_c:
         return BuildSet(builds=builds, c_part=None)
     request.progress("building C")
-    outputs = OutputReference(
-        expected=reference.expected[0], perturbed=network.perturbed, tolerance=request.tolerance
-    )
-    c_part = c_code.c_network(network, request.system, choices, layouts, reference.inputs, outputs)
+    references = [
+        OutputReference(expected=expected, perturbed=network.perturbed, tolerance=request.tolerance)
+        for expected in reference.expected
+    ]
+    c_part = c_code.c_network(network, request.system, choices, layouts, reference.samples, references)
     return BuildSet(builds=builds, c_part=c_part)
 
 
@@ -318,7 +319,8 @@ def verify_builds(
                 )
                 verification.require()
                 verifications.append(verification)
-    return max(verifications, key=lambda verification: verification.worst.error_over_bound)
+    worst = max(verifications, key=lambda verification: verification.worst.error_over_bound)
+    return replace(worst, samples=len(verifications))
 
 
 def with_kernel_times(

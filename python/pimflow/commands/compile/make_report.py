@@ -94,6 +94,7 @@ def _verification(verification: Verification, search_result: SearchResult) -> Ve
         tolerance=verification.bound,
         reference_deviation=verification.worst.reference_deviation,
         outputs=verification.outputs,
+        samples=verification.samples,
         regions_verified=len(_matching_regions(verification, search_result)),
         timing_violations=violations,
         timing_violations_of=None if violations is None else CHECKED_TIMING,

@@ -260,6 +260,8 @@ class VerificationReport:
     max_relative_error, tolerance, reference_deviation
         Of the output whose error is nearest to its bound: the error, its bound, and the error of runs of the
         reference with random rounding.
+    samples : int
+        Samples of inputs that the build was run on; errors are of the one with the largest.
     timing_violations : int, optional
         Commands that were issued illegally; None where they were not checked.
     timing_violations_of : str, optional
@@ -273,6 +275,7 @@ class VerificationReport:
     tolerance: float
     reference_deviation: float | None
     outputs: tuple[OutputCheck, ...]
+    samples: int
     regions_verified: int
     timing_violations: int | None
     timing_violations_of: str | None
