@@ -149,7 +149,7 @@ def build(
 
     Notes
     -----
-    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
+    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `system`, and
     ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
     ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
     when the context is created, contradictory options are an error when the network is built.
