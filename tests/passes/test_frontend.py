@@ -15,7 +15,7 @@ from onnx import helper
 from onnx_models import onnx_model
 
 from pimflow import frontend, zoo
-from pimflow.errors import ModelError, UnknownNameError
+from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.regions.extract_regions import extract_regions
