@@ -65,9 +65,9 @@ def test_help_shows_arguments_and_what_is_raised(name):
 WRONG = [
     (lambda: pimflow.compile("toy", system="pimflow"), "'system'; did you mean target_system"),
     (lambda: pimflow.compile("toy", "out", objectve="edp"), "did you mean objective"),
-    (lambda: pimflow.compile(), "compile: missing a required argument: 'model'; it takes model, out"),
+    (lambda: pimflow.compile(), "compile: missing a required argument: 'model'; it takes model, args"),
     (lambda: pimflow.compile(5), "compile: model is a name of the zoo, a file, an .* not 5 .int."),
-    (lambda: pimflow.compile("toy", 5), "compile: out is a directory or file to write, or None, not 5 .int."),
+    (lambda: pimflow.compile("toy", 5), "compile: args is a directory to write, or the .* not 5 .int."),
     (lambda: pimflow.compile("toy", progress=5), "progress is a function"),
     (lambda: pimflow.compile("toy", emit_traces="yes"), "emit_traces is True or False, not 'yes' .str."),
     (lambda: pimflow.compile("toy", target=5), "target is the name of a target"),

@@ -255,7 +255,7 @@ def _family(candidate: Candidate) -> tuple[str, ...]:
 
 def speedups(points: Sequence[Point]) -> list[float | None]:
     """The greedy's time over ours at every point; None where the greedy exceeds the budget."""
-    return [p.greedy.time_ns / p.selected.sums.time_ns if p.greedy else None for p in points]
+    return [p.greedy.time_ns / p.time_ns if p.greedy else None for p in points]
 
 
 def best_speedup(points: Sequence[Point]) -> tuple[float, Point]:
@@ -313,7 +313,7 @@ def _step(points: Sequence[Point]) -> float | None:
 
 def time_counts(selection: Selection) -> dict[str, int]:
     """How many times of applicable primitives are measured, and how many predicted."""
-    layers = set(Layers(selection.problem.graph).primitive_layers.values())
+    layers = set(Layers(selection.graph).primitive_layers.values())
     measured = sum(layer in layers for _, layer in selection.profile.times_ns)
     predicted = sum(layer in layers for _, layer in selection.profile.predicted_ns)
     return {"measured": measured, "predicted": predicted}

@@ -153,7 +153,7 @@ def fronts_table(studies: Sequence[NetworkStudy], network: str) -> str:
 
 def _point(point: Point) -> str:
     greedy = f"{point.greedy.time_ns / 1e6:.2f}" if point.greedy else "none"
-    return f"{point.budget_bytes / MIB:.1f}: {point.selected.sums.time_ns / 1e6:.2f}, {greedy}"
+    return f"{point.budget_bytes / MIB:.1f}: {point.time_ns / 1e6:.2f}, {greedy}"
 
 
 def greedy_table(studies: Sequence[NetworkStudy]) -> str:

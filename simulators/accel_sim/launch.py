@@ -90,35 +90,33 @@ class Listing:
         self, destination: int, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int
     ) -> None:
         """Append a load from global memory; if no lane is active, only advance the program counter."""
-        self._global(
-            f"LDG.E{_WIDTHS[width_bytes]}.SYS", (destination,), (source,), addresses, active, width_bytes
-        )
+        registers = {"destinations": (destination,), "sources": (source,)}
+        self._access("LDG", addresses, active, width_bytes, **registers)
 
     def store(self, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int) -> None:
         """Append a store to global memory; see `load`."""
-        self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", (), (2, source), addresses, active, width_bytes)
+        self._access("STG", addresses, active, width_bytes, sources=(2, source))
 
-    def _global(
+    def _access(
         self,
         opcode: str,
-        destinations: tuple[int, ...],
-        sources: tuple[int, ...],
         addresses: np.ndarray,
         active: np.ndarray,
         width_bytes: int,
+        **registers: Any,
     ) -> None:
+        """Append an access to global memory by the active lanes."""
         lanes = np.flatnonzero(active).tolist()
         if not lanes:
             self.pc += PC_BYTES
             return
         instruction = SassInstruction(
             self.pc,
-            opcode,
-            destinations,
-            sources,
-            sum(1 << lane for lane in lanes),
-            width_bytes,
-            tuple(addresses[active].tolist()),
+            f"{opcode}.E{_WIDTHS[width_bytes]}.SYS",
+            mask=sum(1 << lane for lane in lanes),
+            width_bytes=width_bytes,
+            addresses=tuple(addresses[active].tolist()),
+            **registers,
         )
         self.instructions.append(instruction if self.listed else compress(instruction))
         self.pc += PC_BYTES

@@ -15,7 +15,8 @@ from pimflow import frontend
 from pimflow.commands.compile.explain import explain
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.shared import report_text
-from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport
+from pimflow.commands.shared.memory_report import PoolReport
+from pimflow.commands.shared.report import ExtraReports, GpuPart
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan

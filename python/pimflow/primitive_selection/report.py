@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Cost
-from pimflow.core.json_form import OMITTED
+from pimflow.core.json_form import OMITTED, named
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.placement import SearchResult
 from pimflow.primitive_selection.problem import Transform
@@ -67,14 +67,14 @@ class TimesReport:
 
     Attributes
     ----------
-    primitives, of : int
-        Number of measured primitives, and of all that apply.
+    primitives, applicable : int
+        Number of primitives with a measured time, and of all that apply.
     layouts_untimed : int
         Layouts of other layers without times.
     """
 
     primitives: int
-    of: int
+    applicable: int = field(metadata=named("of"))
     predicted: int
     failed: int
     layouts_untimed: int
@@ -165,11 +165,11 @@ class PlanPrimitives:
     latency_operators_ns, latency_gpu_only_operators_ns : float
         Without primitives: latency of the best plan, and of the GPU only.
     saved_ns, saved_gpu_only_ns : float
-        What primitives save against these.
+        By how much primitives shorten these.
     workspace_bytes : int
-        Of the largest workspace.
+        Size of the largest workspace.
     filter_bytes : int
-        Of all transformed filters.
+        Size of all transformed filters.
     """
 
     device: str

@@ -38,6 +38,11 @@ class Point:
     budget_bytes: int
     greedy: Sums | None
 
+    @property
+    def time_ns(self) -> float:
+        """Time of the selection."""
+        return self.selected.sums.time_ns
+
 
 def check_names(objective: str, memory_model: str) -> None:
     """Raise `UnknownNameError` for an unknown objective or memory model."""
@@ -186,7 +191,7 @@ def front(
 
 def _is_as_fast(smaller: Point, larger: Point) -> bool:
     """Whether the selection of a smaller budget is as fast as that of a larger one, up to rounding."""
-    return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
+    return smaller.time_ns <= larger.time_ns * (1 + 1e-9)
 
 
 def _used_bytes(sums: Sums, over: str) -> int:

@@ -17,6 +17,7 @@ from pimflow.primitive_selection.options import CUDA, SelectionOptions
 from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
+    Device,
     NetworkTime,
     Profile,
     applicable_primitives,
@@ -72,6 +73,16 @@ class Selection:
     front: tuple[Point, ...]
     solve_seconds: float
     network: NetworkTime | None = None
+
+    @property
+    def graph(self) -> RegionGraph:
+        """The regions of the network."""
+        return self.problem.graph
+
+    @property
+    def device(self) -> Device:
+        """The device that is timed."""
+        return self.profile.device
 
     @property
     def choices(self) -> dict[str, Primitive]:
@@ -193,7 +204,7 @@ def summary(selection: Selection) -> SelectionReport:
     others = problem.layout_choices(choice)
     time_sources = {
         False: "measured",
-        True: ANALYTIC if selection.profile.device.cpu == ANALYTIC else "predicted",
+        True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted",
     }
     return SelectionReport(
         network=problem.graph.name,
@@ -224,7 +235,7 @@ def summary(selection: Selection) -> SelectionReport:
         baselines={name: _figures(entry) for name, entry in selection.baselines.items()},
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
-        device=selection.profile.device.name,
+        device=selection.device.name,
         measured=_times_report(selection),
         network_time=selection.network.summary() if selection.network else None,
         front=tuple(map(_front_point, selection.front)) or None,
@@ -233,7 +244,7 @@ def summary(selection: Selection) -> SelectionReport:
 
 def _times_report(selection: Selection) -> TimesReport:
     """How many times are known of the candidates of `selection`."""
-    problem, target = selection.problem, selection.profile.device.target
+    problem, target = selection.problem, selection.device.target
     layers = set(Layers(problem.graph, target).primitive_layers.values())
     missing = count_unmeasured(selection.profile, layers)
     possible = sum(len(applicable_primitives(layer, target)) for layer in layers)
@@ -241,7 +252,7 @@ def _times_report(selection: Selection) -> TimesReport:
     all_layouts = Layers(problem.graph, target).layouts
     return TimesReport(
         primitives=possible - missing,
-        of=possible,
+        applicable=possible,
         predicted=len(selection.profile.predicted_ns),
         failed=len(selection.profile.failed),
         layouts_untimed=sum(len(all_layouts[name]) - len(problem.placements(name)) for name in others),
@@ -286,8 +297,8 @@ def text(selection: Selection) -> str:
         f"greedy: {_ms(row.greedy_time_ns)}",
         *(f"{name}: {entry.text()}" for name, entry in row.baselines.items()),
         f"{measured.primitives} times of the model (analytic), fp32, for {row.device}"
-        if selection.profile.device.cpu == ANALYTIC
-        else f"measured {measured.primitives} of {measured.of} times of primitives that apply, "
+        if selection.device.cpu == ANALYTIC
+        else f"measured {measured.primitives} of {measured.applicable} times of primitives that apply, "
         f"{measured.predicted} predicted, on {row.device}",
     ]
     if row.front:

@@ -14,14 +14,12 @@ from pimflow.commands.shared.layer_details import (
     program_reports,
     schedule_text,
 )
+from pimflow.commands.shared.memory_report import MemoryReport, PoolReport
+from pimflow.commands.shared.plan_report import ConventionsReport, PlanReport
 from pimflow.commands.shared.report import (
-    ConventionsReport,
     EnergyReport,
     ExtraReports,
     GpuPart,
-    MemoryReport,
-    PlanReport,
-    PoolReport,
     RegionReport,
     Report,
     SystemReport,

@@ -50,6 +50,11 @@ ARGUMENT_CHECKS = {
     "directory": type_check("a compiled directory", *_PATH),
     "path": type_check("a file", *_PATH),
     "layer": type_check("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
+    "args": type_check(
+        "a directory to write, or the arguments of a module of PyTorch, such as (x,)",
+        *(*_PATH, tuple, list, _NONE),
+    ),
+    "kwargs": type_check("the keywords of a module of PyTorch, or None", Mapping, _NONE),
     "out": type_check("a directory or file to write, or None", *_PATH, _NONE),
     "format": type_check("the name of a format", str),
     "pim_channels": _value_check(

@@ -6,15 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pimflow.commands.shared import channel_report, front
-from pimflow.commands.shared.report import (
-    MIXTURE,
-    GpuPart,
-    OrderReport,
-    PoolReport,
-    RegionReport,
-    Report,
-    SystemReport,
-)
+from pimflow.commands.shared.memory_report import PoolReport
+from pimflow.commands.shared.plan_report import MIXTURE
+from pimflow.commands.shared.report import GpuPart, OrderReport, RegionReport, Report, SystemReport
 from pimflow.core.output_error import error_text
 from pimflow.core.rewrite import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
