@@ -143,7 +143,7 @@ def write_onnx(family: str, folder: Path, attention: str = "sdpa") -> Path:
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids, attention_mask, position_ids, past):
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Any) -> Any:
             """Logits, and the caches with the tokens of the step."""
             result = self.model(
                 input_ids=input_ids,

@@ -60,6 +60,24 @@ def with_buffers_as_inputs(program: torch.export.ExportedProgram) -> torch.expor
     return changed
 
 
+def without_constant_inputs(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A program without the inputs that are no tensors: it was exported for their values, and reads none."""
+    from torch.export.graph_signature import ConstantArgument, ExportGraphSignature
+
+    signature = program.graph_signature
+    constants = {spec.arg.name for spec in signature.input_specs if isinstance(spec.arg, ConstantArgument)}
+    if not constants:
+        return program
+    inputs = [spec for spec in signature.input_specs if spec.arg.name not in constants]
+    changed = copy.copy(program)
+    changed._graph_signature = ExportGraphSignature(inputs, list(signature.output_specs))
+    changed._graph_module = copy.deepcopy(program.graph_module)
+    for node in changed.graph_module.graph.nodes:
+        if node.op == "placeholder" and node.name in constants and not node.users:
+            changed.graph_module.graph.erase_node(node)
+    return changed
+
+
 def cache_pairs(program: torch.export.ExportedProgram) -> dict[str, str]:
     """By input that is a cache, the output that is this cache with tokens written into it or behind it."""
     inputs = set(program.graph_signature.user_inputs)
@@ -171,16 +189,21 @@ def program_runner(
         Whether shapes are refused for which the program was not exported.
     """
     import torch
+    from torch.export.graph_signature import ConstantArgument, InputKind
     from torch.utils import _pytree
 
-    in_spec = program.call_spec.in_spec
+    signature, in_spec = program.graph_signature, program.call_spec.in_spec
+    inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     module = program.module(check_guards=check_guards)
     runner = interpreter and interpreter(module)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the program."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        flat = [tensors[name] for name in names]
+        flat = [
+            arg.value if isinstance(arg, ConstantArgument) else tensors[name]
+            for name, arg in zip(names, inputs, strict=True)
+        ]
         args, kwargs = _pytree.tree_unflatten(flat, in_spec)
         with torch.no_grad():
             for name, target in buffers.items():

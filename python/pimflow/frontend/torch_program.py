@@ -27,8 +27,10 @@ from pimflow.frontend.torch_caches import (
     converters,
     program_runner,
     with_buffers_as_inputs,
+    without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
 
 if TYPE_CHECKING:
@@ -118,12 +120,12 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     if isinstance(model, TorchProgram):
         return model
     program = open_program(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             functional = program.run_decompositions(_decompositions())
-            imported = with_buffers_as_inputs(functional)
+            imported = without_constant_inputs(with_buffers_as_inputs(functional))
             mod = _import(imported)
         except NotImplementedError as error:
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
@@ -198,15 +200,16 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     layers = {
         node: result
         for node, result in importer.env.items()
-        if node.op == "call_function" and path_of(node) and isinstance(result, relax.Var)
+        if node.op == "call_function" and isinstance(result, relax.Var)
     }
     products = Counter(path_of(n) for n, result in layers.items() if anchor_of(result, builder) is not None)
     names: dict[relax.Var, str] = {}
     for node, result in layers.items():
         if result not in names:
             # The only product of a torch module has the module's name; other operators get a suffix.
-            is_only_product = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
-            layer = path_of(node) if is_only_product else f"{path_of(node)}.{node.name}"
+            path, is_product = path_of(node), anchor_of(result, builder) is not None
+            is_only_product = bool(path) and products[path] == 1 and is_product
+            layer = path if is_only_product else ".".join(filter(None, (path, node.name)))
             names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 

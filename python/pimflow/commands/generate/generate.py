@@ -112,7 +112,7 @@ class GenerationJob:
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    target_system: System | None = None,
+    system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -151,7 +151,7 @@ def generate(
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
-    target_system, **keywords
+    system, **keywords
         As for `pimflow.search`.
 
     Raises
@@ -171,7 +171,7 @@ def generate(
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(len(prompts), options.batch)
-    search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    search_request = SearchRequest.from_arguments(system, **keywords).validate()
     search_request.system.require_network_dtype()
     job = GenerationJob(
         language=language,

@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
         print("".join(prompt + end for prompt in unprinted) + text, end="", flush=True)
         unprinted.clear()
 
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+    with output.status(args) as progress, options.profiling(args) as profiling:
         generation = generate(
             args.model,
-            target_system=target_system,
+            system=target_system,
             profiling=profiling,
             progress=progress,
             on_text=(lambda _: None) if args.json else show,

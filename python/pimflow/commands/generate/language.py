@@ -322,7 +322,9 @@ def _single_step_logits(
 ) -> Iterator[np.ndarray]:
     """Logits after each of `tokens`, computed in one step without a cache, with random roundings."""
     n = tokens.size
-    model = zoo.load_model(step(n + min_cache, n, 1), seed=None)
+    graph = step(n + min_cache, n, 1)
+    assert isinstance(graph, onnx.ModelProto)  # a program of PyTorch draws roundings by itself
+    model = zoo.load_model(graph, seed=None)
     inputs = {
         "input_ids": tokens[None],
         "attention_mask": (np.arange(n + min_cache) >= min_cache)[None],
