@@ -272,6 +272,7 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    extras = replace(extras, part=steps.decoder_part(model, prepared.network))
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)

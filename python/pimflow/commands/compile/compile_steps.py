@@ -369,6 +369,18 @@ def extra_reports(
     )
 
 
+def decoder_part(model: Model, network: Network) -> str | None:
+    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied."""
+    notes = []
+    if isinstance(model, str) and model in zoo.decoder_names():
+        decoder = zoo.decoder(model)
+        if not decoder.has_weights:
+            notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
+    if not network.states and zoo.past_name(0, "key") in network.inputs:
+        notes.append("each step copies the cache; --context N keeps one of N tokens in place")
+    return "; ".join(notes) or None
+
+
 def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """`points` with the names of their plan files in place of plans, if they are written."""
     if request.out is None:
