@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -40,6 +42,7 @@ VERSION = "pimflow-artifact/1"
 REPORT_VERSION = "pimflow-report/2"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
+LAYERS = "layers.csv"
 UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them
 REGIONS = "regions.json"
 PIM = "pim.json"
@@ -377,6 +380,7 @@ class ArtifactFiles:
             REGIONS: self.placed_regions.to_json(),
             PIM: self.pim.to_json(),
             TIMELINE: self.timeline,
+            LAYERS: layers_table(self.report),
         }
         contents = {**self.c_files, **{name: text.encode() for name, text in texts.items()}}
         for name, content in {**contents, REPORT: _report_bytes(self.report)}.items():
@@ -458,6 +462,38 @@ class WrittenDirectory:
 
     def _replace(self, name: str, data: bytes) -> None:
         replace_unsealed(self.path, KIND, name, data, mark=self.interface.to_json().encode())
+
+
+def layers_table(report: Mapping[str, Any]) -> str:
+    """The layers of a report as CSV: a row for each, without its candidates and programs.
+
+    Parts of a field are columns of their own, such as ``busy_ns.gpu``; shapes are as ``1x3x224x224``.
+    """
+    rows = [_flat_row(row) for row in report["regions"]]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat_row(row: Mapping[str, Any]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{part}": item for part, item in value.items()}
+        elif name not in ("candidates", "programs"):
+            flat[name] = _cell(value)
+    return flat
+
+
+def _cell(value: object) -> object:
+    """A value for a table; what a spreadsheet would take for a formula gets an apostrophe."""
+    if isinstance(value, list | tuple):
+        inner = "x" if all(isinstance(item, int) for item in value) else " + "
+        value = inner.join(str(_cell(item)) for item in value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 def _report_bytes(report: Mapping[str, object]) -> bytes:
