@@ -15,7 +15,8 @@ from small_system import small
 import pimflow
 from pimflow import frontend
 from pimflow.compiler import build
-from pimflow.compiler.artifact import Interface, PlacedRegions
+from pimflow.compiler.artifact import PlacedRegions
+from pimflow.compiler.interface import Interface
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram

@@ -23,7 +23,7 @@ from pimflow import frontend, zoo
 from pimflow.commands.compile import timeline
 from pimflow.commands.run import run as inference
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.report import ConventionsReport
+from pimflow.commands.shared.plan_report import ConventionsReport
 from pimflow.commands.shared.report_text import MAX_LINES, MIN_LAYERS, summary
 from pimflow.commands.shared.report_text import table as report_table
 from pimflow.compiler import build, phases

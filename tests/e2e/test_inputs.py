@@ -55,9 +55,13 @@ def test_every_sample_of_a_file_is_run(directory, samples):
     assert (same == y).all()
     (first,) = pimflow.run(directory, samples[0])
     assert (first == y[0]).all()
+    assert json.loads((directory / "report.json").read_text())["samples"] == 3
 
 
-def test_every_sample_is_verified(file, monkeypatch):
+@pytest.mark.parametrize(
+    "target, subject", [("llvm+pim", "outputs"), ("c", "outputs of the C code")], ids=["llvm", "c"]
+)
+def test_every_sample_is_verified(file, monkeypatch, target, subject):
     """A build that is wrong for the second sample alone is refused."""
     from pimflow.frontend.reference import Reference
 
@@ -72,8 +76,8 @@ def test_every_sample_is_verified(file, monkeypatch):
 
     monkeypatch.setattr(Reference, "outputs", outputs)
     x = np.ones((2, 2, 16), np.float32)
-    with pytest.raises(VerificationError, match="differ from the reference"):
-        pimflow.compile(file, inputs={"x": x}, values={"gain": 1}, conventions="none")
+    with pytest.raises(VerificationError, match=f"{subject} differ from the reference"):
+        pimflow.compile(file, inputs={"x": x}, values={"gain": 1}, target=target, conventions="none")
     assert seen == [2]
 
 

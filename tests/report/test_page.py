@@ -26,7 +26,8 @@ from pimflow.commands.command_line.options import target_system
 from pimflow.commands.compile import compile_command
 from pimflow.commands.main import main
 from pimflow.commands.pages import pages
-from pimflow.compiler.artifact import Interface, layers_table
+from pimflow.compiler.interface import Interface
+from pimflow.compiler.layers_table import layers_table
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.systems import CHARGES
 from pimflow.host.pages import LIBRARIES, TABULATOR, VEGA, library

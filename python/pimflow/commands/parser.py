@@ -24,7 +24,7 @@ from pimflow.commands.pages import compare_command, report_command
 from pimflow.commands.primitives import select_command
 from pimflow.commands.profile import profile_command
 from pimflow.commands.run import run_command
-from pimflow.commands.simulate import simulate_command, trace_command
+from pimflow.commands.simulate import compare_simulator_command, simulate_command, trace_command
 from pimflow.commands.sweep import sweep_command
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 
@@ -39,7 +39,10 @@ GROUPS = (
         "change a network, plan its memory and its layers",
         (decompose_command, memory_command, fuse_command, select_command),
     ),
-    ("simulate PIM programs, write traces", (simulate_command, trace_command, export_command)),
+    (
+        "simulate PIM programs, write traces",
+        (simulate_command, compare_simulator_command, trace_command, export_command),
+    ),
     ("see what there is", (models_command, devices_command, cache_command, completion_command)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
@@ -59,7 +62,7 @@ class _Version(argparse.Action):
 
 def command_name(command: ModuleType) -> str:
     """The name of a command on the command line."""
-    return command.__name__.rpartition(".")[2].removesuffix("_command")
+    return command.__name__.rpartition(".")[2].removesuffix("_command").replace("_", "-")
 
 
 def parser(only: str | None = None, *, is_listed: bool = False) -> OneLineParser:

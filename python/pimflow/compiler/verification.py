@@ -13,7 +13,7 @@ import numpy as np
 from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference, output_checks
-from pimflow.compiler.region_check import RECTIFIED, ROUNDED, ReferenceSums, RegionCheck
+from pimflow.compiler.region_check import RESULT_RANGES, STORAGE_TYPES, ReferenceSums, RegionCheck
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry, RegionGraph
@@ -49,12 +49,15 @@ class Verification:
         commands; then, too, this is of timing `CHECKED_TIMING`.
     inexact : dict of str to str
         PIM regions whose commands do not form every product of the layer exactly once, and what they form.
+    samples : int
+        Samples of inputs that the build was run on; what stands above is of the one with the largest error.
     """
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str] = field(default_factory=dict)
+    samples: int = 1
 
     @property
     def worst(self) -> OutputCheck:
@@ -313,8 +316,7 @@ def check_region(
     last place of the storage type for each rounding: one, or, where sums are resumed, one for each part.
     The `initial` value of sums, [oc] or of the shape of the result, counts as one more product. `added`, of
     the shape of the result, is handled as further channels of the operand with an identity matrix as
-    filters. No activation of `RECTIFIED` increases a difference, so the bound of its result is that of the
-    sum.
+    filters. No activation of `RESULT_RANGES` increases a difference, so its result has the bound of the sum.
     """
     g = program.geometry
     if added is not None:
@@ -341,7 +343,7 @@ def _reference_sums(
 
     Where sums are resumed they are rounded after each part of the reduction; the activation follows the last.
     """
-    g, rounding = replace(program.geometry, oc=len(filters)), ROUNDED[program.dtype]
+    g, rounding = replace(program.geometry, oc=len(filters)), STORAGE_TYPES[program.dtype]
     pixels, tiling = slice(program.pixel_begin, program.pixel_end), BankTiling.from_program(program)
     step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     with np.errstate(over="ignore"):
@@ -363,7 +365,7 @@ def _reference_sums(
             return None
     return ReferenceSums(
         dtype=program.dtype,
-        expected=np.clip(expected, *RECTIFIED[program.activation]),
+        expected=np.clip(expected, *RESULT_RANGES[program.activation]),
         magnitude=magnitude,
         products=g.reduction + (initial is not None),
         partial=partial,

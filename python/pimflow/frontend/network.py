@@ -230,6 +230,7 @@ def _torch_network(
         perturbed=functools.partial(
             perturbed_torch.reference_with_roundings,
             functools.partial(torch_program.open_program, model),
+            imported.inputs,
             imported.buffers,
         ),
     )

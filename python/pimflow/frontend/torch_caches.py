@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,17 +169,24 @@ def _static_shape(expr: relax.Expr) -> tuple[int, ...]:
 
 def program_runner(
     program: torch.export.ExportedProgram,
+    names: Sequence[str],
     buffers: Mapping[str, str],
-    interpret: Callable[[Any], Callable[..., Any]] = lambda module: module,
+    interpreter: Callable[[Any], torch.fx.Interpreter] | None = None,
+    *,
+    check_guards: bool = True,
 ) -> Run:
     """A function that runs a program for all inputs by name, and returns its results in order.
 
     Parameters
     ----------
+    names : sequence of str
+        Names of its inputs in the functional program, in order.
     buffers : mapping of str to str
         `written_buffers`: they are set before a run, and are the first results after it.
-    interpret : callable
-        Gives what is called in place of the program's module.
+    interpreter : callable, optional
+        Gives what runs the program's module.
+    check_guards : bool
+        Whether shapes are refused for which the program was not exported.
     """
     import torch
     from torch.export.graph_signature import ConstantArgument, InputKind
@@ -187,18 +194,24 @@ def program_runner(
 
     signature, in_spec = program.graph_signature, program.call_spec.in_spec
     inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    module = program.module()
-    call = interpret(module)
+    module = program.module(check_guards=check_guards)
+    runner = interpreter and interpreter(module)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the program."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        leaves = [arg.value if isinstance(arg, ConstantArgument) else tensors[arg.name] for arg in inputs]
-        args, kwargs = _pytree.tree_unflatten(leaves, in_spec)
+        flat = [
+            arg.value if isinstance(arg, ConstantArgument) else tensors[name]
+            for name, arg in zip(names, inputs, strict=True)
+        ]
+        args, kwargs = _pytree.tree_unflatten(flat, in_spec)
         with torch.no_grad():
             for name, target in buffers.items():
                 module.get_buffer(target).copy_(tensors[name])
-            result = call(*args, **kwargs)
+            if runner is None:
+                result = module(*args, **kwargs)
+            else:
+                result = runner.run(*flat, enable_io_processing=False)
             written = [module.get_buffer(target).clone() for target in buffers.values()]
         return [y.numpy() for y in (*written, *_pytree.tree_leaves(result))]
 

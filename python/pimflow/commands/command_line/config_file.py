@@ -168,7 +168,7 @@ class ShownConfig:
 
     def to_json(self) -> dict[str, Json]:
         """The file, and of each option value and source."""
-        rows = {
+        rows: dict[str, Json] = {
             name: {"value": _plain(value), "from": where} for name, (value, where) in self.options.items()
         }
         return {"file": self.path, "options": rows}

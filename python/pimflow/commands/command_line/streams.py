@@ -69,8 +69,14 @@ def _wrapped_line(line: str, width: int) -> list[str]:
         return [line]
     label = re.match(r" *\S+ {2,}", line)
     indent = " " * (label.end() if label and label.end() <= width // 2 else 2)
-    options: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
-    parts = textwrap.wrap(line, width, subsequent_indent=indent, replace_whitespace=False, **options)
+    parts = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return parts or [line]
 
 

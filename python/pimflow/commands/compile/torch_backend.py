@@ -74,7 +74,7 @@ def _compile_graph(
 
     from pimflow.commands.compile.compile import compile
 
-    class LayerInterpreter(torch.fx.Interpreter):  # type: ignore[misc]
+    class LayerInterpreter(torch.fx.Interpreter):
         """Runs each operator within a module of the layer's name, which `torch.export` notes."""
 
         def run_node(self, node: torch.fx.Node) -> Any:
@@ -84,13 +84,13 @@ def _compile_graph(
             run = getattr(super(), node.op)
             return network.layer(layer_path(node))(lambda: run(node.target, args, kwargs))
 
-    class Layer(torch.nn.Module):  # type: ignore[misc]
+    class Layer(torch.nn.Module):
         """A module of a layer's name."""
 
         def forward(self, run: Callable[[], Any]) -> Any:
             return run()
 
-    class Network(torch.nn.Module):  # type: ignore[misc]
+    class Network(torch.nn.Module):
         """The graph with its weights as buffers."""
 
         def __init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pimflow.commands.shared.inputs import InputOptions
-from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import Build
+from pimflow.compiler.interface import Interface
 from pimflow.compiler.verification import layer_of_symbol, require_fp16_range
 from pimflow.errors import UnsupportedOpError, UsageError
 from pimflow.frontend import torch_module, torch_program

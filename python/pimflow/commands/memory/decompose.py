@@ -18,8 +18,8 @@ from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import CalibrationOptions, ShapeOptions, ValueOptions
 from pimflow.commands.shared.search_arguments import SearchArguments, as_system
-from pimflow.compiler.artifact import Interface
 from pimflow.compiler.conditioning import OutputReference, output_checks
+from pimflow.compiler.interface import Interface
 from pimflow.core.goal import GoalOptions
 from pimflow.core.options import field_names
 from pimflow.core.output_error import max_error_check

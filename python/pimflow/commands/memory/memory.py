@@ -18,8 +18,8 @@ from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.prepare import PreparationRequest, PreparedNetwork
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.compiler import phases
-from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import apply_search_result
+from pimflow.compiler.interface import Interface
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning

@@ -16,9 +16,10 @@ import tvm
 from pimflow.commands.run.options import RunOptions
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.inputs import Inputs, inputs_by_name
-from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
+from pimflow.compiler.artifact import PlacedRegions, load_packed_states
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import FILES, CSource
+from pimflow.compiler.interface import LIBRARIES, Interface
 from pimflow.compiler.timing import call_times_ns
 from pimflow.compiler.verification import layer_of_symbol, require_fp16_range
 from pimflow.core.frames import data_frame

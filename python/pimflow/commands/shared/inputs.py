@@ -15,7 +15,7 @@ from pimflow.host.array_files import read_array, read_arrays
 if TYPE_CHECKING:
     import numpy as np
 
-    from pimflow.compiler.artifact import Interface
+    from pimflow.compiler.interface import Interface
     from pimflow.zoo import Draw
 
 Inputs: TypeAlias = "Mapping[str, np.ndarray] | np.ndarray | str | os.PathLike[str]"

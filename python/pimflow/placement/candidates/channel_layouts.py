@@ -98,6 +98,7 @@ class ChannelLayouts:
         }
 
 
+@functools.cache  # every candidate that reads or writes the tensor asks for all of its placements
 def from_row(row: int) -> TensorPlacement:
     """A feature map in the GPU channels above a row, and over all channels from it on."""
     return replace(IN_ALL_CHANNELS, first_row=row)

@@ -237,14 +237,15 @@ class ChannelVariants(ChannelLayouts):
         edges: Transforms = {}
         if not self.spreads_tensors:
             return edges
+        with_edges: set[tuple[str, TensorPlacement]] = set()
         for variant in variants:
-            covered = set(variant.covers)
-            names = dict.fromkeys(n for entry in variant.covers for n in graph.region(entry).inputs)
-            for name in names:
+            for name in dict.fromkeys(n for entry in variant.covers for n in graph.region(entry).inputs):
+                if name in variant.covers or (name, variant.input) in with_edges:
+                    continue
                 placements = self.result_placements(name) if name in graph.readers else (IN_GPU_CHANNELS,)
-                if name not in covered:
-                    known_edges = {(name, entry, variant.input) for entry in placements} & edges.keys()
-                    edges |= {} if known_edges else self._read_transforms(variant, name, placements)
+                if new_edges := self._read_transforms(variant, name, placements):
+                    edges |= new_edges
+                    with_edges.add((name, variant.input))
         return edges
 
     def _read_transforms(
