@@ -227,6 +227,8 @@ class CacheSize:
     def text(self) -> str:
         """The size in a line."""
         return f"{self.path}: {self.results} results, {self.bytes / 1e6:.2f} MB"
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, not copied as `dataclasses.asdict` does; raises `TypeError` for others."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
