@@ -180,7 +180,7 @@ bool LabelSearch::MakeTransition(const Bucket& bucket, const Group& group, Group
   for (int n = group.begin; n < group.end; ++n) builder.AddResult(n);
   builder.AddInnerAddends();
   builder.Finish(bucket.key[0]);
-  return CanBeRead(transition.key);
+  return bucket_index_[group.end].count(transition.key) || CanBeRead(transition.key);
 }
 
 }  // namespace placement
