@@ -30,7 +30,6 @@ from pimflow.core.commands import (
     Readres,
     Wrbias,
     Write,
-    command_leaves,
 )
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
@@ -496,7 +495,8 @@ def _row(node: Node) -> tuple[int, ...]:
         kind, count = (_WRBIAS, node.resumed) if isinstance(node, Wrbias) else (_READRES, 1)
         fixed, a, b = (kind, node.buffer, count, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
-    padding_a, padding_b = ((0,) * (MAX_DEPTH - len(operand.coefficients)) for operand in (a, b))
+    padding_a = (0,) * (MAX_DEPTH - len(a.coefficients))
+    padding_b = (0,) * (MAX_DEPTH - len(b.coefficients))
     return (
         kind,
         unit,
@@ -548,8 +548,7 @@ class StoreCoverage:
 
 def is_store_only(program: PimProgram) -> bool:
     """Whether `program` only stores values: it has WRITEs, and neither COMPs nor READRESs."""
-    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
-    return Write in kinds and not kinds & {Comp, Readres}
+    return Write in program.command_kinds and not program.command_kinds & {Comp, Readres}
 
 
 def store_coverage(program: PimProgram) -> StoreCoverage:
