@@ -18,7 +18,7 @@ def _width(block: int) -> int:
 
 
 def _relu(
-    graph: GraphBuilder, name: str, source: str, channels: tuple[int, int], kernel: int, **window
+    graph: GraphBuilder, name: str, source: str, channels: tuple[int, int], kernel: int, **window: int
 ) -> str:
     return graph.add("Relu", f"{name}.relu", [graph.conv_norm(name, source, channels, kernel, **window)])
 

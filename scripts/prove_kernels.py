@@ -13,11 +13,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from kernel_cases import cases, network_kernels
 from kernel_mutations import FAULTS, mutant
-from kernel_sweep import CaseResult, check_numbered_case
+from kernel_sweep import check_numbered_case, store_result, stored_results, sweep_table
 
 from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.compiler.kernel_checks.resources import LaunchResources, launch_resources
@@ -29,27 +30,23 @@ NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 
-def run_sweep(parts: Sequence[str], jobs: int) -> bool:
-    """Check all cases, and print a table of the parts; returns whether all kernels hold."""
-    chosen = [i for i, case in enumerate(cases()) if not parts or case.part in parts]
-    results: dict[str, list[CaseResult]] = defaultdict(list)
+def run_sweep(parts: Sequence[str], jobs: int, path: Path | None) -> bool:
+    """Check all cases that the file of results lacks, and print a table; returns whether all kernels hold."""
+    results = [result for result in stored_results(path) if not parts or result.part in parts]
+    known = {result.number for result in results}
+    chosen = [
+        number
+        for number, case in enumerate(cases())
+        if number not in known and (not parts or case.part in parts)
+    ]
     begin = time.perf_counter()
     for _, result in workers.map_items(check_numbered_case, chosen, jobs):
-        results[result.part].append(result)
-        for line in result.lines():
-            print(line, flush=True)
-    heads = ("cases", "kernels", "hold", "blocks run", "of", "values", "s")
-    print(f"\n{'part':14}", *(f"{head:>12}" for head in heads))
-    for part, of_part in results.items():
-        checks = [check for result in of_part for check in result.checks]
-        blocks, all_blocks = sum(c.blocks for c in checks), sum(c.all_blocks for c in checks)
-        counts = (
-            *(len(of_part), len(checks), sum(check.holds for check in checks), blocks, all_blocks),
-            *(sum(check.compared for check in checks), round(sum(result.seconds for result in of_part))),
-        )
-        print(f"{part:14}", *(f"{count:12,}" for count in counts))
-    print(f"{time.perf_counter() - begin:.0f} s in {jobs} processes")
-    return not any(result.lines() for of_part in results.values() for result in of_part)
+        results.append(result)
+        store_result(path, result)
+        print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
+    print(sweep_table(sorted(results, key=lambda result: result.number)))
+    print(f"{len(chosen)} cases in {time.perf_counter() - begin:.0f} s in {jobs} processes")
+    return not any(result.lines for result in results)
 
 
 def prove_network(network: str, context: int | None, dtype: str) -> bool:
@@ -129,6 +126,12 @@ def main() -> None:
         metavar="PART",
         help="all networks, decoders, odd extents, fused groups, plans and primitives, or these parts",
     )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="add the results of the sweep to this file, and run no case that it has",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes of the sweep (default: %(default)s)")
     parser.add_argument(
         "--resources",
@@ -150,7 +153,7 @@ def main() -> None:
         kept = [show_resources(network, args.context, args.dtype) for network in args.networks]
         sys.exit(not all(kept))
     if args.sweep is not None:
-        sys.exit(not run_sweep(args.sweep, args.jobs))
+        sys.exit(not run_sweep(args.sweep, args.jobs, args.results))
     held = [prove_network(network, args.context, args.dtype) for network in args.networks]
     sys.exit(not all(held))
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -43,7 +44,9 @@ class GraphBuilder:
         self.weights: list[onnx.TensorProto] = []
         self.inputs = [helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items()]
 
-    def add(self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes) -> str:
+    def add(
+        self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes: object
+    ) -> str:
         """Add a node, and for each of `dims` a weight of that shape, in order of positions."""
         operands = dict(enumerate(inputs))
         vacant = (position for position in TRAINED.get(operator, ()) if not operands.get(position))
@@ -125,9 +128,11 @@ def toy() -> onnx.ModelProto:
     graph = GraphBuilder({"input": (1, 3, 16, 16)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, stride=1, group=1, norm=True, relu6=True):
+    def conv(
+        name: str, source: str, channels: tuple[int, int], kernel: int, norm: bool = True, relu6: bool = True,
+        **window: int,
+    ) -> str:  # fmt: skip
         """A convolution, with batch normalisation and ReLU6 unless switched off."""
-        window = dict(stride=stride, group=group)
         if norm:
             source = graph.conv_norm(name, source, channels, kernel, **window)
         else:
@@ -156,7 +161,7 @@ def mobilenet_v1() -> onnx.ModelProto:
     graph = GraphBuilder({"input": (1, 3, 224, 224)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, **window):
+    def conv(name: str, source: str, channels: tuple[int, int], kernel: int, **window: int) -> str:
         """A convolution with batch normalisation and ReLU6."""
         normed = graph.conv_norm(name, source, channels, kernel, **window)
         return graph.add("Clip", f"{name}.relu6", [normed, *clamp])
@@ -175,6 +180,58 @@ def mobilenet_v1() -> onnx.ModelProto:
     return graph.model("mobilenet-v1", {"output": (hidden, (1, 1000))})
 
 
+@dataclass(frozen=True)
+class EncoderBuilder:
+    """Adds layers of BERT's encoder to a graph."""
+
+    graph: GraphBuilder
+    width: int
+    heads: int
+
+    def dense(self, name: str, source: str, outputs: int, inputs: int) -> str:
+        """A fully connected layer."""
+        product = self.graph.add("MatMul", f"{name}.product", [source], (inputs, outputs))
+        return self.graph.add("Add", name, [product], (outputs,))
+
+    def norm(self, name: str, source: str) -> str:
+        """Layer normalisation."""
+        sizes = (self.width,), (self.width,)
+        return self.graph.add("LayerNormalization", name, [source], *sizes, axis=-1, epsilon=1e-12)
+
+    def layer(self, name: str, source: str, mask: str) -> str:
+        """Self-attention and feed-forward, each with residual and norm after it."""
+        graph, width, heads, dense, norm = self.graph, self.width, self.heads, self.dense, self.norm
+        split = graph.constant("heads", [0, 0, heads, width // heads], np.int64)
+        joined = graph.constant("joined", [0, 0, width], np.int64)
+
+        def per_head(part: str, perm: list[int]) -> str:
+            """A dense layer whose result is split into heads."""
+            value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
+            return graph.add("Transpose", f"{part}.heads", [value], perm=perm)
+
+        query = per_head(f"{name}.query", [0, 2, 1, 3])
+        key = per_head(f"{name}.key", [0, 2, 3, 1])
+        value = per_head(f"{name}.value", [0, 2, 1, 3])
+        scores = graph.add("MatMul", f"{name}.scores", [query, key])
+        root = graph.constant("root", math.sqrt(width // heads))
+        scores = graph.add("Div", f"{name}.scaled", [scores, root])
+        scores = graph.add("Add", f"{name}.masked", [scores, mask])
+        scores = graph.add("Softmax", f"{name}.softmax", [scores], axis=-1)
+        context = graph.add("MatMul", f"{name}.context", [scores, value])
+        context = graph.add("Transpose", f"{name}.context.heads", [context], perm=[0, 2, 1, 3])
+        context = graph.add("Reshape", f"{name}.context.joined", [context, joined])
+        context = dense(f"{name}.attention", context, width, width)
+        middle = norm(f"{name}.attention.norm", graph.add("Add", f"{name}.attention.add", [context, source]))
+        wide = dense(f"{name}.intermediate", middle, 4 * width, width)
+        erf = graph.add("Div", f"{name}.gelu.div", [wide, graph.constant("root_2", math.sqrt(2))])
+        erf = graph.add("Erf", f"{name}.gelu.erf", [erf])
+        erf = graph.add("Add", f"{name}.gelu.add", [erf, graph.constant("one", 1.0)])
+        wide = graph.add("Mul", f"{name}.gelu.mul", [wide, erf])
+        wide = graph.add("Mul", f"{name}.gelu", [wide, graph.constant("half", 0.5)])
+        narrow = dense(f"{name}.output", wide, width, 4 * width)
+        return norm(f"{name}.output.norm", graph.add("Add", f"{name}.output.add", [narrow, middle]))
+
+
 def bert(
     name: str, layers: int, width: int, heads: int, vocabulary: int, positions: int, length: int
 ) -> onnx.ModelProto:
@@ -185,20 +242,13 @@ def bert(
     """
     names = ("input_ids", "token_type_ids", "attention_mask")
     graph = GraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
-
-    def dense(name, source, outputs, inputs):
-        return graph.add("Add", name, [graph.add("MatMul", f"{name}.product", [source], (inputs, outputs))],
-                         (outputs,))  # fmt: skip
-
-    def norm(name, source):
-        return graph.add("LayerNormalization", name, [source], (width,), (width,), axis=-1, epsilon=1e-12)
-
+    encoder = EncoderBuilder(graph, width, heads)
     hidden = graph.add("Gather", "embeddings.words", ["", "input_ids"], (vocabulary, width))
     bounds = [graph.constant(n, [v], np.int64) for n, v in (("first", 0), ("length", length), ("rows", 0))]
     place = graph.add("Slice", "embeddings.positions", ["", *bounds], (positions, width))
     kind = graph.add("Gather", "embeddings.types", ["", "token_type_ids"], (2, width))
     hidden = graph.add("Add", "embeddings.add_types", [hidden, kind])
-    hidden = norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
+    hidden = encoder.norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
 
     visible = graph.add("Cast", "mask.kept", ["attention_mask"], to=TensorProto.BOOL)
     zero, hide = graph.constant("zero", 0.0), graph.constant("minus_10000", -10000.0)
@@ -206,46 +256,13 @@ def bert(
     mask = graph.add("Unsqueeze", "mask", [visible, graph.constant("axes", [1, 2], np.int64)])
 
     for index in range(layers):
-        hidden = _encoder_layer(graph, f"layers.{index}", hidden, mask, width, heads, dense, norm)
+        hidden = encoder.layer(f"layers.{index}", hidden, mask)
 
     first = graph.add("Gather", "pooler.first", [hidden, graph.constant("zeroth", 0, np.int64)], axis=1)
     pooled = graph.add("Gemm", "pooler.dense", [first], (width, width), (width,), transB=1)
     pooled = graph.add("Tanh", "pooler.tanh", [pooled])
     outputs = {"sequence_output": (hidden, (1, length, width)), "pooled_output": (pooled, (1, width))}
     return graph.model(name, outputs)
-
-
-def _encoder_layer(graph, name, source, mask, width, heads, dense, norm) -> str:
-    """Self-attention and feed-forward, each with residual and norm after it."""
-    split = graph.constant("heads", [0, 0, heads, width // heads], np.int64)
-    joined = graph.constant("joined", [0, 0, width], np.int64)
-
-    def per_head(part, perm):
-        """A dense layer whose result is split into heads."""
-        value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
-        return graph.add("Transpose", f"{part}.heads", [value], perm=perm)
-
-    query = per_head(f"{name}.query", [0, 2, 1, 3])
-    key = per_head(f"{name}.key", [0, 2, 3, 1])
-    value = per_head(f"{name}.value", [0, 2, 1, 3])
-    scores = graph.add("MatMul", f"{name}.scores", [query, key])
-    root = graph.constant("root", math.sqrt(width // heads))
-    scores = graph.add("Div", f"{name}.scaled", [scores, root])
-    scores = graph.add("Add", f"{name}.masked", [scores, mask])
-    scores = graph.add("Softmax", f"{name}.softmax", [scores], axis=-1)
-    context = graph.add("MatMul", f"{name}.context", [scores, value])
-    context = graph.add("Transpose", f"{name}.context.heads", [context], perm=[0, 2, 1, 3])
-    context = graph.add("Reshape", f"{name}.context.joined", [context, joined])
-    context = dense(f"{name}.attention", context, width, width)
-    middle = norm(f"{name}.attention.norm", graph.add("Add", f"{name}.attention.add", [context, source]))
-    wide = dense(f"{name}.intermediate", middle, 4 * width, width)
-    erf = graph.add("Div", f"{name}.gelu.div", [wide, graph.constant("root_2", math.sqrt(2))])
-    erf = graph.add("Erf", f"{name}.gelu.erf", [erf])
-    erf = graph.add("Add", f"{name}.gelu.add", [erf, graph.constant("one", 1.0)])
-    wide = graph.add("Mul", f"{name}.gelu.mul", [wide, erf])
-    wide = graph.add("Mul", f"{name}.gelu", [wide, graph.constant("half", 0.5)])
-    narrow = dense(f"{name}.output", wide, width, 4 * width)
-    return norm(f"{name}.output.norm", graph.add("Add", f"{name}.output.add", [narrow, middle]))
 
 
 def bert_base() -> onnx.ModelProto:

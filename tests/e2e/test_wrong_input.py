@@ -19,6 +19,7 @@ from onnx_models import onnx_model
 from pimflow import zoo
 from pimflow.commands.main import main
 from pimflow.compiler.artifact import UNSEALED
+from pimflow.compiler.interface import table_digest
 from pimflow.errors import ArtifactError
 from pimflow.host.directories import DirectoryKind
 from pimflow.host.files import file_sha256
@@ -222,8 +223,6 @@ def mutations(value):
 
 
 def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, artifact):
-    from pimflow.compiler.artifact import _digest
-
     copy = tmp_path / "copy"
     shutil.copytree(artifact, copy)
     table = json.loads((copy / "interface.json").read_text())
@@ -233,7 +232,7 @@ def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, arti
     seen = set()
     for changed in mutations(table):
         if isinstance(changed, dict):
-            changed = {"version": table["version"]} | changed | {"digest": _digest(changed)}
+            changed = {"version": table["version"]} | changed | {"digest": table_digest(changed)}
         (copy / "interface.json").write_text(json.dumps(changed))
         code, _, err = run(capsys, "run", copy)
         assert code in (0, 3), changed
@@ -258,7 +257,7 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
         (copy / name).write_text(json.dumps(changed))
         interface["sha256"][name] = file_sha256(copy / name)
         del interface["digest"]
-        interface["digest"] = artifacts._digest(interface)
+        interface["digest"] = table_digest(interface)
         (copy / "interface.json").write_text(json.dumps(interface))
         try:
             artifacts.load_device(copy) if name == "pim.json" else artifacts.PlacedRegions.load(copy)

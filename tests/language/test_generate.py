@@ -128,7 +128,7 @@ def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch
         return zoo.load_model(graph.step_graph(SMALL, context, tokens=tokens, batch=batch))
 
     language = replace(open_language_model(step_model), step=step)  # the file is for one sequence
-    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda _: language)
+    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda *_: language)
     prompts = [PROMPT, [7], [9, 10, 11, 12, 13]]
     result = generate("small", tokens=prompts, n=6)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}

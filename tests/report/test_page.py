@@ -25,7 +25,7 @@ from pimflow.commands.command_line.options import target_system
 from pimflow.commands.compile import compile_command
 from pimflow.commands.main import main
 from pimflow.commands.pages import pages
-from pimflow.compiler.artifact import Interface
+from pimflow.compiler.interface import Interface
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.systems import CHARGES
 from pimflow.host.pages import LIBRARIES, TABULATOR, VEGA, library
@@ -319,7 +319,7 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
 
 def test_plans_side_by_side(toy, tmp_path, capsys):
     second_directory = tmp_path / "other" / "toy"
-    pimflow.compile("toy", second_directory, target_system=pimflow.system(accounting="paper"))
+    pimflow.compile("toy", second_directory, system=pimflow.system(accounting="paper"))
     out = tmp_path / "both.html"
     assert main(["compare", str(toy[0]), str(second_directory), "-o", str(out), "--json"]) == 0
     page = out.read_bytes()

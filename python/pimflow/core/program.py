@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pimflow.core.command_forms import CommandStream, encode, parse_nodes, print_nodes
 from pimflow.core.commands import (
     Af,
     Affine,
     Bursts,
     Command,
     CommandNode,
-    CommandStream,
     Comp,
     GAct,
     Gwrite,
@@ -33,11 +33,8 @@ from pimflow.core.commands import (
     Write,
     check_size,
     command_leaves,
-    encode,
     expand,
     expand_table,
-    parse_nodes,
-    print_nodes,
     residues,
     value_range,
 )

@@ -7,7 +7,7 @@ file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx
@@ -153,7 +153,7 @@ class _RoundingInserter:
             added = self._add("Reshape", [bias, shape], f"{final}.bias")
         self.nodes.append(helper.make_node("Add", [product, added], [final]))
 
-    def _perturb_results(self, node: onnx.NodeProto, change) -> None:
+    def _perturb_results(self, node: onnx.NodeProto, change: Callable[[str], str]) -> None:
         """Add `node`, followed by nodes that perturb its floating-point results by `change`."""
         self.nodes.append(node)
         for index, final in enumerate(node.output):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
@@ -18,11 +18,14 @@ _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand
 
 
 def reference_with_roundings(
-    read: Callable[[], torch.export.ExportedProgram], buffers: Mapping[str, str], stored: Fp16Storage
+    read: Callable[[], torch.export.ExportedProgram],
+    names: Sequence[str],
+    buffers: Mapping[str, str],
+    stored: Fp16Storage,
 ) -> Run:
     """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturb`.
 
-    For `buffers` see `torch_caches.program_runner`.
+    For `names` and `buffers` see `torch_caches.program_runner`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
     kernels store fp16.
@@ -67,7 +70,7 @@ def reference_with_roundings(
                 return round_to_fp16(result)
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
-    return program_runner(read(), buffers, lambda module: RoundingInterpreter(module).run)
+    return program_runner(read(), names, buffers, RoundingInterpreter, check_guards=False)
 
 
 def _operator(node: torch.fx.Node) -> str:

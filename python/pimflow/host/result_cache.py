@@ -8,7 +8,7 @@ the file can write seals. A value that is damaged, or not a valid result, is com
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -16,10 +16,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pimflow.errors import PimflowError
+from pimflow.errors import ArtifactError, PimflowError
 from pimflow.host import native
 
 WAIT_SECONDS = 2.0  # for a lock of another process; writing takes milliseconds
@@ -161,6 +162,17 @@ class ResultCache:
         except _DATABASE_ERRORS as error:
             self._disable(error)
 
+    def clear(self) -> None:
+        """Delete all results, and give their space back."""
+        if self._connection is None:
+            return
+        try:
+            with self._connection:
+                self._connection.execute("DELETE FROM results")
+            self._connection.execute("VACUUM")
+        except _DATABASE_ERRORS as error:
+            self._disable(error)
+
     def close(self) -> None:
         """Close the file; later calls find and store nothing."""
         if self._connection is not None:
@@ -180,9 +192,45 @@ class ResultCache:
         self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """The file of a cache, and how much is in it."""
+
+    path: str
+    results: int
+    bytes: int
+
+    @classmethod
+    def measure(cls, path: str | os.PathLike[str]) -> CacheSize:
+        """Count the results of a file, which is not created.
+
+        Raises
+        ------
+        ArtifactError
+            If there is a file that is no cache.
+        """
+        file = Path(path)
+        if not file.exists():
+            return cls(path=str(file), results=0, bytes=0)
+        try:
+            with contextlib.closing(sqlite3.connect(file, timeout=WAIT_SECONDS)) as connection:
+                (results,) = connection.execute("SELECT COUNT(*) FROM results").fetchone()
+            return cls(path=str(file), results=results, bytes=file.stat().st_size)
+        except (OSError, *_DATABASE_ERRORS) as error:
+            raise ArtifactError(f"{file}: is no cache, or damaged: {error}; delete it") from None
+
+    def to_json(self) -> dict[str, str | int]:
+        """The fields."""
+        return {"path": self.path, "results": self.results, "bytes": self.bytes}
+
+    def text(self) -> str:
+        """The size in a line."""
+        return f"{self.path}: {self.results} results, {self.bytes / 1e6:.2f} MB"
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, not copied as `dataclasses.asdict` does; raises `TypeError` for others."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _seal(digest: str, value: str) -> str:

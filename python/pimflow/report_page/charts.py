@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pimflow.core.candidate import Resource
 from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
@@ -52,12 +53,12 @@ class ChartTask:
         Whether it is of the baseline, which has a row of its own.
     """
 
-    resource: str
+    resource: Resource
     name: str
     layers: Sequence[str]
     begin_us: float
     end_us: float
-    also: Sequence[str] = ()
+    also: Sequence[Resource] = ()
     is_baseline: bool = False
 
     def bars(self) -> list[Bar]:

@@ -112,7 +112,8 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """The rows of the `cards` at the top."""
     violations = report["timing_violations"]
     legal = "legality not judged" if violations is None else f"{violations} illegal commands"
-    check_text = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
+    samples = f" on {report['samples']} samples" if report.get("samples", 1) > 1 else ""
+    check_text = f"{report['regions_verified']} PIM layers and the outputs{samples}; {legal}"
     range_text = speedup_range(report)
     faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
     sources = sorted(

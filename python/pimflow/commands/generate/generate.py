@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from pimflow.commands.generate.generation import Completion, DecodeCostModel, Ge
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
@@ -80,6 +81,9 @@ class GenerationJob:
         Tokens that the caches have room for.
     batch : int
         Number of sequences.
+    sampler : Sampler
+    stops : sequence of str
+        Texts before which a text ends.
     """
 
     language: LanguageModel
@@ -88,6 +92,8 @@ class GenerationJob:
     n: int
     context: int
     batch: int
+    sampler: Sampler
+    stops: Sequence[str]
     on_text: Callable[[str], None]
     progress: Progress
 
@@ -106,7 +112,7 @@ class GenerationJob:
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    target_system: System | None = None,
+    system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -117,14 +123,14 @@ def generate(
     values into resident caches, at the next place of each sequence, and attends to the tokens so far; its
     time and energy are charged for these (`commands.generate.decode_step`). If the model is a graph of
     one token, prompts run token by token. Regions on PIM run by their commands. Each token is the one of
-    the largest logit (greedy). Of a model whose weights the zoo does not have, one block runs on random
-    values, and figures are those of all blocks and the output layer.
+    the largest logit (greedy) unless there is a temperature; see `Sampler`. Of a model whose weights the zoo
+    does not have, one block runs on random values, and figures are those of all blocks and the output layer.
 
     Parameters
     ----------
     model : str, path or ModelProto
         Name of a language model of the zoo, an ONNX decoder with a cache whose inputs have Optimum's names
-        (`frontend.onnx_decoder`), a GGUF file
+        (`frontend.onnx_decoder`), a program of PyTorch (`frontend.torch_decoder`), a GGUF file
         (`zoo.language.gguf_decoder`), or a folder of Hugging Face's (`zoo.language.hf_decoder`).
     n : int
         Number of new tokens; fewer if the model ends its text.
@@ -134,10 +140,18 @@ def generate(
         Tokens that the caches have room for: the longest prompt and the new ones by default.
     batch : int
         Number of sequences, all from one prompt; of several prompts each is a sequence.
+    temperature, top_k, top_p, seed
+        How tokens are drawn; see `Sampler`.
+    stop : str or sequence of str, optional
+        Texts before which a text ends.
+    chat : bool
+        Whether prompts are what a user says, to be written as the model's chat template has it.
+    tokenizer : path, optional
+        A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
-    target_system, **keywords
+    system, **keywords
         As for `pimflow.search`.
 
     Raises
@@ -151,11 +165,13 @@ def generate(
     """
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
-    language = open_language_model(model)
-    prompts = language.tokenize_prompts(options.prompt, options.tokens)
+    sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
+    language = open_language_model(model, options.tokenizer)
+    prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
+    stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(len(prompts), options.batch)
-    search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    search_request = SearchRequest.from_arguments(system, **keywords).validate()
     search_request.system.require_network_dtype()
     job = GenerationJob(
         language=language,
@@ -164,6 +180,8 @@ def generate(
         n=options.n,
         context=context,
         batch=batch,
+        sampler=sampler,
+        stops=stops,
         on_text=on_text,
         progress=progress,
     )
@@ -208,7 +226,15 @@ class _TokenGenerator:
         language, batch, system = job.language, job.batch, job.search_request.system
         self.job = job
         self.requests = [
-            GenerationRequest(language, ids, system.dtype, job.n, (lambda _: None) if number else job.on_text)
+            GenerationRequest(
+                language,
+                ids,
+                system.dtype,
+                job.n,
+                (lambda _: None) if number else job.on_text,
+                sampler=replace(job.sampler, request=number),
+                stops=job.stops,
+            )
             for number, ids in enumerate(job.prompts)
         ]
         self.copies = batch // len(self.requests)  # sequences of each request
@@ -218,6 +244,8 @@ class _TokenGenerator:
             job.context,
             batch,
             grows=language.fixed_context is None,
+            roles=language.roles,
+            logits=language.logits,
         )
         self.checks: list[Verification] = []
 
@@ -267,6 +295,8 @@ class _TokenGenerator:
             Lengths(attended=attended, tokens=longest, batch=job.batch),
             self._bind_inputs({}, self._next_tokens(longest)),
             job.progress,
+            roles=job.language.roles,
+            logits=job.language.logits,
         )
         for number, request in enumerate(self.requests):
             logits = self._rows(first.logits, number)[:, len(request.pending_tokens) - 1]
@@ -278,9 +308,7 @@ class _TokenGenerator:
         return caches, costs
 
     def _compile_step(self, caches: Caches) -> CompiledStep:
-        """Place and compile the step of a token."""
-        self.job.progress("placing the step of a token")
-        _ = self.decode.search_result
+        """Compile the step of a token."""
         self.job.progress("compiling the step of a token")
         for request in self.requests:
             # compilation needs the memory that the weights of references take
@@ -319,7 +347,11 @@ class _TokenGenerator:
         self, caches: Caches, tokens: np.ndarray
     ) -> Callable[[Network], Mapping[str, np.ndarray]]:
         return functools.partial(
-            verification_inputs, tokens=tokens, past_lengths=self._past_lengths(), caches=caches
+            verification_inputs,
+            tokens=tokens,
+            past_lengths=self._past_lengths(),
+            caches=caches,
+            roles=self.job.language.roles,
         )
 
     def _past_lengths(self) -> np.ndarray:
