@@ -278,7 +278,7 @@ def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     for argument, code, says in [
         (tmp_path / "small.npy", 3, "(1, 3, 16, 16)"),
         (tmp_path / "text.npy", 3, ".npy"),
-        (tmp_path / "many.npz", 3, "several arrays"),
+        (tmp_path / "many.npz", 3, "no input 'a'"),
         (tmp_path / "zip.npy", 3, "not a .npy file"),
         (tmp_path / "large.npy", 3, "more than fits"),
         (tmp_path / "open.npy", 3, "not a .npy file"),
