@@ -86,7 +86,7 @@ def test_keywords_go_to_the_class_that_has_them():
 
 def test_a_signature_shows_every_option():
     declared = {name for cls in SEARCH for name in field_names(cls)}
-    assert set(inspect.signature(pimflow.search).parameters) == {"model", "target_system", *declared}
+    assert set(inspect.signature(pimflow.search).parameters) == {"model", "system", *declared}
     parameters = inspect.signature(pimflow.compile).parameters
     assert declared < set(parameters) and parameters["objective"].default == "latency"
     assert parameters["goal"].annotation == "Goal | None"

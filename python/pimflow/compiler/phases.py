@@ -28,7 +28,7 @@ from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
-from pimflow.relay_passes import keep_nan
+from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -251,7 +251,7 @@ def kernel_phases(
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL | grid_sample.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
-REUSES = ("none", "lifetime", "deep")
+Reuse = Literal["none", "lifetime", "deep"]
+REUSES: tuple[Reuse, ...] = get_args(Reuse)
 CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # vector lengths that channels are padded to in kernels of a network
 
 
@@ -27,8 +29,8 @@ class Group:
 
     Attributes
     ----------
-    reuse : str
-        One of `REUSES`. ``none``: every tile has memory of its own; ``lifetime``: tiles and weights that are
+    reuse : Reuse
+        ``none``: every tile has memory of its own; ``lifetime``: tiles and weights that are
         not live at the same time share memory; ``deep``: also, results overwrite consumed operands.
     resident : frozenset of str
         Layers whose weights stay on chip over all tiles; those of others are loaded for each tile.
@@ -46,7 +48,7 @@ class Group:
     begin: int
     end: int
     tiling: GroupTiling = field(default_factory=GroupTiling)
-    reuse: str = "deep"
+    reuse: Reuse = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()
     weights_placed: bool = True

@@ -88,7 +88,7 @@ def _explain(args: argparse.Namespace, target_system: System, keywords: dict[str
     from pimflow.commands.compile.explain import explain
     from pimflow.commands.shared.search import search
 
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         if args.pim_channels == "auto":
             del keywords["plan"]
             target_system = choose_channels(args.model, target_system, progress=progress, **keywords).system
@@ -105,11 +105,11 @@ def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str
     from pimflow.commands.shared.report_text import conventions_text, summary, table
 
     keywords |= args.parser.keywords(args, CompileOptions) | {"conventions": NONE}
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         compiled = compile(
             args.model,
             args.output,
-            target_system=target_system,
+            system=target_system,
             pim_channels=args.pim_channels if args.pim_channels == "auto" else None,
             force=args.force,
             progress=progress,
@@ -121,7 +121,7 @@ def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str
     if not args.json:
         print((table if args.layers else summary)(report, args.output))
         streams.deliver()  # the rest takes a while, and may be interrupted
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
         output.print_json(report.to_json())

@@ -22,6 +22,7 @@ from pimflow.fusion import (
     place,
     tile_group,
 )
+from pimflow.fusion.default_tilings import TileMemory, default_tilings
 from pimflow.fusion.fragments import STAGE_BYTES, WARPS
 from pimflow.fusion.group import CPU_LANES, GPU_LANES, pad_channels
 from pimflow.fusion.kernels.formula import Computation
@@ -29,7 +30,6 @@ from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORAGE_TYPES, KernelTarget, bounds
 from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.fusion.kernels.tensor_cores import pad_weights
-from pimflow.fusion.own_tiles import TileMemory, default_tilings
 from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
     from pimflow.compiler.build import Build
     from pimflow.core.plan import Plan
+    from pimflow.core.program import PimProgram
+    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
 load_param_dict = tvm.runtime.load_param_dict
 
 
+@dataclass(eq=False, repr=False)
 class GraphExecutorFactoryModule:
     """A built network: ``lib["default"](device)`` is what `graph_executor.GraphModule` takes.
 
@@ -42,9 +46,13 @@ class GraphExecutorFactoryModule:
         The command streams, by region; a region that is split or pipelined may have several, by their parts.
     """
 
-    def __init__(self, module, ir_mod, target, params, plan, kernels, programs):
-        self.module, self.ir_mod, self.target = module, ir_mod, target
-        self.params, self.plan, self.kernels, self.programs = params, plan, kernels, programs
+    module: tvm.runtime.Module
+    ir_mod: tvm.IRModule
+    target: tvm.target.Target
+    params: dict[str, tvm.runtime.Tensor]
+    plan: Plan | None
+    kernels: CudaKernels
+    programs: dict[str, PimProgram]
 
     def __getitem__(self, name: str) -> object:
         try:
@@ -141,7 +149,7 @@ def build(
 
     Notes
     -----
-    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
+    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `system`, and
     ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir``,
     ``pimflow.check_kernels`` and ``pimflow.cuda_graphs`` are those of `pimflow.compile` (docs/usage.md). An
     invalid value is an error when the context is created, contradictory options are an error when the
