@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UsageError
 
 HEADS, SIZE, PLACES, VOCABULARY = 2, 16, 12, 61
 WIDTH = HEADS * SIZE
@@ -109,6 +109,8 @@ def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tm
     assert generation.tokens == greedy_tokens(4) and generation.sure_tokens > 0
     assert generation.context == (PLACES if form == "static" else len(PROMPT) + 4)
     assert generation.kv_bytes_per_token == 2 * HEADS * SIZE * 2
+    with pytest.raises(UsageError, match="is a step of 1 sequence: give one prompt"):
+        generate(path, tokens=PROMPT, n=4, batch=2)
 
 
 def test_a_program_that_reads_unused_places_is_refused(registered, tmp_path):

@@ -103,6 +103,7 @@ def open_decoder(path: str | os.PathLike[str]) -> TorchDecoder:
         ranks={name: len(dims[name]) for name in inputs},
         outputs=tuple(outputs),
         logits=logits,
+        max_batch=1,
     )
 
 
