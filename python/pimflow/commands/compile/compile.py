@@ -203,6 +203,9 @@ def compile(
     check_kernels : bool
         Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
         accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
+    cuda_graphs : bool
+        Whether ``cuda+pim`` captures runs of kernels in CUDA graphs at the first inference, and replays them
+        (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional

@@ -88,8 +88,9 @@ def check_request(request: CompileRequest) -> CompileRequest:
     request.profiling.require(request.system, plan_modes(goal, request.plan))
     if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
-    if request.check_kernels:
-        require_cuda(request.target)
+    for option, is_set in (("check_kernels", request.check_kernels), ("cuda_graphs", request.cuda_graphs)):
+        if is_set:
+            require_cuda(option, request.target)
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
     if request.calibration is not None and request.options.decomposition_request is None:
@@ -287,7 +288,13 @@ def build_targets(
     stored = request.out is not None
     builds = tuple(
         build.build(
-            network, search_result, targets.target_by_name(name), cpu_choices, layouts, keep_code=stored
+            network,
+            search_result,
+            targets.target_by_name(name),
+            cpu_choices,
+            layouts,
+            keep_code=stored,
+            cuda_graphs=request.cuda_graphs,
         )
         for name in dict.fromkeys([request.target, "llvm+pim"])
     )
