@@ -30,6 +30,7 @@ from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from pimflow.hardware import System
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
 
