@@ -158,7 +158,7 @@ def read_rows(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path = Path(directory) / ROWS
     if not path.is_file():
         raise ArtifactError(f"{directory}: is no sweep; 'pimflow sweep … -o DIR' writes one")
-    rows = read_json(path, ArtifactError)
+    rows: list[dict[str, Any]] = read_json(path, ArtifactError)
     is_table = isinstance(rows, list) and all(
         isinstance(row, dict)
         and {"model", "error", "latency_gpu_only_ns", "latency_ns", "speedup"} <= row.keys()
