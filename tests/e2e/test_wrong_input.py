@@ -375,13 +375,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_place(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "out", "/proc/out"):
-        code, _, err = run(capsys, "compile toy -o", place, "--quiet")
-        assert code == 3 and str(place) in one_line(err)
-
-
 def test_places_change_hands_without_loss(tmp_path):
     """Another run, and somebody, write there while this one works."""
     from pimflow.host.directories import new_directory

@@ -10,7 +10,17 @@ from typing import Any, overload
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, NAMES, OPCODES, ZERO_COEFFICIENTS, Affine, Loop, Node, Wrbias
+from pimflow.core.commands import (
+    MAX_DEPTH,
+    NAMES,
+    OPCODES,
+    ZERO_COEFFICIENTS,
+    Affine,
+    CommandNode,
+    Loop,
+    Node,
+    Wrbias,
+)
 
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in NAMES}
 
@@ -49,19 +59,29 @@ def decode(words: Sequence[int]) -> list[Node]:
     nodes: list[Node] = []
     begin = 0
     while begin < len(words):
-        cls: type[Any] = _CLASSES[words[begin]]
-        position, end = begin + 2, begin + words[begin + 1]
-        if cls is Loop:
-            nodes.append(Loop(extent=words[position], body=tuple(decode(words[position + 1 : end]))))
+        size = words[begin + 1]
+        if words[begin] == OPCODES[Loop]:
+            body = tuple(decode(words[begin + 3 : begin + size]))
+            nodes.append(Loop(extent=words[begin + 2], body=body))
         else:
-            values: dict[str, Any] = {}
-            for name, is_affine in _AFFINE[cls].items():
-                size = 1 + MAX_DEPTH if is_affine else 1
-                values[name] = _affine(words[position : position + size]) if is_affine else words[position]
-                position += size
-            nodes.append(cls(**values))
-        begin = end
+            nodes.append(_decode_command(tuple(words[begin : begin + size])))
+        begin += size
     return nodes
+
+
+# Cached: channels of a program, and programs of a network, have most of their commands in common.
+@functools.lru_cache(maxsize=1 << 16)
+def _decode_command(words: tuple[int, ...]) -> CommandNode:
+    """The command of its words."""
+    cls: type[Any] = _CLASSES[words[0]]
+    values: dict[str, Any] = {}
+    position = 2
+    for name, is_affine in _AFFINE[cls].items():
+        size = 1 + MAX_DEPTH if is_affine else 1
+        values[name] = _affine(words[position : position + size]) if is_affine else words[position]
+        position += size
+    command: CommandNode = cls(**values)
+    return command
 
 
 def _affine(words: Sequence[int]) -> Affine:
@@ -109,23 +129,30 @@ class CommandStream(Sequence[Node]):
         return CommandStream, (self.words,)
 
 
-def print_nodes(nodes: Sequence[Node], indent: str, lines: list[str]) -> None:
-    """Append the ``.pimprog`` lines of `nodes`."""
+def print_nodes(nodes: Sequence[Node], indent: str, lines: list[str], texts: dict[int, str]) -> None:
+    """Append the ``.pimprog`` lines of `nodes`; `texts` keeps those of commands, by identity."""
     for index, node in enumerate(nodes):
         comma = "," if index + 1 < len(nodes) else ""
         if isinstance(node, Loop):
             lines.append(f'{indent}["LOOP", {node.extent}, [')
-            print_nodes(node.body, indent + " ", lines)
+            print_nodes(node.body, indent + " ", lines, texts)
             lines.append(f"{indent}]]{comma}")
         else:
-            values = [
-                [value.base, *value.coefficients] if type(value) is Affine else value
-                for value in operands[type(node)](node)
-            ]
-            if type(node) is Wrbias and not node.resumed:
-                values.pop()
-            # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
-            lines.append(f'{indent}["{NAMES[type(node)]}", {str(values)[1:]}{comma}')
+            text = texts.get(id(node))
+            if text is None:
+                text = texts[id(node)] = _command_text(node)
+            lines.append(f"{indent}{text}{comma}")
+
+
+def _command_text(node: CommandNode) -> str:
+    values = [
+        [value.base, *value.coefficients] if type(value) is Affine else value
+        for value in operands[type(node)](node)
+    ]
+    if type(node) is Wrbias and not node.resumed:
+        values.pop()
+    # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
+    return f'["{NAMES[type(node)]}", {str(values)[1:]}'
 
 
 def parse_nodes(nodes: object, depth: int, where: str) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ the file can write seals. A value that is damaged, or not a valid result, is com
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -74,7 +75,7 @@ _locked_files: set[Path] = set()
 
 
 class ResultCache:
-    """Results by the key of what they were computed from; values are JSON.
+    """Results by the key of what they were computed from; values are JSON, a dataclass as its fields.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ class ResultCache:
         """Store all of `values` or none; if it fails, earlier results can still be read."""
         if self._connection is None or not self._can_store or not values:
             return
-        digests = {_digest(key, code): json.dumps(value) for key, value in values.items()}
+        digests = {_digest(key, code): json.dumps(value, default=_fields) for key, value in values.items()}
         rows = [(digest, f"{_seal(digest, value)} {value}") for digest, value in digests.items()]
         try:
             with self._connection:
@@ -226,6 +227,11 @@ class CacheSize:
     def text(self) -> str:
         """The size in a line."""
         return f"{self.path}: {self.results} results, {self.bytes / 1e6:.2f} MB"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, not copied as `dataclasses.asdict` does; raises `TypeError` for others."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _seal(digest: str, value: str) -> str:

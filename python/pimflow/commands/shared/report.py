@@ -169,6 +169,8 @@ class ExtraReports:
         The Pareto front of plans.
     channel_counts : tuple of ChannelCount, optional
         Figures for each number of PIM channels.
+    part : str, optional
+        Of a decoder, of which part of it figures are, and what its cache takes.
     """
 
     order: OrderReport | None = None
@@ -178,6 +180,7 @@ class ExtraReports:
     c_part: CReport | None = None
     front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
     channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
+    part: str | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)
