@@ -71,7 +71,7 @@ class ViewAliases:
         if name not in self.sources:
             return placement
         choice = self.choices[name].get(placement)
-        return choice and choice.output
+        return None if choice is None else choice.output
 
     def begins_at(self, index: int) -> bool:
         """Whether the region of that number is such a view."""
