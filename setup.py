@@ -1,6 +1,7 @@
 """Build of the C++ core against tvm-ffi, and the folders that make up the package."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -35,10 +36,10 @@ def optimised() -> tuple[str, ...]:
     return () if "-O" in os.environ.get("CXXFLAGS", "") else ("-O3",)
 
 
-def parallel(compile_files):
+def parallel(compile_files: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """`compile_files` of a setuptools compiler, parallel over files on all cores."""
 
-    def compile_all(sources, *arguments, **options):
+    def compile_all(sources: list[str], *arguments: object, **options: object) -> list[str]:
         """Compile all sources; returns their object files."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             results = pool.map(lambda source: compile_files([source], *arguments, **options), sources)
@@ -50,15 +51,15 @@ def parallel(compile_files):
 class BuildCore(build_ext):
     """Builds a plain shared library, not a Python module: tvm-ffi loads it."""
 
-    def get_ext_filename(self, fullname):
+    def get_ext_filename(self, fullname: str) -> str:
         """File name without the suffix of a Python version."""
         return os.path.join(*fullname.split(".")) + ".so"
 
-    def get_export_symbols(self, ext):
+    def get_export_symbols(self, ext: Extension) -> list[str]:
         """None: there is no Python module."""
         return []
 
-    def build_extension(self, ext):
+    def build_extension(self, ext: Extension) -> None:
         """Build against tvm-ffi, on all cores."""
         from tvm_ffi import libinfo
 

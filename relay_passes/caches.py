@@ -83,7 +83,7 @@ def _write_kernel(batch: int, heads: int, places: int, size: int, tokens: int) -
     last = places - tokens  # parsing the script is slow, and layers have equal shapes: hence the cache
 
     @T.prim_func(private=True, s_tir=True)
-    def append(c: T.handle, n: T.handle, p: T.handle):
+    def append(c: T.handle, n: T.handle, p: T.handle):  # noqa: ANN202
         """Write the new tokens into the cache, from a position on."""
         cache = T.match_buffer(c, (batch, heads, places, size), "float32")
         new = T.match_buffer(n, (batch, heads, tokens, size), "float32")

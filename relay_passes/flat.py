@@ -238,6 +238,12 @@ def operator(expr: relax.Expr) -> str:
     return ""
 
 
+def bare_operator(expr: tvm.ir.Expr) -> str:
+    """Name of the operator that `expr` calls, without its dialect; empty if it calls none."""
+    calls = isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op)
+    return expr.op.name.rpartition(".")[2] if calls else ""
+
+
 def shape(expr: relax.Expr) -> tuple[int, ...]:
     """Static shape of a tensor."""
     values = getattr(expr.ty.shape, "values", None)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import tvm
 from tvm import relax, te, tirx, topi
 
+from pimflow.relay_passes.flat import bare_operator
+
 
 def relu(value: tirx.Expr) -> tirx.Expr:
     """``max(value, 0)``; NaN for NaN."""
@@ -229,7 +231,7 @@ def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
         return te.compute(result_dims, element, name="pool_max")
 
-    return builder.call_te(pool, x, primfunc_name_hint=call.op.name.rpartition(".")[2])
+    return builder.call_te(pool, x, primfunc_name_hint=bare_operator(call))
 
 
 def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

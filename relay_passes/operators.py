@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pimflow.core.region import GATHERS, MOVES
+
 UNARY = (
     *(
         "clip",
@@ -18,6 +20,7 @@ UNARY = (
     *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
+ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 # How many times the formula of an operator names its operand, if more than once (`keep_nan`, TVM's formulas).
 # An operand that is inlined is computed as many times.
 OPERAND_USES = {

@@ -44,7 +44,7 @@ FACTORS = {"SiLU": 0.32, "Gate": 0.63}
 TRANSPARENT = frozenset({"AveragePool", "Flatten", "GlobalAveragePool", "MaxPool"})
 
 
-def torchvision_network(builder: str, image: int = 224, **options) -> Callable[[], onnx.ModelProto]:
+def torchvision_network(builder: str, image: int = 224, **options: object) -> Callable[[], onnx.ModelProto]:
     """Name a network of torchvision by its `builder`, with inputs 1 x 3 x `image` x `image`.
 
     `options` go to the builder.

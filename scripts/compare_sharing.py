@@ -16,13 +16,13 @@ NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-
 SWITCHES_NS = (0.0, 200.0, 500.0, 1000.0)
 
 
-def speedup(network, profiling, **changes) -> float:
+def speedup(network: str, profiling: Profiling, **changes: object) -> float:
     """Speed-up of the fastest plan against the GPU alone."""
     search_result = pimflow.search(network, pimflow.system(**changes), profiling=profiling)
     return search_result.baseline.latency_ns / search_result.evaluation.latency_ns
 
 
-def table(heads, columns) -> str:
+def table(heads: list[str], columns: list[list[float]]) -> str:
     """A row for each network, and the geometric mean; columns have speed-ups in the order of `NETWORKS`."""
     rows = [[name, *(f"{column[i]:.3f}" for column in columns)] for i, name in enumerate(NETWORKS)]
     means = [math.exp(sum(map(math.log, column)) / len(column)) for column in columns]
@@ -36,7 +36,7 @@ def text(pim: str | None, channel_counts: list[int] | None) -> str:
     profiling = Profiling(cache=ResultCache(default_path()))
     channels = pimflow.system(pim=pim).pim_channels
 
-    def column(**changes):
+    def column(**changes: object) -> list[float]:
         return [speedup(network, profiling, **changes) for network in NETWORKS]
 
     partitioned = column(pim=pim, channel_sharing="partitioned")

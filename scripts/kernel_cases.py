@@ -136,11 +136,12 @@ def product_kernels(rows: int, columns: int, depth: int, dtype: str, batch: int 
 
 
 def convolution_kernels(
-    size: int, channels: int, filters: int, dtype: str, window: int = 3, stride: int = 1, groups: int = 1
+    size: int, channels: tuple[int, int], dtype: str, window: int = 3, stride: int = 1, groups: int = 1
 ) -> PlainKernels:
-    """A convolution of a square map with its bias and activation."""
+    """A convolution of a square map, from channels[0] to channels[1], with its bias and activation."""
+    inputs, filters = channels
     rng = np.random.default_rng(0)
-    weights = relax.const(rng.uniform(-1, 1, (filters, channels // groups, window, window)).astype("float32"))
+    weights = relax.const(rng.uniform(-1, 1, (filters, inputs // groups, window, window)).astype("float32"))
     bias = relax.const(rng.uniform(-1, 1, (1, filters, 1, 1)).astype("float32"))
 
     def compute(x: relax.Expr) -> relax.Expr:
@@ -148,7 +149,7 @@ def convolution_kernels(
         y = op.nn.conv2d(x, weights, strides=stride, padding=window // 2, groups=groups)
         return op.nn.relu(op.add(y, bias))
 
-    return _kernels(compute, (1, channels, size, size), dtype=dtype)
+    return _kernels(compute, (1, inputs, size, size), dtype=dtype)
 
 
 def reduction_kernels(rows: int, columns: int, dtype: str) -> PlainKernels:

@@ -10,7 +10,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from pimflow.compiler.kernel_checks.check import shared_elements
+from pimflow.compiler.kernel_checks.check import shared_elements, used_regions
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 
 Change = Callable[[Any], Any]
@@ -48,9 +48,15 @@ def _with_swapped_index(kernel: ScheduledKernel, rng: np.random.Generator) -> Sc
 
 
 def _with_smaller_buffer(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
-    """A buffer in shared memory lacks the last element that the kernel uses."""
+    """A buffer in shared memory, or a tile of a fused group, lacks the last element that the kernel uses."""
     if kernel.separate is None:
         return None
+    if kernel.regions_bytes:
+        regions = list(used_regions(kernel))
+        index = int(rng.integers(len(regions)))
+        begin, end = regions[index]
+        regions[index] = (begin, end - 1)
+        return replace(kernel, regions_bytes=tuple(regions))
     sizes = {buffer: size for buffer, size in shared_elements(kernel).items() if size > 1}
     if not sizes:
         return None

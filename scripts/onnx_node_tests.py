@@ -16,6 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def constants_model(model: onnx.ModelProto, data: tuple) -> tuple[onnx.ModelProt
     return changed, [(inputs[:1], outputs)]
 
 
-def _serve(connection) -> None:
+def _serve(connection: Connection) -> None:
     """Answer names of tests by their outcomes, until there is no other name."""
     tests = node_tests() | stored_tests()
     for name in iter(connection.recv, None):

@@ -17,6 +17,7 @@ from statistics import geometric_mean
 
 from papers.temco_variants import (
     VARIANTS,
+    DecompositionVariants,
     MemoryOverTime,
     decomposition_variants,
     memory_over_time,
@@ -63,7 +64,7 @@ def pools(models: list[str], batches: list[int], decompose: str, progress: Progr
     return rows
 
 
-def variants(name: str, batch: int, decompose: str, progress: Progress):
+def variants(name: str, batch: int, decompose: str, progress: Progress) -> DecompositionVariants:
     """A network decomposed, and its variants with skip connections reduced or activations fused."""
     return decomposition_variants(
         name, hardware.system(), decompose_as=decompose, batch=batch, progress=progress

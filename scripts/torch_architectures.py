@@ -1,5 +1,8 @@
 """Compile PyTorch's architectures from both of its files: ``torch_architectures.py [NAME…] [--update PAGE]``.
 
+With ``--outcomes FILE`` every outcome is stored there at once, and an architecture that stands there is not
+made again: the list takes hours, and may be made in parts.
+
 Each is exported as ONNX and as .pt2, compiled for GPU and PIM, verified by the compiler, and run on inputs
 that it never saw; the outputs are compared with those of PyTorch. Weights are drawn. It takes the packages
 torch, torchvision, timm and onnxscript. The exit code is 1 if values are wrong or a compilation breaks.
@@ -252,12 +255,27 @@ def attempt(name: str) -> dict[str, Outcome]:
         return {door: outcome(name, Path(scratch), door) for door in DOORS}
 
 
+def stored_outcomes(path: Path | None) -> dict[str, dict[str, Outcome]]:
+    """The outcomes in a file of one JSON object a line, by architecture; of several lines the last counts."""
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line["name"]: {door: Outcome(**line[door]) for door in DOORS} for line in lines}
+
+
+def store(path: Path, name: str, outcomes: dict[str, Outcome]) -> None:
+    """Append the outcomes of an architecture to a file that `stored_outcomes` reads."""
+    with path.open("a", encoding="utf-8") as file:
+        print(json.dumps({"name": name, **{door: vars(outcomes[door]) for door in DOORS}}), file=file)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all; --list prints them")
     parser.add_argument("--list", action="store_true", help="print the names")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    parser.add_argument("--outcomes", type=Path, metavar="FILE", help="keep outcomes there, go on from it")
     parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--door", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -269,9 +287,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := set(args.names) - set(names()):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; see --list")
-    results = {}
+    results, stored = {}, stored_outcomes(args.outcomes)
     for name in args.names or names():
-        results[name] = attempt(name)
+        results[name] = stored.get(name) or attempt(name)
+        if args.outcomes and name not in stored:
+            store(args.outcomes, name, results[name])
         reasons = [f"{door}: {result.kind}: {result.reason}" for door, result in results[name].items()]
         print(row(name, results[name]), *reasons, sep="\n    ", file=sys.stderr, flush=True)
     text = table(results)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ TRAINED = {
 }
 
 
-class GraphBuilder:
+class ZooGraphBuilder:
     """Nodes in order, each named as its result; weights are named after their node.
 
     Parameters
@@ -43,7 +44,9 @@ class GraphBuilder:
         self.weights: list[onnx.TensorProto] = []
         self.inputs = [helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items()]
 
-    def add(self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes) -> str:
+    def add(
+        self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes: object
+    ) -> str:
         """Add a node, and for each of `dims` a weight of that shape, in order of positions."""
         operands = dict(enumerate(inputs))
         vacant = (position for position in TRAINED.get(operator, ()) if not operands.get(position))
@@ -122,12 +125,14 @@ class GraphBuilder:
 
 def toy() -> onnx.ModelProto:
     """Build eight layers, one of each kind that MobileNetV2 has, and a 3x3 with K = 576."""
-    graph = GraphBuilder({"input": (1, 3, 16, 16)})
+    graph = ZooGraphBuilder({"input": (1, 3, 16, 16)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, stride=1, group=1, norm=True, relu6=True):
+    def conv(
+        name: str, source: str, channels: tuple[int, int], kernel: int, norm: bool = True, relu6: bool = True,
+        **window: int,
+    ) -> str:  # fmt: skip
         """A convolution, with batch normalisation and ReLU6 unless switched off."""
-        window = dict(stride=stride, group=group)
         if norm:
             source = graph.conv_norm(name, source, channels, kernel, **window)
         else:
@@ -153,10 +158,10 @@ def mobilenet_v1() -> onnx.ModelProto:
     The table gives the last depthwise convolution stride 2 though its map stays 7 x 7; every
     implementation has stride 1 there. The rectifiers end at 6, as in the authors' TF-slim.
     """
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
-    def conv(name, source, channels, kernel, **window):
+    def conv(name: str, source: str, channels: tuple[int, int], kernel: int, **window: int) -> str:
         """A convolution with batch normalisation and ReLU6."""
         normed = graph.conv_norm(name, source, channels, kernel, **window)
         return graph.add("Clip", f"{name}.relu6", [normed, *clamp])
@@ -175,6 +180,58 @@ def mobilenet_v1() -> onnx.ModelProto:
     return graph.model("mobilenet-v1", {"output": (hidden, (1, 1000))})
 
 
+@dataclass(frozen=True)
+class EncoderBuilder:
+    """Adds layers of BERT's encoder to a graph."""
+
+    graph: ZooGraphBuilder
+    width: int
+    heads: int
+
+    def dense(self, name: str, source: str, outputs: int, inputs: int) -> str:
+        """A fully connected layer."""
+        product = self.graph.add("MatMul", f"{name}.product", [source], (inputs, outputs))
+        return self.graph.add("Add", name, [product], (outputs,))
+
+    def norm(self, name: str, source: str) -> str:
+        """Layer normalisation."""
+        sizes = (self.width,), (self.width,)
+        return self.graph.add("LayerNormalization", name, [source], *sizes, axis=-1, epsilon=1e-12)
+
+    def layer(self, name: str, source: str, mask: str) -> str:
+        """Self-attention and feed-forward, each with residual and norm after it."""
+        graph, width, heads, dense, norm = self.graph, self.width, self.heads, self.dense, self.norm
+        split = graph.constant("heads", [0, 0, heads, width // heads], np.int64)
+        joined = graph.constant("joined", [0, 0, width], np.int64)
+
+        def per_head(part: str, perm: list[int]) -> str:
+            """A dense layer whose result is split into heads."""
+            value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
+            return graph.add("Transpose", f"{part}.heads", [value], perm=perm)
+
+        query = per_head(f"{name}.query", [0, 2, 1, 3])
+        key = per_head(f"{name}.key", [0, 2, 3, 1])
+        value = per_head(f"{name}.value", [0, 2, 1, 3])
+        scores = graph.add("MatMul", f"{name}.scores", [query, key])
+        root = graph.constant("root", math.sqrt(width // heads))
+        scores = graph.add("Div", f"{name}.scaled", [scores, root])
+        scores = graph.add("Add", f"{name}.masked", [scores, mask])
+        scores = graph.add("Softmax", f"{name}.softmax", [scores], axis=-1)
+        context = graph.add("MatMul", f"{name}.context", [scores, value])
+        context = graph.add("Transpose", f"{name}.context.heads", [context], perm=[0, 2, 1, 3])
+        context = graph.add("Reshape", f"{name}.context.joined", [context, joined])
+        context = dense(f"{name}.attention", context, width, width)
+        middle = norm(f"{name}.attention.norm", graph.add("Add", f"{name}.attention.add", [context, source]))
+        wide = dense(f"{name}.intermediate", middle, 4 * width, width)
+        erf = graph.add("Div", f"{name}.gelu.div", [wide, graph.constant("root_2", math.sqrt(2))])
+        erf = graph.add("Erf", f"{name}.gelu.erf", [erf])
+        erf = graph.add("Add", f"{name}.gelu.add", [erf, graph.constant("one", 1.0)])
+        wide = graph.add("Mul", f"{name}.gelu.mul", [wide, erf])
+        wide = graph.add("Mul", f"{name}.gelu", [wide, graph.constant("half", 0.5)])
+        narrow = dense(f"{name}.output", wide, width, 4 * width)
+        return norm(f"{name}.output.norm", graph.add("Add", f"{name}.output.add", [narrow, middle]))
+
+
 def bert(
     name: str, layers: int, width: int, heads: int, vocabulary: int, positions: int, length: int
 ) -> onnx.ModelProto:
@@ -184,21 +241,14 @@ def bert(
     before the softmax, as in the published code.
     """
     names = ("input_ids", "token_type_ids", "attention_mask")
-    graph = GraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
-
-    def dense(name, source, outputs, inputs):
-        return graph.add("Add", name, [graph.add("MatMul", f"{name}.product", [source], (inputs, outputs))],
-                         (outputs,))  # fmt: skip
-
-    def norm(name, source):
-        return graph.add("LayerNormalization", name, [source], (width,), (width,), axis=-1, epsilon=1e-12)
-
+    graph = ZooGraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
+    encoder = EncoderBuilder(graph, width, heads)
     hidden = graph.add("Gather", "embeddings.words", ["", "input_ids"], (vocabulary, width))
     bounds = [graph.constant(n, [v], np.int64) for n, v in (("first", 0), ("length", length), ("rows", 0))]
     place = graph.add("Slice", "embeddings.positions", ["", *bounds], (positions, width))
     kind = graph.add("Gather", "embeddings.types", ["", "token_type_ids"], (2, width))
     hidden = graph.add("Add", "embeddings.add_types", [hidden, kind])
-    hidden = norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
+    hidden = encoder.norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
 
     visible = graph.add("Cast", "mask.kept", ["attention_mask"], to=TensorProto.BOOL)
     zero, hide = graph.constant("zero", 0.0), graph.constant("minus_10000", -10000.0)
@@ -206,46 +256,13 @@ def bert(
     mask = graph.add("Unsqueeze", "mask", [visible, graph.constant("axes", [1, 2], np.int64)])
 
     for index in range(layers):
-        hidden = _encoder_layer(graph, f"layers.{index}", hidden, mask, width, heads, dense, norm)
+        hidden = encoder.layer(f"layers.{index}", hidden, mask)
 
     first = graph.add("Gather", "pooler.first", [hidden, graph.constant("zeroth", 0, np.int64)], axis=1)
     pooled = graph.add("Gemm", "pooler.dense", [first], (width, width), (width,), transB=1)
     pooled = graph.add("Tanh", "pooler.tanh", [pooled])
     outputs = {"sequence_output": (hidden, (1, length, width)), "pooled_output": (pooled, (1, width))}
     return graph.model(name, outputs)
-
-
-def _encoder_layer(graph, name, source, mask, width, heads, dense, norm) -> str:
-    """Self-attention and feed-forward, each with residual and norm after it."""
-    split = graph.constant("heads", [0, 0, heads, width // heads], np.int64)
-    joined = graph.constant("joined", [0, 0, width], np.int64)
-
-    def per_head(part, perm):
-        """A dense layer whose result is split into heads."""
-        value = graph.add("Reshape", f"{part}.split", [dense(part, source, width, width), split])
-        return graph.add("Transpose", f"{part}.heads", [value], perm=perm)
-
-    query = per_head(f"{name}.query", [0, 2, 1, 3])
-    key = per_head(f"{name}.key", [0, 2, 3, 1])
-    value = per_head(f"{name}.value", [0, 2, 1, 3])
-    scores = graph.add("MatMul", f"{name}.scores", [query, key])
-    root = graph.constant("root", math.sqrt(width // heads))
-    scores = graph.add("Div", f"{name}.scaled", [scores, root])
-    scores = graph.add("Add", f"{name}.masked", [scores, mask])
-    scores = graph.add("Softmax", f"{name}.softmax", [scores], axis=-1)
-    context = graph.add("MatMul", f"{name}.context", [scores, value])
-    context = graph.add("Transpose", f"{name}.context.heads", [context], perm=[0, 2, 1, 3])
-    context = graph.add("Reshape", f"{name}.context.joined", [context, joined])
-    context = dense(f"{name}.attention", context, width, width)
-    middle = norm(f"{name}.attention.norm", graph.add("Add", f"{name}.attention.add", [context, source]))
-    wide = dense(f"{name}.intermediate", middle, 4 * width, width)
-    erf = graph.add("Div", f"{name}.gelu.div", [wide, graph.constant("root_2", math.sqrt(2))])
-    erf = graph.add("Erf", f"{name}.gelu.erf", [erf])
-    erf = graph.add("Add", f"{name}.gelu.add", [erf, graph.constant("one", 1.0)])
-    wide = graph.add("Mul", f"{name}.gelu.mul", [wide, erf])
-    wide = graph.add("Mul", f"{name}.gelu", [wide, graph.constant("half", 0.5)])
-    narrow = dense(f"{name}.output", wide, width, 4 * width)
-    return norm(f"{name}.output.norm", graph.add("Add", f"{name}.output.add", [narrow, middle]))
 
 
 def bert_base() -> onnx.ModelProto:
@@ -260,7 +277,7 @@ def ssd_resnet50() -> onnx.ModelProto:
     halve the map, heads read all six maps. Outputs are what its ``forward`` returns: the boxes as
     offsets from the 8732 default boxes, and scores before the softmax; no suppression.
     """
-    graph = GraphBuilder({"input": (1, 3, 300, 300)})
+    graph = ZooGraphBuilder({"input": (1, 3, 300, 300)})
     relu = lambda source: graph.add("Relu", source.removesuffix(".norm") + ".relu", [source])  # noqa: E731
     hidden = relu(graph.conv_norm("conv1", "input", (64, 3), 7, stride=2))
     window = dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -299,7 +316,7 @@ def yolov1() -> onnx.ModelProto:
 
     As in the paper, no batch norms, and leaky rectifiers of slope 0.1 after every layer but the last.
     """
-    graph = GraphBuilder({"input": (1, 3, 448, 448)})
+    graph = ZooGraphBuilder({"input": (1, 3, 448, 448)})
     pool = "pool"
     layers = [
         (64, 7, 2), pool, (192, 3, 1), pool,
@@ -333,7 +350,7 @@ def srgan() -> onnx.ModelProto:
     The input is 24 x 24: section 3.2 trains on 96 x 96 crops, whose low-resolution images these are.
     Each PReLU has one slope.
     """
-    graph = GraphBuilder({"input": (1, 3, 24, 24)})
+    graph = ZooGraphBuilder({"input": (1, 3, 24, 24)})
     prelu = lambda name, source: graph.add("PRelu", name, [source], (1, 1, 1))  # noqa: E731
     stem = hidden = prelu("stem.prelu", graph.conv("stem", "input", (64, 3), 9))
     for index in range(1, 17):

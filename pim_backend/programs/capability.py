@@ -12,11 +12,12 @@ def unsupported_reason(region: Region, level: str = SCHEDULINGS[-1]) -> str:
     PIM runs layers that have a matrix-vector form with constant weights: convolutions of any kernel, stride,
     padding, dilation and number of groups, and fully connected layers.
     """
-    if region.kernel.product is not None and region.kernel.product.integers:
+    product = region.kernel.product
+    if product is not None and product.integers:
         return f"{region.operator}: a product of integers; PIM multiplies floating-point numbers"
-    if region.kernel.product is not None and not region.kernel.product.weighted:
+    if product is not None and not product.weighted:
         return f"{region.operator}: a product of computed tensors; PIM multiplies by constant weights"
-    if region.kernel.product is not None:
+    if product is not None:
         return f"{region.operator}: PIM computes convolutions over two axes, and products with one matrix"
     if region.geometry is None:
         return f"{region.operator}: no product with constant weights"

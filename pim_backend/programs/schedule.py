@@ -87,30 +87,28 @@ class BankTiling:
         """
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
         matrices, dense_geometry = geometry.groups // together, geometry.dense(together)
-        return cls._from_sizes(
-            dense_geometry, matrices, pim.columns_per_row, pim.buffer_columns, elements, outputs
-        )
+        return cls._from_device(dense_geometry, matrices, pim, elements, outputs)
 
     @classmethod
     def from_program(cls, program: PimProgram) -> BankTiling:
         """The tiling of `program`, from the organisation of its device that it carries."""
-        row, buffer = program.columns_per_row, program.buffer_columns
         matrices = program.matrices if program.geometry.groups > 1 else 1
         elements, outputs = program.elements_per_column, program.tile_banks
-        return cls._from_sizes(program.vector_geometry, matrices, row, buffer, elements, outputs)
+        return cls._from_device(program.vector_geometry, matrices, program, elements, outputs)
 
     @classmethod
-    def _from_sizes(
-        cls, geometry: ConvGeometry, matrices: int, row: int, buffer: int, elements: int, outputs: int
+    def _from_device(
+        cls, geometry: ConvGeometry, matrices: int, device: PimSpec | PimProgram, elements: int, outputs: int
     ) -> BankTiling:
-        """The tiling for rows and buffers of so many columns, with so many elements each."""
+        """The tiling for the rows and buffers of `device`, with so many elements in a column."""
+        buffer = device.buffer_columns
         columns = -(-geometry.reduction // elements)
         chunks = -(-columns // buffer)
         columns = -(-columns // chunks)
         return cls(
             chunks=chunks,
             columns=columns,
-            chunks_per_row=row // buffer,
+            chunks_per_row=device.columns_per_row // buffer,
             elements_per_column=elements,
             slots=buffer // columns if chunks == 1 else 1,
             outputs=outputs,

@@ -274,7 +274,7 @@ class Streams {
         Append(&nodes, opens);
       } else {
         nodes.push_back(opens.front());
-        Append(&nodes, bus);
+        Append(&nodes, std::move(bus));
         nodes.insert(nodes.end(), opens.begin() + 1, opens.end());
         bus.clear();
       }
@@ -388,12 +388,12 @@ class Streams {
         Interleave(Products(iteration, b, slot, row), b, &bus, nodes);
         const bool ends = std::find(ending.begin(), ending.end(), b) != ending.end();
         if (ends && (b != iteration.active.back() || !iteration.complete)) {
-          Append(nodes, bus);
+          Append(nodes, std::move(bus));
           bus = {Write(*next, b)};
         }
       }
       ++slot;
-      Append(nodes, bus);
+      Append(nodes, std::move(bus));
       bus.clear();
     }
   }
@@ -592,7 +592,7 @@ struct ChannelBlocks {
     for (const Block& block : blocks) parts.push_back(streams.BlockNodes(block));
     if (options.one_pixel) return ConcatenateBlocks(parts);
     Nodes nodes;
-    for (const Nodes& part : parts) Append(&nodes, part);
+    for (Nodes& part : parts) Append(&nodes, std::move(part));
     return nodes;
   }
 };

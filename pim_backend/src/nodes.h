@@ -5,6 +5,7 @@
 #include <tvm/ffi/error.h>
 
 #include <array>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -36,21 +37,26 @@ struct Node {
 
 using Nodes = std::vector<Node>;
 
-inline void Append(Nodes* nodes, const Nodes& more) { nodes->insert(nodes->end(), more.begin(), more.end()); }
+inline void Append(Nodes* nodes, Nodes more) {
+  if (nodes->empty()) {
+    *nodes = std::move(more);
+  } else {
+    nodes->insert(nodes->end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  }
+}
 
 /*! \brief The body of a loop whose first two iterations are `first` and `second`. */
-inline Nodes LoopBody(const Nodes& first, const Nodes& second) {
+inline Nodes LoopBody(Nodes first, const Nodes& second) {
   auto require = [](bool same) {
     if (!same) TVM_FFI_THROW(RuntimeError) << "steps that are to repeat differ";
   };
   require(first.size() == second.size());
-  Nodes body = first;
-  for (size_t i = 0; i < body.size(); ++i) {
-    Node& node = body[i];
+  for (size_t i = 0; i < first.size(); ++i) {
+    Node& node = first[i];
     const Node& next = second[i];
     require(node.opcode == next.opcode && node.numbers == next.numbers);
     if (node.opcode == kLoop) {
-      node.body = LoopBody(node.body, next.body);
+      node.body = LoopBody(std::move(node.body), next.body);
       continue;
     }
     for (size_t a = 0; a < node.affines.size(); ++a) {
@@ -60,7 +66,7 @@ inline Nodes LoopBody(const Nodes& first, const Nodes& second) {
       coefficients[0] = next.affines[a].base - node.affines[a].base;
     }
   }
-  return body;
+  return first;
 }
 
 /*!

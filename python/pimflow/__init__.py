@@ -30,6 +30,7 @@ if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and edi
     from pimflow.commands.compile.pareto import pareto
     from pimflow.commands.compile.relax_pipeline import relax_pipeline
     from pimflow.commands.compile.timeline import trace_plan
+    from pimflow.commands.compile.torch_backend import torch_backend
     from pimflow.commands.fuse.fuse import fuse, fuse_decomposed
     from pimflow.commands.generate.generate import generate
     from pimflow.commands.generate.generation import Generation
@@ -70,6 +71,7 @@ _NAMES_BY_MODULE = {
     "pimflow.commands.simulate.simulate": "simulate",
     "pimflow.commands.sweep.sweep": "sweep",
     "pimflow.commands.compile.timeline": "trace_plan",
+    "pimflow.commands.compile.torch_backend": "torch_backend",
     "pimflow.commands.simulate.trace": "trace",
     "pimflow.compiler.measurement.allocations": "measure_allocations",
     "pimflow.fusion.kernels.execution": "execute_fused=execute",
@@ -108,6 +110,7 @@ __all__ = [  # explicit, for type checkers
     "simulate",
     "sweep",
     "trace_plan",
+    "torch_backend",
     "trace",
     "measure_allocations",
     "execute_fused",

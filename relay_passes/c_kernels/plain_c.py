@@ -6,6 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from pimflow.relay_passes.flat import bare_operator
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
 from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
@@ -107,7 +108,7 @@ class WideFunctions:
 
 
 def _widen(call: tvm.ir.Call) -> tirx.Expr:
-    name = call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
+    name = bare_operator(call)
     dtype = str(getattr(call.ty, "dtype", ""))
     if name == "fabs" and dtype in ("float32", "float64"):  # VectorCalls has one for vectors
         return tirx.call_pure_extern(dtype, "fabsf" if dtype == "float32" else "fabs", *call.args)

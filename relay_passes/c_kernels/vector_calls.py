@@ -6,6 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from pimflow.relay_passes.flat import bare_operator
 from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
 LANES = (4, 8, 16)  # vector lengths with C functions
@@ -40,7 +41,7 @@ def has_vectors(func: tirx.PrimFunc) -> bool:
     computed = nodes(func.body, *_BINARY, *compared, *others)
     stored = [node.buffer.dtype for node in nodes(func.body, tirx.AllocBuffer)]
     return (
-        any(_lanes(e) > 1 and _name(e) not in ("call_pure_extern", "if_then_else") for e in computed)
+        any(_lanes(e) > 1 and bare_operator(e) not in ("call_pure_extern", "if_then_else") for e in computed)
         or any(_lanes(node.condition) > 1 for node in nodes(func.body, tirx.Select))
         or any(tvm.DataType(str(dtype)).lanes > 1 and not _is_supported(dtype) for dtype in stored)
     )
@@ -48,12 +49,6 @@ def has_vectors(func: tirx.PrimFunc) -> bool:
 
 def _lanes(expr: tirx.Expr) -> int:
     return getattr(getattr(expr.ty, "dtype", None), "lanes", 1)
-
-
-def _name(expr: tirx.Expr) -> str:
-    """Name of the operator that `expr` calls, without its dialect; empty if it calls none."""
-    called = isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op)
-    return expr.op.name.rpartition(".")[2] if called else ""
 
 
 def _is_supported(dtype: object) -> bool:
@@ -83,7 +78,7 @@ def _binary(old: tirx.Expr) -> tirx.Expr:
 
 
 def _callee(expr: tirx.Expr) -> str:
-    return str(expr.args[0].value).rstrip("0123456789") if _name(expr) == "call_pure_extern" else ""
+    return str(expr.args[0].value).rstrip("0123456789") if bare_operator(expr) == "call_pure_extern" else ""
 
 
 def _broadcast(old: tirx.Broadcast) -> tirx.Expr:
@@ -101,7 +96,7 @@ def _select(old: tirx.Select) -> tirx.Expr:
 
 
 def _function(old: tvm.ir.Call) -> tirx.Expr:
-    name = _name(old)
+    name = bare_operator(old)
     return _call(f"v{name}", old, old.args[0]) if name in FUNCTIONS and _is_vector(old) else old
 
 

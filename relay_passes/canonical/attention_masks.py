@@ -107,7 +107,7 @@ def _emit_term(term: MaskTerm, builder: relax.BlockBuilder, var_remap: Values) -
 
 
 def split_constants(term: MaskTerm, values: Values) -> list[MaskTerm]:
-    """`term` as a sum of a constant and another one, if a part of its condition is constant."""
+    """`term` as the sum of a constant term and a computed one, if parts of its condition are constant."""
     if len(term) == 1:
         source, moves = before_moves(term[0], values)
         value = values.get(source)
@@ -126,12 +126,12 @@ def split_constants(term: MaskTerm, values: Values) -> list[MaskTerm]:
     moves = (("broadcast_to", dims), *moves)
     conditions = tuple(_conditions(condition, hides[0], moves, values))
     arrays = [condition.array() for condition in conditions]
-    known = [array for array in arrays if array is not None]
-    if not known or all(array.all() for array in known):
+    constant_arrays = [array for array in arrays if array is not None]
+    if not constant_arrays or all(array.all() for array in constant_arrays):
         return [term]
-    added = np.where(np.logical_and.reduce(known), 0.0, MASKED_SCORE).astype("float32")
-    other = tuple(part for part, array in zip(conditions, arrays) if array is None)
-    return [(relax.const(added),), *([other] if other else [])]
+    added = np.where(np.logical_and.reduce(constant_arrays), 0.0, MASKED_SCORE).astype("float32")
+    computed = tuple(part for part, array in zip(conditions, arrays) if array is None)
+    return [(relax.const(added),), *([computed] if computed else [])]
 
 
 def before_moves(expr: relax.Expr, values: Values) -> tuple[relax.Expr, tuple]:
@@ -165,17 +165,17 @@ def with_constant_masks(attention: Attention, terms: list[MaskTerm]) -> tuple[At
     for term in terms:
         is_constant = all(isinstance(part, tvm.ir.GenericConst) for part in term)
         (constants if is_constant else others).append(term)
-    if constants and (seen := _seen_keys(constants, attention)) is not None:
-        first, last = int(seen[-1].argmax()), int(np.flatnonzero(seen[0]).max(initial=-1))
+    if constants and (visible := _visible_keys(constants, attention)) is not None:
+        first, last = int(visible[-1].argmax()), int(np.flatnonzero(visible[0]).max(initial=-1))
         window = last + attention.queries - first if first else 0
         masked = replace(attention, causal=True, offset=last, window=window)
-        if (masked.visible_keys()[0] == seen).all():
+        if (masked.visible_keys()[0] == visible).all():
             is_all = not window and last >= attention.keys - 1  # the first query sees all
             return replace(attention if is_all else masked, masked=bool(others)), others
     return replace(attention, masked=bool(terms)), terms
 
 
-def _seen_keys(constants: list[MaskTerm], attention: Attention) -> np.ndarray | None:
+def _visible_keys(constants: list[MaskTerm], attention: Attention) -> np.ndarray | None:
     """The keys that each query sees, [queries, keys]; None if masks do more than to hide keys."""
     hidden = np.zeros((), bool)
     for term in constants:
@@ -189,5 +189,5 @@ def _seen_keys(constants: list[MaskTerm], attention: Attention) -> np.ndarray | 
         hidden = np.broadcast_to(hidden, attention.score_shape)
     except ValueError:
         return None
-    seen: np.ndarray = ~hidden[0, 0]
-    return seen if (~hidden == seen).all() else None
+    visible: np.ndarray = ~hidden[0, 0]
+    return visible if (~hidden == visible).all() else None

@@ -111,7 +111,7 @@ class Canonicalise:
             layers.get(n, n): pushed[v.name] for v, n in renamed.items() if v.name in pushed
         }
 
-        def rename(builder, var, value):
+        def rename(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             return builder.emit(value, name_hint=renamed[var]) if var in renamed else None
 
         return rebuild(mod, rename)

@@ -52,7 +52,7 @@ class EvaluateConstants:
         """`mod` after the pass."""
         constants: dict[relax.Var, relax.Expr] = {}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind not in _EVALUATE and kind not in _MOVES:

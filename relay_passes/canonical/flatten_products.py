@@ -38,7 +38,7 @@ class FlattenProducts:
                 flat[x] = builder.emit(reshaped, name_hint=f"{x.name}_rows")
             return flat[x]
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "reshape" and value.args[0] in flat:
                 return relax.op.reshape(flat[value.args[0]], value.args[1])

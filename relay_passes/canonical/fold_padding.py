@@ -25,7 +25,7 @@ class FoldPadding:
         if not padding:
             return mod
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var not in padding:
                 return None

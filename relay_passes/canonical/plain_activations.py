@@ -31,7 +31,7 @@ class PlainActivations:
         silus = {var: x for var in values if (x := _silu_operand(var, values, counts)) is not None}
         var_remap: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in gelus:
                 return relax.op.nn.gelu(var_remap[gelus[var]])

@@ -22,7 +22,7 @@ class PlainSlices:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "concat" and len(getattr(value.args[0], "fields", ())) == 1:
                 return value.args[0].fields[0]

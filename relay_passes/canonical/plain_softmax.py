@@ -69,7 +69,7 @@ class PlainSoftmax:
             return mod
         var_remap: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var not in plain:
                 return None

@@ -39,7 +39,7 @@ class PushBias:
                 fixed |= set(relax.analysis.free_vars(binding.value))
         offsets: dict[relax.Var, np.ndarray] = {}  # by variable, the bias still to be added
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if not _linear(value):
                 return None

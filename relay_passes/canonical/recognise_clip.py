@@ -25,7 +25,7 @@ class RecogniseClip:
         clamps = {b.var: _clamp(mod, b.value) for b in main_bindings(mod)}
         bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             clamp_bound = clamps[var]
             if clamp_bound is None:

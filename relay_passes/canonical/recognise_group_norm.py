@@ -53,7 +53,7 @@ class RecogniseGroupNorm:
             return mod
         var_remap: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             return norms[var].call(var_remap[norms[var].x]) if var in norms else None
 

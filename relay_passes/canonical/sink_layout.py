@@ -150,7 +150,7 @@ class SinkLayout:
             new = _call_in_layout(layout, value, to_layout)
             return None if new is None else builder.emit(new, name_hint=name)
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             step = layout.step_of(value)
             if step:

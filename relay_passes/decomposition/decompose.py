@@ -113,7 +113,7 @@ class Decompose:
         ends = {result: var for var, (result, _) in upsamplings(mod).items()}
         spread_operands: dict[relax.Var, relax.Expr] = {}  # by transposed convolution, its operand
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             head = ends.get(var, var)
             layer = layer_name(mod, head)

@@ -44,7 +44,7 @@ class FoldLconvs:
         lconvs = {site.lconv for site in sites.values()}
         lconv_inputs: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in lconvs:
                 lconv_inputs[var] = value.args[0]

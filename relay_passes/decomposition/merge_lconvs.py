@@ -68,7 +68,9 @@ def _merge(mod: tvm.IRModule, selected: Collection[str] | None) -> tuple[tvm.IRM
     sites: list[str] = []
     branches: dict[relax.Var, Branch] = {}  # by result, the branch that ends there and has no other reader
 
-    def emit_merged(builder, branch: Branch, var: relax.Var, is_whole: bool = True) -> relax.Var:
+    def emit_merged(
+        builder: relax.BlockBuilder, branch: Branch, var: relax.Var, is_whole: bool = True
+    ) -> relax.Var:
         """Emit `branch` in place of `var`, or of a part of it, and record its layer."""
         result = var.name if is_whole else f"{var.name}_part"
         first, last = emit(builder, branch, f"{var.name}_lconv", result)
@@ -79,7 +81,7 @@ def _merge(mod: tvm.IRModule, selected: Collection[str] | None) -> tuple[tvm.IRM
         sites.append(var.name)
         return last
 
-    def rewrite(builder, var, value):
+    def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         """The new value of `var`; None if `value` stays."""
         has_one_use, is_selected = counts.get(var, 0) == 1, selected is None or var.name in selected
         kind = operator(value)
@@ -132,7 +134,7 @@ def _merge_parts(
     if not fields or len(shape(fields[0])) != 4 or int(value.attrs.axis) % 4 != 3:
         return None
 
-    def agreement(part: relax.Expr):
+    def agreement(part: relax.Expr) -> tuple[str, object]:
         """A key that is equal for neighbouring parts that can be merged."""
         branch = branches.get(part)
         return ("branch", branch.signature) if branch else ("other", id(part))

@@ -250,7 +250,7 @@ def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
             if role := role_of.get(layer_name(mod, var)):
                 role_of[layer] = role
 
-    def rewrite(builder, var, value):
+    def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         """The new value of `var`; None if `value` stays."""
         here: dict[relax.Var, relax.Expr] = {}
         for skip in skips_by_use.get(var.name, ()):

@@ -57,7 +57,7 @@ class SeparatePhases:
             if layer in role_of:
                 role_of[names[phase_var.name]] = role_of[layer]
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "nn.conv2d":
                 operands[var] = value.args[0]

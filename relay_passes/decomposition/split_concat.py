@@ -45,6 +45,11 @@ class _SplitSite:
     total: relax.Var | None = None
     done: set[int] = field(default_factory=set)
 
+    @property
+    def name(self) -> str:
+        """Name of the variable of its fconv."""
+        return self.fconv.var.name
+
     @functools.cached_property
     def channels(self) -> list[int]:
         """Channels of each part."""
@@ -78,14 +83,14 @@ class SplitConcat:
         while sites := _sites(mod, selected):
             mod = _split(mod, sites)
             if selected is not None:  # a part may be a concatenation itself
-                part_names = [f"{s.fconv.var.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
+                part_names = [f"{s.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
                 selected = {*selected, *part_names}
         return mod
 
 
 def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
     """Variables of the fconvs that `SplitConcat` treats, except those that it makes itself."""
-    return tuple(site.fconv.var.name for site in _sites(mod))
+    return tuple(site.name for site in _sites(mod))
 
 
 def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
@@ -100,7 +105,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
     var_remap: dict[relax.Var, relax.Expr] = {}
     sites_by_fconv = {site.fconv.var: site for site in sites}
 
-    def emit_part(builder, site: _SplitSite, index: int) -> None:
+    def emit_part(builder: relax.BlockBuilder, site: _SplitSite, index: int) -> None:
         """Emit the fconv of part `index`, and add it to the sum of the site."""
         part = _partial(builder, site, index, var_remap.get(site.parts[index], site.parts[index]))
         layer = unique_name(f"{layer_name(mod, site.fconv.var)}_{index + 1}", used_names)
@@ -109,10 +114,10 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
         site.done.add(index)
         if site.total is not None:
             total = relax.op.add(site.total, part)
-            part = emit_as(builder, site.fconv.var, total, f"{site.fconv.var.name}_sum")
+            part = emit_as(builder, site.fconv.var, total, f"{site.name}_sum")
         site.total = part
 
-    def rewrite(builder, var, value):
+    def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         """The new value of `var`; None if `value` stays."""
         if var in sites_by_fconv:
             site = sites_by_fconv[var]
@@ -168,7 +173,7 @@ def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax
     """Emit the fconv of one part."""
     begin, channels = sum(site.channels[:index]), sum(site.channels)
     end = begin + site.channels[index]
-    name = f"{site.fconv.var.name}_{index + 1}"
+    name = f"{site.name}_{index + 1}"
     for operation in site.operators:
         constant = None if operation.constant is None else operation.channel_constants(channels)[begin:end]
         x = emit_as(builder, x, operation.call_on(x, constant), f"{name}_in")

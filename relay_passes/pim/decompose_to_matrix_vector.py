@@ -34,7 +34,7 @@ class DecomposeToMatrixVector:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             is_selected = self.names is None or var.name in self.names
             if not (is_selected and _is_dense(value)):

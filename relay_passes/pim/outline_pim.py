@@ -60,7 +60,7 @@ class OutlinePim:
         )
         inner_vars = {var for chain in chains.values() for var, _ in chain}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             chain = chains.get(var, [])
             product = chain[-1][0] if chain else var

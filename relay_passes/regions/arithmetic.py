@@ -25,7 +25,7 @@ from tvm import relax, s_tir, tirx
 from pimflow.core.region import Product
 from pimflow.errors import UnsupportedOpError, last_line
 from pimflow.host import stderr
-from pimflow.relay_passes import keep_nan
+from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.flat import operator, shape
 
 _COMPARISONS = (tirx.Max, tirx.Min, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
@@ -119,7 +119,7 @@ def _legalised(module: tvm.IRModule) -> tvm.IRModule:
         except tvm.error.InternalError:
             pass
         try:
-            return relax.transform.LegalizeOps(keep_nan.LEGAL)(module)
+            return relax.transform.LegalizeOps(keep_nan.LEGAL | grid_sample.LEGAL)(module)
         except tvm.error.InternalError as error:
             raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
 

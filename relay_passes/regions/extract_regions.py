@@ -346,7 +346,7 @@ def _epilogue_kind(value: relax.Call) -> str:
     if kind != "add" or not constants:
         return kind
     elements, channels = math.prod(constants[0]), math.prod(constants[0][-1:])
-    return "bias" if elements == channels and channels in (1, shape(value)[-1]) else kind
+    return "bias" if elements == channels and channels in (1, *shape(value)[-1:]) else kind
 
 
 def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:

@@ -29,11 +29,11 @@ from pimflow.relay_passes.flat import (
     tensor_bytes,
     use_counts,
 )
-from pimflow.relay_passes.operators import BINARY, OPERAND_USES, UNARY
+from pimflow.relay_passes.operators import ELEMENTWISE, OPERAND_USES
+from pimflow.relay_passes.regions.read_order import ReadOrder
 
 # Operators that TVM lowers to kernels that it cannot fuse.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
-ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
 # Maximum of operands and operators in the expression of one result, with all operators inlined. An operand
 # that is named twice counts twice: 60 sums of a tensor with itself would have 2^60 terms. The time in which
@@ -207,7 +207,7 @@ class _Grouping:
         self.groups: list[KernelGroup] = []
         self._mod, self._views = mod, views
         self._counts = use_counts(mod)
-        self._order = _ReadOrder(mod, self._counts)
+        self._order = ReadOrder(mod, self._counts)
         self._anchor_operands = _anchor_operands(mod)
         self._producers: dict[relax.Var, KernelGroup] = {}
         # By variable, the groups that read it besides its producer, each with its first reading variable.
@@ -433,45 +433,6 @@ def _tensors_read_twice(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]
     values = [binding.value for binding in bindings if operator(binding.value) not in GATHERS]
     read = [var for value in values for var in relax.analysis.free_vars(value)]
     return [var for var in dict.fromkeys(read) if read.count(var) > 1]
-
-
-class _ReadOrder:
-    """The order in which the operators of a module read its tensors.
-
-    Parameters
-    ----------
-    counts : mapping of Var to int
-        How many `uses` each variable has.
-    """
-
-    def __init__(self, mod: tvm.IRModule, counts: Mapping[relax.Var, int]):
-        self._counts = counts
-        self._readers: dict[relax.Var, list[relax.Var]] = {}
-        self._places: dict[relax.Var, int] = {}
-        self._elementwise: set[relax.Var] = set()
-        for place, binding in enumerate(main_bindings(mod)):
-            self._places[binding.var] = place
-            kind = operator_kind(mod, binding.value)
-            self._elementwise |= {binding.var} if kind in ELEMENTWISE and kind not in GATHERS else set()
-            for var in relax.analysis.free_vars(binding.value):
-                self._readers.setdefault(var, []).append(binding.var)
-
-    def is_overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:
-        """Whether another kernel reads `var` before the last operator of the epilogue of `anchor`.
-
-        The epilogue is the chain of elementwise operators behind the anchor, each the only reader of the one
-        before. Bindings of `inside` belong to the kernel of the anchor too.
-        """
-        kernel = [anchor]
-        while self._counts.get(kernel[-1], 0) == 1:
-            read_by = self._readers.get(kernel[-1], [])
-            if not self._elementwise.issuperset(read_by) or not read_by:
-                break
-            kernel += read_by
-        end = self._places[kernel[-1]]
-        return any(
-            self._places[reader] < end for reader in self._readers[var] if reader not in (*inside, *kernel)
-        )
 
 
 def _anchor_operands(mod: tvm.IRModule) -> set[relax.Var]:

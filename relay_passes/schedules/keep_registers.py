@@ -43,7 +43,7 @@ def _mark_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def register() -> None:
     """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
 
-    def pipeline():
+    def pipeline() -> tuple:
         """Module passes, host passes and device passes."""
         phases, _, device = default_s_tir_pipeline()
         lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd, prod
 
 import tvm
@@ -75,7 +76,7 @@ def _schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
     )
 
 
-def _try_rule(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
+def _try_rule(sch: s_tir.Schedule, rule: Callable[..., None], nest: SBlockRV) -> s_tir.Schedule:
     """`sch` after `rule`; the original if `rule` does not apply."""
     attempt = sch.copy()
     try:

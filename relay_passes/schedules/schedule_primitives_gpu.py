@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -35,7 +35,7 @@ class PrimitiveStages(GPUScheduleRule):
     thread. Blocks without a mark are inlined, unless they are results.
     """
 
-    def apply(self, func, target: Target, _: bool) -> s_tir.Schedule | None:
+    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a kernel with marked stages; None for other kernels."""
         if not self.is_target_available(target):
             return None

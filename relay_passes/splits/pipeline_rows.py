@@ -61,7 +61,7 @@ class PipelineRows:
                 runs[run.result] = run
         env: Env = {}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if var in runs:
                 env[var] = _StageEmitter(builder, runs[var], env).emit_stages()
@@ -132,12 +132,13 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
 
 def _problem(group: KernelGroup) -> str:
     """Why a kernel cannot be computed in parts along rows; empty if it can."""
-    if str(group.anchor.value.attrs.data_layout) != "NHWC" or shape(group.anchor.var)[0] != 1:
+    call, result = group.anchor.value, group.anchor.var
+    if str(call.attrs.data_layout) != "NHWC" or shape(result)[0] != 1:
         return "it is no convolution of one image in NHWC"
     if group.extra_outputs or _source(group) is None:
         return "its kernel does more than a convolution and what is elementwise around it"
-    around = [(b, shape(group.anchor.value.args[0])) for b in _prologue(group)]
-    around += [(b, shape(group.anchor.var)) for b in _epilogue(group)]
+    around = [(b, shape(call.args[0])) for b in _prologue(group)]
+    around += [(b, shape(result)) for b in _epilogue(group)]
     for binding, dims in around:
         if operator(binding.value) not in UNARY + BINARY or shape(binding.var) != dims:
             return f"'{binding.var.name}' is not elementwise"

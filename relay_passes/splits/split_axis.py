@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
-from pimflow.core.split import GPU_SUFFIX, INPUT_SUFFIX, PIM_SUFFIX, Split
+from pimflow.core.split import GPU_SUFFIX, INPUT_SUFFIX, PIM_SUFFIX, Axis, Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import constant, layer_name, operator, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
@@ -24,7 +24,7 @@ class SplitAxis:
 
     Parameters
     ----------
-    axis : str
+    axis : Axis
         ``batch``, ``channels`` or ``reduction``; of the last two, only dense layers are split.
     gpu : mapping of str to int
         By layer, how many inferences, output channels or input channels, the first ones, go to the GPU.
@@ -41,13 +41,13 @@ class SplitAxis:
         If a part would be empty, or a layer cannot be split so.
     """
 
-    def __init__(self, axis: str, gpu: Mapping[str, int]):
+    def __init__(self, axis: Axis, gpu: Mapping[str, int]):
         self.axis, self.gpu = axis, dict(gpu)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             name = layer_name(mod, var)
             geometry = layer_geometry(name, value) if name in self.gpu else None
@@ -78,7 +78,7 @@ class SplitAxis:
         return rebuild(mod, rewrite)
 
 
-def _part_operands(axis: str, call: relax.Call, begin: int, end: int) -> tuple[relax.Expr, relax.Expr]:
+def _part_operands(axis: Axis, call: relax.Call, begin: int, end: int) -> tuple[relax.Expr, relax.Expr]:
     """Input and filters of the part [begin, end) of a layer along `axis`."""
     x, filters = call.args
     is_product = operator(call) == "matmul"

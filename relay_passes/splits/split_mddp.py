@@ -48,7 +48,7 @@ class SplitMdDp:
         """`mod` after the pass."""
         copied = input_copy_reasons(mod, views=self.views) if self.symmetric else {}
 
-        def rewrite(builder, var, value):
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             rows = self.gpu_rows.get(layer_name(mod, var))
             if rows is None or operator(value) != "nn.conv2d":

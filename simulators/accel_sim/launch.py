@@ -28,6 +28,8 @@ ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
 OPERAND_PITCH_BYTES = 1 << 30  # operands begin at multiples of it
+# Instructions of a launch by its name, which says all sizes, grid and threads: counting emits the code.
+_INSTRUCTIONS: dict[tuple[str, tuple[int, int, int], int], int] = {}
 _WIDTHS = {16: ".128", 8: ".64", 4: "", 2: ".U16"}
 
 
@@ -90,35 +92,33 @@ class Listing:
         self, destination: int, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int
     ) -> None:
         """Append a load from global memory; if no lane is active, only advance the program counter."""
-        self._global(
-            f"LDG.E{_WIDTHS[width_bytes]}.SYS", (destination,), (source,), addresses, active, width_bytes
-        )
+        registers = {"destinations": (destination,), "sources": (source,)}
+        self._access("LDG", addresses, active, width_bytes, **registers)
 
     def store(self, source: int, addresses: np.ndarray, active: np.ndarray, width_bytes: int) -> None:
         """Append a store to global memory; see `load`."""
-        self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", (), (2, source), addresses, active, width_bytes)
+        self._access("STG", addresses, active, width_bytes, sources=(2, source))
 
-    def _global(
+    def _access(
         self,
         opcode: str,
-        destinations: tuple[int, ...],
-        sources: tuple[int, ...],
         addresses: np.ndarray,
         active: np.ndarray,
         width_bytes: int,
+        **registers: Any,
     ) -> None:
+        """Append an access to global memory by the active lanes."""
         lanes = np.flatnonzero(active).tolist()
         if not lanes:
             self.pc += PC_BYTES
             return
         instruction = SassInstruction(
             self.pc,
-            opcode,
-            destinations,
-            sources,
-            sum(1 << lane for lane in lanes),
-            width_bytes,
-            tuple(addresses[active].tolist()),
+            f"{opcode}.E{_WIDTHS[width_bytes]}.SYS",
+            mask=sum(1 << lane for lane in lanes),
+            width_bytes=width_bytes,
+            addresses=tuple(addresses[active].tolist()),
+            **registers,
         )
         self.instructions.append(instruction if self.listed else compress(instruction))
         self.pc += PC_BYTES
@@ -233,10 +233,20 @@ class Launch:
 
     def blocks(self) -> Iterator[tuple[str, int]]:
         """Text and number of instructions (as Accel-Sim counts them) of each thread block, x fastest."""
+        for block in self._grid_blocks():
+            codes = self.warps(block)
+            text = block_text(block, [(code.count, code.text) for code in codes])
+            yield text, sum(code.lanes for code in codes)
+
+    def _grid_blocks(self) -> Iterator[tuple[int, int, int]]:
         width, height, depth = self.grid
-        for z in range(depth):
-            for y in range(height):
-                for x in range(width):
-                    codes = self.warps((x, y, z))
-                    text = block_text((x, y, z), [(code.count, code.text) for code in codes])
-                    yield text, sum(code.lanes for code in codes)
+        return ((x, y, z) for z in range(depth) for y in range(height) for x in range(width))
+
+    def instructions(self) -> int:
+        """Number of instructions, as Accel-Sim counts them; counted once per name, grid and threads."""
+        key = (self.name, self.grid, self.threads)
+        if key not in _INSTRUCTIONS:
+            _INSTRUCTIONS[key] = sum(
+                code.lanes for block in self._grid_blocks() for code in self.warps(block)
+            )
+        return _INSTRUCTIONS[key]

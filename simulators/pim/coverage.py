@@ -30,10 +30,9 @@ from pimflow.core.commands import (
     Readres,
     Wrbias,
     Write,
-    command_leaves,
 )
 from pimflow.core.program import PimProgram
-from pimflow.simulators.pim.expansion import walk
+from pimflow.simulators.pim.store_coverage import StoreCoverage, is_store_only, store_coverage
 
 MAX_RUNS = 4_000_000  # limit of runs of COMPs and other commands of a channel: some 1.5 GB
 # Columns of a table of commands; from `_STEPS` on the coefficients of `_A`, then of `_B`.
@@ -119,8 +118,9 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     g, layer = program.geometry, program.vector_geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = misactivated = 0
+    rows: dict[int, tuple[int, ...]] = {}
     for nodes in program.channels:
-        table = _table(nodes, 0)
+        table = _table(nodes, 0, rows)
         channel_coverage, (pixels, outputs) = _channel_products(table, program)
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + channel_coverage.missing, repeated + channel_coverage.repeated
@@ -216,10 +216,11 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
 
     A sum starts from the value of `PimProgram.initial`, or is resumed from the result of the READRES before.
     """
-    is_right = np.zeros(len(reads), bool)
+    is_right = np.full(len(reads), not program.initial)
     resumed = np.full(len(reads), -1)  # place of the WRBIAS that resumes the sum
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
-    for latch in range(program.latches):
+    has_starts = bool((table[:, _KIND] == _WRBIAS).any())  # without any, no sum is set or resumed
+    for latch in range(program.latches if has_starts else 0):
         places = on_latches[table[on_latches, _UNIT] == latch]
         kind = table[places, _KIND]
         latch_reads = np.flatnonzero(kind == _READRES)
@@ -258,6 +259,8 @@ def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program
     """For each READRES, whether its sum is activated as required: once, if the sum is complete."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
+    if not (table[:, _KIND] == _AF).any():
+        return ~last if program.activation else np.ones(len(reads), bool)
     is_right = np.zeros(len(reads), bool)
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS, _AF)))
     for latch in range(program.latches):
@@ -449,17 +452,23 @@ def _run_count(nodes: Sequence[Node]) -> int:
     return sum(node.extent * _run_count(node.body) if isinstance(node, Loop) else 1 for node in nodes)
 
 
-def _table(nodes: Sequence[Node], depth: int) -> np.ndarray:
-    """A table with one row for each command node and iteration of the loops from `depth` on, in order."""
+def _table(nodes: Sequence[Node], depth: int, rows: dict[int, tuple[int, ...]]) -> np.ndarray:
+    """A table with one row for each command node and iteration of the loops from `depth` on, in order.
+
+    `rows` keeps those of nodes by identity: channels have most of them in common.
+    """
     pieces, plain = [np.empty((0, _STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
-            plain.append(_row(node))
+            row = rows.get(id(node))
+            if row is None:
+                row = rows[id(node)] = _row(node)
+            plain.append(row)
             continue
         if plain:
             pieces.append(np.array(plain, np.int64))
             plain = []
-        body = _table(node.body, depth + 1)
+        body = _table(node.body, depth + 1, rows)
         turn = np.repeat(np.arange(node.extent), len(body))
         turns = np.tile(body, (node.extent, 1))
         turns[:, _A] += turn * turns[:, _STEPS + depth]
@@ -498,74 +507,4 @@ def _row(node: Node) -> tuple[int, ...]:
         *padding_a,
         *b.coefficients,
         *padding_b,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreCoverage:
-    """Counts of elements that the WRITEs of a program store.
-
-    Attributes
-    ----------
-    elements : int
-        Elements of its vectors: pixels times K.
-    missing, repeated : int
-        Elements that are never stored, or stored again after the first time.
-    overwritten : int
-        Elements that are stored where the program stored another one before.
-    """
-
-    elements: int
-    missing: int
-    repeated: int
-    overwritten: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether each element is stored once, in a place of its own."""
-        return not (self.missing or self.repeated or self.overwritten)
-
-    def __str__(self) -> str:
-        if self.exact:
-            return f"each of {self.elements} elements stored once"
-        counts = {
-            "missing": self.missing,
-            "repeated": self.repeated,
-            "in a place that was stored to": self.overwritten,
-        }
-        return f"of {self.elements} elements " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
-
-
-def is_store_only(program: PimProgram) -> bool:
-    """Whether `program` only stores values: it has WRITEs, and neither COMPs nor READRESs."""
-    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
-    return Write in kinds and not kinds & {Comp, Readres}
-
-
-def store_coverage(program: PimProgram) -> StoreCoverage:
-    """Counts of the elements that the WRITEs of `program` store, over all channels."""
-    K, banks_per_gang = program.vector_geometry.reduction, program.banks // program.gangs
-    sources: list[np.ndarray] = [np.empty(0, np.int64)]
-    places: list[np.ndarray] = [np.empty(0, np.int64)]
-    for channel, nodes in enumerate(program.channels):
-        for node, counters in walk(nodes):
-            if not isinstance(node, Write):
-                continue
-            size = (node.banks, node.count, node.elements)
-            bank, column, element = (axis.reshape(-1) for axis in np.indices(size))
-            k = node.k.value(counters) + np.arange(len(bank))
-            real = k < K
-            cell = (channel * program.banks + node.gang * banks_per_gang + node.bank + bank) * program.rows
-            cell = (cell + node.row.value(counters) - program.row_begin) * program.columns_per_row
-            cell = (cell + node.column.value(counters) + column) * program.elements_per_column
-            sources.append((node.pixel.value(counters) * K + k)[real])
-            places.append((cell + node.element + element)[real])
-    source, place = np.concatenate(sources), np.concatenate(places)
-    expected = program.vector_geometry.pixels * K
-    distinct = len(np.unique(source))
-    return StoreCoverage(
-        elements=expected,
-        missing=expected - distinct,
-        repeated=len(source) - distinct,
-        overwritten=len(place) - len(np.unique(place)),
     )

@@ -18,6 +18,8 @@ _clear = native.get("pimflow.simulators.timing_signature")
 def timing_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal streams take the same time.
 
+    Channels that share their commands share the array.
+
     Where the channels share a host (`PimSpec.has_single_host`), the pixel of a GWRITE or WRBIAS is replaced
     by the number of other groups of channels that get different values at this step, and rows stay, since an
     instruction names one row. Programs that only WRITE do not use these instructions, but plain accesses to
@@ -30,7 +32,11 @@ def timing_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """
     channels = range(len(program.channels))
     if not is_lockstep(program, spec):
-        return [_timing_signature(program.channel_words(channel)) for channel in channels]
+        signatures: dict[int, np.ndarray] = {}
+        for words in map(program.channel_words, channels):
+            if id(words) not in signatures:
+                signatures[id(words)] = _timing_signature(words)
+        return [signatures[id(program.channel_words(channel))] for channel in channels]
     encoded = [program.channel_words(channel) for channel in channels]
     streams = [_timing_signature(words, keep_rows=True) for words in encoded]
     longest = max(streams, key=len)

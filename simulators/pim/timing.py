@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
+from pimflow.core.command_forms import encode
+from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import JsonTree
 from pimflow.core.program import PimProgram
@@ -164,18 +164,18 @@ def time_program(
         If the device does not have the organisation that the program was lowered for.
     """
     _check_organisation(program, spec)
+    streams = timing_streams(program, spec)
+    keys = {id(words): words.tobytes() for words in {id(words): words for words in streams}.values()}
     tallies: dict[bytes, Tally] = {}
-    per_channel = []
-    for channel, words in enumerate(timing_streams(program, spec)):
-        key = words.tobytes()
+    for channel, words in enumerate(streams):
+        key = keys[id(words)]
         if key not in tallies:
             place = _place_text(program, channel)
             engine = _engine(spec, timing, gwrite_hiding, program.bursts, _NO_BOUND, program.computing_gangs)
             tallies[key] = _feed(engine, words, place)
             if timing == "strict":
                 _raise_on_closed_row(tallies[key], place)
-        per_channel.append(tallies[key])
-    return _result(per_channel, spec, timing)
+    return _result([tallies[keys[id(words)]] for words in streams], spec, timing)
 
 
 def time_trace(
@@ -336,14 +336,7 @@ def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, row
     """
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
-    organisation = _ORGANISATION.row(
-        gangs=gangs,
-        buffers=spec.global_buffers,
-        latches=spec.global_buffers * spec.accumulators,
-        columns_per_row=spec.columns_per_row,
-        rows=rows,
-        gwrite_columns=spec.buffer_columns,
-    )
+    organisation = _organisation(spec, rows, gangs)
     if timing == "strict":
         engine: Engine = _strict(organisation, *_strict_tables(spec, bursts))
         return engine
@@ -353,6 +346,20 @@ def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, row
     )
     engine = _ramulator(organisation, latencies)
     return engine
+
+
+# Cached, as the tables below: a search times thousands of streams.
+@functools.lru_cache(maxsize=64)
+def _organisation(spec: PimSpec, rows: int, gangs: int) -> np.ndarray:
+    """The parts of the device that both engines know."""
+    return _ORGANISATION.row(
+        gangs=gangs,
+        buffers=spec.global_buffers,
+        latches=spec.global_buffers * spec.accumulators,
+        columns_per_row=spec.columns_per_row,
+        rows=rows,
+        gwrite_columns=spec.buffer_columns,
+    )
 
 
 def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Tally:
@@ -370,6 +377,7 @@ def _place_text(program: PimProgram, channel: int) -> Callable[[int], str]:
     return lambda index: f"region '{program.region}', channel {channel}: command {index}"
 
 
+@functools.lru_cache(maxsize=64)
 def _strict_tables(spec: PimSpec, bursts: Bursts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The device, its host and its constraints, as ``simulators/src/timing_strict.cc`` reads them."""
     rules = {rule.before: rule for rule in spec.constraints if rule.level == "host"}
@@ -397,7 +405,6 @@ def _strict_tables(spec: PimSpec, bursts: Bursts) -> tuple[np.ndarray, np.ndarra
     return device, host, _constraint_table(spec)
 
 
-@functools.lru_cache(maxsize=64)
 def _constraint_table(spec: PimSpec) -> np.ndarray:
     """The rules of one channel; sets of commands are bit masks.
 
@@ -460,9 +467,7 @@ def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResul
         nREFI, max_ahead = spec.timing["nREFI"], spec.refreshes_ahead
         ahead = [min(max_ahead, tally["last_issue"] // nREFI) for tally in per_channel]
         per_channel = [{**tally, "REF": tally["REF"] + n} for tally, n in zip(per_channel, ahead)]
-    totals: Counter[str] = Counter()
-    for tally in per_channel:
-        totals.update(tally)
+    totals = {name: sum(tally[name] for tally in per_channel) for name in per_channel[0]}
     busy_cycles = totals["COMP"] * spec.timing.get("nCCDS", 1)
     opened_columns = totals["G_ACT"] * spec.columns_per_row
     return TimingResult(

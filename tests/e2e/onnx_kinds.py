@@ -97,17 +97,8 @@ op("Mean 3", "Mean", "x z v", extra={"z": (F, SHAPE), "v": (F, SHAPE)})
 op("Mean broadcast", "Mean", "x z", extra={"z": (F, (8, 1, 1))})
 op("Sum broadcast", "Sum", "x z", extra={"z": (F, (8, 1, 1))})
 # ---- reductions and places ----
-for k in (
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSumSquare",
-):
+for k in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"):
+    k = f"Reduce{k}"
     if k == "ReduceLogSum":
         net_after(k, [h.make_node("Exp", ["x"], ["u"], name="t")], k, axes=[1])
         continue
@@ -182,15 +173,8 @@ conv("CT same", **ct, strides=[2, 2], auto_pad="SAME_UPPER")
 conv("CT same lower", **ct, strides=[2, 2], auto_pad="SAME_LOWER")
 conv("CT group", kind="ConvTranspose", wd=(8, 3, 3, 3), bias=6, group=2)
 conv("CT 1d", kind="ConvTranspose", xd=(1, 8, 12), wd=(8, 6, 3), bias=6, strides=[2])
-conv(
-    "CT output_shape 1d",
-    kind="ConvTranspose",
-    xd=(1, 8, 12),
-    wd=(8, 6, 3),
-    bias=6,
-    strides=[2],
-    output_shape=[24],
-)
+ct_1d = dict(kind="ConvTranspose", xd=(1, 8, 12), wd=(8, 6, 3), bias=6, strides=[2])
+conv("CT output_shape 1d", **ct_1d, output_shape=[24])
 conv("CT asym", **ct, strides=[2, 2], pads=[0, 1, 2, 1])
 # ---- products of which PIM computes some ----
 for k in ("Mean", "Sum", "Max", "Add", "Mul", "Concat", "Mean of 3"):
@@ -219,16 +203,8 @@ op("AvgPool ceil", "AveragePool", kernel_shape=[3, 3], strides=[2, 2], ceil_mode
 op("AvgPool 1d", "AveragePool", x=(1, 8, 12), kernel_shape=[3])
 op("AvgPool dil", "AveragePool", kernel_shape=[2, 2], dilations=[2, 2], opset=19)
 op("AvgPool same", "AveragePool", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
-op(
-    "AvgPool ceil incl",
-    "AveragePool",
-    kernel_shape=[3, 3],
-    strides=[2, 2],
-    pads=[1, 1, 1, 1],
-    ceil_mode=1,
-    count_include_pad=1,
-    opset=19,
-)
+window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+op("AvgPool ceil incl", "AveragePool", **window, ceil_mode=1, count_include_pad=1, opset=19)
 op("AvgPool 3d", "AveragePool", x=(1, 4, 5, 5, 5), kernel_shape=[2, 2, 2])
 op("GAP", "GlobalAveragePool")
 op("GMP", "GlobalMaxPool")
@@ -236,23 +212,11 @@ op("LpPool", "LpPool", kernel_shape=[2, 2], opset=18)
 op("GlobalLp", "GlobalLpPool")
 op("LpPool p1", "LpPool", kernel_shape=[2, 2], p=1, opset=18)
 op("MaxRoiPool", "MaxRoiPool", "x r", weights={"r": np.float32([[0, 0, 0, 4, 4]])}, pooled_shape=[2, 2])
-op(
-    "RoiAlign",
-    "RoiAlign",
-    "x r i",
-    weights={"r": np.float32([[0, 0, 4, 4]]), "i": np.int64([0])},
-    output_height=2,
-    output_width=2,
-    opset=16,
-    sampling_ratio=2,
-)
+stored, sizes = {"r": np.float32([[0, 0, 4, 4]]), "i": np.int64([0])}, {"output_height": 2, "output_width": 2}
+op("RoiAlign", "RoiAlign", "x r i", weights=stored, opset=16, sampling_ratio=2, **sizes)
 # ---- normalisation ----
-op(
-    "BN",
-    "BatchNormalization",
-    "x s b m v",
-    weights={"s": weight(8), "b": weight(8), "m": weight(8), "v": weight(8, low=0.5, high=2)},
-)
+stored = {"s": weight(8), "b": weight(8), "m": weight(8), "v": weight(8, low=0.5, high=2)}
+op("BN", "BatchNormalization", "x s b m v", weights=stored)
 op("IN", "InstanceNormalization", "x s b", weights={"s": weight(8), "b": weight(8)})
 op("LN", "LayerNormalization", "x s b", weights={"s": weight(6), "b": weight(6)})
 op("LN axis", "LayerNormalization", "x s b", weights={"s": weight(8, 6, 6), "b": weight(8, 6, 6)}, axis=1)
@@ -281,21 +245,11 @@ op("RMSNorm", "RMSNormalization", "x s", weights={"s": weight(6)}, opset=23)
 op("Dropout", "Dropout")
 op("Dropout mask", "Dropout", outs="y m")
 op("Dropout 11 mask", "Dropout", outs="y m", opset=11)
-net(
-    "Dropout mask only",
-    [h.make_node("Relu", ["x"], ["a"], name="r"), h.make_node("Dropout", ["a", "q"], ["y", "m"], name="n")],
-    {"x": (F, SHAPE)},
-    {"q": np.float32(0.3)},
-)
-net(
-    "Dropout training",
-    [
-        h.make_node("Relu", ["x"], ["a"], name="r"),
-        h.make_node("Dropout", ["a", "q", "t"], ["y"], name="n"),
-    ],
-    {"x": (F, SHAPE)},
-    {"q": np.float32(0.3), "t": np.bool_(True)},
-)
+relu, typed = h.make_node("Relu", ["x"], ["a"], name="r"), {"x": (F, SHAPE)}
+dropout = h.make_node("Dropout", ["a", "q"], ["y", "m"], name="n")
+net("Dropout mask only", [relu, dropout], typed, {"q": np.float32(0.3)})
+dropout = h.make_node("Dropout", ["a", "q", "t"], ["y"], name="n")
+net("Dropout training", [relu, dropout], typed, {"q": np.float32(0.3), "t": np.bool_(True)})
 # ---- data movement ----
 op("Reshape", "Reshape", "x s", weights={"s": np.int64([1, -1, 12])})
 op("Reshape 0", "Reshape", "x s", weights={"s": np.int64([0, 4, -1])})
@@ -311,62 +265,29 @@ op("Concat neg", "Concat", "x z", extra={"z": (F, (1, 8, 6, 2))}, axis=-1)
 op("Split", "Split", "x s", "a b", weights={"s": np.int64([3, 5])}, axis=1)
 op("Split even", "Split", outs="a b", axis=1, opset=13)
 op("Split 18", "Split", outs="a b c", axis=1, num_outputs=3, opset=18)
-op(
-    "Slice",
-    "Slice",
-    "x b e a s",
-    weights={"b": np.int64([1, 0]), "e": np.int64([7, 6]), "a": np.int64([1, 2]), "s": np.int64([2, 1])},
-)
-op(
-    "Slice neg",
-    "Slice",
-    "x b e a s",
-    weights={"b": np.int64([-1]), "e": np.int64([-100]), "a": np.int64([1]), "s": np.int64([-1])},
-)
+stored = {"b": np.int64([1, 0]), "e": np.int64([7, 6]), "a": np.int64([1, 2]), "s": np.int64([2, 1])}
+op("Slice", "Slice", "x b e a s", weights=stored)
+stored = {"b": np.int64([-1]), "e": np.int64([-100]), "a": np.int64([1]), "s": np.int64([-1])}
+op("Slice neg", "Slice", "x b e a s", weights=stored)
 op("Gather", "Gather", "x i", weights={"i": np.int64([[0, 2], [-1, 1]])}, axis=1)
 op("Gather scalar", "Gather", "x i", weights={"i": np.int64(2)}, axis=1)
 op("GatherElements", "GatherElements", "x i", weights={"i": np.zeros((1, 2, 6, 6), np.int64)}, axis=1)
 op("GatherND", "GatherND", "x i", weights={"i": np.int64([[0, 1], [0, 2]])})
-op(
-    "ScatterElements",
-    "ScatterElements",
-    "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
-    axis=1,
-)
+
+
+def scatter(name, width=6, **attributes):
+    stored = {"i": np.ones((1, 1, 6, width), np.int64), "u": weight(1, 1, 6, width)}
+    op(name, "ScatterElements", "x i u", weights=stored, axis=1, **attributes)
+
+
+scatter("ScatterElements")
 op("GatherElements part", "GatherElements", "x i", weights={"i": np.ones((1, 2, 6, 4), np.int64)}, axis=1)
-op(
-    "Scatter part",
-    "ScatterElements",
-    "x i u",
-    weights={"i": np.ones((1, 1, 6, 4), np.int64), "u": weight(1, 1, 6, 4)},
-    axis=1,
-)
+scatter("Scatter part", width=4)
 op("ScatterND", "ScatterND", "x i u", weights={"i": np.int64([[0, 1], [0, 2]]), "u": weight(2, 6, 6)})
-op(
-    "ScatterElements add",
-    "ScatterElements",
-    "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
-    axis=1,
-    reduction="add",
-)
-op(
-    "ScatterND add",
-    "ScatterND",
-    "x i u",
-    weights={"i": np.int64([[0, 1], [0, 1]]), "u": weight(2, 6, 6)},
-    reduction="add",
-)
-op(
-    "Scatter max",
-    "ScatterElements",
-    "x i u",
-    weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": weight(1, 1, 6, 6)},
-    axis=1,
-    reduction="max",
-    opset=18,
-)
+scatter("ScatterElements add", reduction="add")
+stored = {"i": np.int64([[0, 1], [0, 1]]), "u": weight(2, 6, 6)}
+op("ScatterND add", "ScatterND", "x i u", weights=stored, reduction="add")
+scatter("Scatter max", reduction="max", opset=18)
 op("Expand", "Expand", "x s", x=(1, 8, 1, 6), weights={"s": np.int64([2, 8, 6, 6])})
 op("Tile", "Tile", "x r", weights={"r": np.int64([1, 2, 1, 3])})
 op("Pad", "Pad", "x p", weights={"p": np.int64([0, 0, 1, 1, 0, 0, 1, 2])})
@@ -384,15 +305,8 @@ op("Shape", "Shape")
 op("Size", "Size")
 op("Shape start", "Shape", start=1, end=3)
 op("OneHot", "OneHot", "x d v", x=(4,), t=I64, weights={"d": np.int64(5), "v": np.float32([0, 1])})
-op(
-    "OneHot axis",
-    "OneHot",
-    "x d v",
-    x=(4, 3),
-    t=I64,
-    weights={"d": np.int64(5), "v": np.float32([2, 7])},
-    axis=0,
-)
+stored = {"d": np.int64(5), "v": np.float32([2, 7])}
+op("OneHot axis", "OneHot", "x d v", x=(4, 3), t=I64, weights=stored, axis=0)
 op("EyeLike", "EyeLike", x=(5, 6), dtype=T.FLOAT)
 op("Trilu", "Trilu", x=(5, 6))
 op("Trilu lower", "Trilu", "x k", x=(5, 6), upper=0, weights={"k": np.int64(1)})
@@ -413,151 +327,47 @@ op("Clip 6", "Clip", min=-0.5, max=0.5, opset=6)
 op("Shrink", "Shrink", lambd=0.4, bias=0.2)
 op("CenterCropPad", "CenterCropPad", "x s", weights={"s": np.int64([4, 8])}, axes=[2, 3], opset=18)
 # ---- resizing ----
-rs = dict(opset=18)
-sc = {"s": np.float32([1, 1, 2, 2])}
-op(
-    "Resize nearest",
-    "Resize",
-    "x  s",
-    weights=sc,
-    coordinate_transformation_mode="asymmetric",
-    nearest_mode="floor",
-    **rs,
-)
-op("Resize half", "Resize", "x  s", weights=sc, **rs)
-op("Resize linear", "Resize", "x  s", weights=sc, mode="linear", **rs)
-op(
-    "Resize align",
-    "Resize",
-    "x  s",
-    weights=sc,
-    mode="linear",
-    coordinate_transformation_mode="align_corners",
-    **rs,
-)
-op("Resize cubic", "Resize", "x  s", weights=sc, mode="cubic", **rs)
-op("Resize sizes", "Resize", "x   z", weights={"z": np.int64([1, 8, 9, 11])}, mode="linear", **rs)
-op("Resize axes", "Resize", "x  s", weights={"s": np.float32([2, 2])}, axes=[2, 3], **rs)
-op("Resize axes sizes", "Resize", "x   s", weights={"s": np.int64([12, 9])}, axes=[2, 3], mode="linear", **rs)
-op("Resize axes swapped", "Resize", "x  s", weights={"s": np.float32([2, 3])}, axes=[3, 2], **rs)
-op(
-    "Resize antialias",
-    "Resize",
-    "x  s",
-    weights={"s": np.float32([1, 1, 0.5, 0.5])},
-    mode="linear",
-    antialias=1,
-    **rs,
-)
-op(
-    "Resize antialias cubic",
-    "Resize",
-    "x  s",
-    weights={"s": np.float32([1, 1, 0.5, 0.5])},
-    mode="cubic",
-    antialias=1,
-    **rs,
-)
-op("Resize antialias up", "Resize", "x  s", weights=sc, mode="linear", antialias=1, **rs)
-op("Resize down", "Resize", "x  s", weights={"s": np.float32([1, 1, 0.5, 0.5])}, mode="linear", **rs)
-op(
-    "Resize aspect",
-    "Resize",
-    "x   z",
-    weights={"z": np.int64([9, 11])},
-    axes=[2, 3],
-    mode="linear",
-    keep_aspect_ratio_policy="not_larger",
-    **rs,
-)
-op("Resize exclude", "Resize", "x  s", weights=sc, mode="cubic", exclude_outside=1, **rs)
-op(
-    "Resize crop",
-    "Resize",
-    "x r  z",
-    weights={"r": np.float32([0, 0, 0.2, 0.2, 1, 1, 0.8, 0.8]), "z": np.int64([1, 8, 5, 5])},
-    mode="linear",
-    coordinate_transformation_mode="tf_crop_and_resize",
-    **rs,
-)
-op(
-    "Resize pytorch",
-    "Resize",
-    "x  s",
-    weights=sc,
-    mode="linear",
-    coordinate_transformation_mode="pytorch_half_pixel",
-    **rs,
-)
-op("Resize ceil", "Resize", "x  s", weights={"s": np.float32([1, 1, 1.7, 1.7])}, nearest_mode="ceil", **rs)
-op(
-    "Resize half sym",
-    "Resize",
-    "x  s",
-    weights={"s": np.float32([1, 1, 1.7, 1.7])},
-    mode="linear",
-    coordinate_transformation_mode="half_pixel_symmetric",
-    opset=19,
-)
+
+
+def resize(name, scales=(1, 1, 2, 2), sizes=(), x=SHAPE, coordinates="", opset=18, **attributes):
+    operands, weights = ("x   z", {"z": np.int64(sizes)}) if sizes else ("x  s", {"s": np.float32(scales)})
+    attributes |= {"coordinate_transformation_mode": coordinates} if coordinates else {}
+    op(name, "Resize", operands, x=x, weights=weights, opset=opset, **attributes)
+
+
+resize("Resize nearest", coordinates="asymmetric", nearest_mode="floor")
+resize("Resize half")
+resize("Resize linear", mode="linear")
+resize("Resize align", mode="linear", coordinates="align_corners")
+resize("Resize cubic", mode="cubic")
+resize("Resize sizes", sizes=(1, 8, 9, 11), mode="linear")
+resize("Resize axes", (2, 2), axes=[2, 3])
+resize("Resize axes sizes", sizes=(12, 9), axes=[2, 3], mode="linear")
+resize("Resize axes swapped", (2, 3), axes=[3, 2])
+resize("Resize antialias", (1, 1, 0.5, 0.5), mode="linear", antialias=1)
+resize("Resize antialias cubic", (1, 1, 0.5, 0.5), mode="cubic", antialias=1)
+resize("Resize antialias up", mode="linear", antialias=1)
+resize("Resize down", (1, 1, 0.5, 0.5), mode="linear")
+resize("Resize aspect", sizes=(9, 11), axes=[2, 3], mode="linear", keep_aspect_ratio_policy="not_larger")
+resize("Resize exclude", mode="cubic", exclude_outside=1)
+crop = {"r": np.float32([0, 0, 0.2, 0.2, 1, 1, 0.8, 0.8]), "z": np.int64([1, 8, 5, 5])}
+mode = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+op("Resize crop", "Resize", "x r  z", weights=crop, opset=18, **mode)
+resize("Resize pytorch", mode="linear", coordinates="pytorch_half_pixel")
+resize("Resize ceil", (1, 1, 1.7, 1.7), nearest_mode="ceil")
+symmetric = {"coordinates": "half_pixel_symmetric", "opset": 19}
+resize("Resize half sym", (1, 1, 1.7, 1.7), mode="linear", **symmetric)
 for k in ("nearest", "linear", "cubic"):
-    op(
-        f"Resize half sym {k}",
-        "Resize",
-        "x  s",
-        weights={"s": np.float32([1, 1, 2, 1.5])},
-        mode=k,
-        coordinate_transformation_mode="half_pixel_symmetric",
-        opset=19,
-    )
+    resize(f"Resize half sym {k}", (1, 1, 2, 1.5), mode=k, **symmetric)
 for k in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
-    op(
-        f"Resize half sym {k}",
-        "Resize",
-        "x  s",
-        weights={"s": np.float32([1.7, 0.6])},
-        axes=[2, 3],
-        nearest_mode=k,
-        coordinate_transformation_mode="half_pixel_symmetric",
-        opset=19,
-    )
-op(
-    "Resize half sym sizes",
-    "Resize",
-    "x   z",
-    weights={"z": np.int64([1, 8, 9, 11])},
-    mode="linear",
-    coordinate_transformation_mode="half_pixel_symmetric",
-    opset=19,
-)
-op(
-    "Resize half sym cubic 1.7",
-    "Resize",
-    "x  s",
-    weights={"s": np.float32([1, 1, 1.7, 1.7])},
-    mode="cubic",
-    coordinate_transformation_mode="half_pixel_symmetric",
-    opset=19,
-)
-op("Resize 1d", "Resize", "x  s", x=(1, 8, 12), weights={"s": np.float32([1, 1, 2])}, mode="linear", **rs)
-op(
-    "Resize 3d",
-    "Resize",
-    "x  s",
-    x=(1, 2, 4, 4, 4),
-    weights={"s": np.float32([1, 1, 2, 2, 2])},
-    mode="linear",
-    **rs,
-)
-op("Resize channels", "Resize", "x  s", weights={"s": np.float32([1, 2, 1, 1])}, **rs)
-op(
-    "Resize round ceil",
-    "Resize",
-    "x  s",
-    weights={"s": np.float32([1, 1, 1.7, 1.7])},
-    nearest_mode="round_prefer_ceil",
-    **rs,
-)
-op("Resize cubic a", "Resize", "x  s", weights=sc, mode="cubic", cubic_coeff_a=-0.5, **rs)
+    resize(f"Resize half sym {k}", (1.7, 0.6), axes=[2, 3], nearest_mode=k, **symmetric)
+resize("Resize half sym sizes", sizes=(1, 8, 9, 11), mode="linear", **symmetric)
+resize("Resize half sym cubic 1.7", (1, 1, 1.7, 1.7), mode="cubic", **symmetric)
+resize("Resize 1d", (1, 1, 2), x=(1, 8, 12), mode="linear")
+resize("Resize 3d", (1, 1, 2, 2, 2), x=(1, 2, 4, 4, 4), mode="linear")
+resize("Resize channels", (1, 2, 1, 1))
+resize("Resize round ceil", (1, 1, 1.7, 1.7), nearest_mode="round_prefer_ceil")
+resize("Resize cubic a", mode="cubic", cubic_coeff_a=-0.5)
 op("Upsample", "Upsample", "x s", weights={"s": np.float32([1, 1, 2, 2])}, opset=9)
 # ---- matrix products ----
 op("MatMul", "MatMul", "x w", x=(4, 32), weights={"w": weight(32, 24)})
@@ -565,147 +375,57 @@ op("MatMul 3d", "MatMul", "x w", x=(2, 4, 32), weights={"w": weight(32, 24)})
 op("MatMul batched", "MatMul", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))})
 op("MatMul vec", "MatMul", "x w", x=(32,), weights={"w": weight(32, 24)})
 op("MatMul vecr", "MatMul", "x w", x=(4, 32), weights={"w": weight(32)})
-op(
-    "MatMul i32",
-    "MatMul",
-    "x w",
-    t=I32,
-    x=(4, 32),
-    weights={"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3},
-)
+stored = {"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3}
+op("MatMul i32", "MatMul", "x w", t=I32, x=(4, 32), weights=stored)
 op("MatMul i64 dyn", "MatMul", "x z", t=I64, x=(4, 6), extra={"z": (I64, (6, 5))})
-op(
-    "MatMul i32 3d",
-    "MatMul",
-    "x w",
-    t=I32,
-    x=(2, 4, 32),
-    weights={"w": np.arange(32 * 24, dtype=np.int32).reshape(32, 24) % 7 - 3},
-)
+op("MatMul i32 3d", "MatMul", "x w", t=I32, x=(2, 4, 32), weights=stored)
 op("MatMul broadcast", "MatMul", "x z", x=(3, 1, 4, 6), extra={"z": (F, (2, 6, 5))})
 op("Gemm", "Gemm", "x w b", x=(4, 32), weights={"w": weight(24, 32), "b": weight(24)}, transB=1)
-op(
-    "Gemm ab",
-    "Gemm",
-    "x w b",
-    x=(4, 32),
-    weights={"w": weight(32, 24), "b": weight(4, 1)},
-    alpha=0.5,
-    beta=2.0,
-)
+stored = {"w": weight(32, 24), "b": weight(4, 1)}
+op("Gemm ab", "Gemm", "x w b", x=(4, 32), weights=stored, alpha=0.5, beta=2.0)
 op("Gemm transA", "Gemm", "x w", x=(32, 4), weights={"w": weight(32, 24)}, transA=1)
 op("Einsum", "Einsum", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))}, equation="bij,bjk->bik")
 op("Einsum w", "Einsum", "x w", x=(2, 4, 6), weights={"w": weight(6, 5)}, equation="bij,jk->bik")
 op("MatMulInteger", "MatMulInteger", "x w", t=T.UINT8, x=(4, 8), weights={"w": np.ones((8, 5), np.uint8)})
 op("ConvInteger", "ConvInteger", "x w", t=T.UINT8, weights={"w": np.ones((4, 8, 3, 3), np.uint8)})
 integers = np.random.default_rng(5)
-op(
-    "ConvInteger zeros",
-    "ConvInteger",
-    "x w a b",
-    t=T.UINT8,
-    weights={
-        "w": integers.integers(0, 256, (6, 4, 3, 2), np.uint8),
-        "a": np.uint8(7),
-        "b": np.uint8(131),
-    },
-    pads=[1, 0, 2, 1],
-    strides=[2, 1],
-    group=2,
-)
-op(
-    "ConvInteger signed",
-    "ConvInteger",
-    "x w  b",
-    t=T.UINT8,
-    weights={
-        "w": integers.integers(-128, 128, (6, 8, 3, 3), np.int8),
-        "b": np.int8(-5),
-    },
-    dilations=[2, 1],
-)
+filters = integers.integers(0, 256, (6, 4, 3, 2), np.uint8)
+stored = {"w": filters, "a": np.uint8(7), "b": np.uint8(131)}
+window = {"pads": [1, 0, 2, 1], "strides": [2, 1], "group": 2}
+op("ConvInteger zeros", "ConvInteger", "x w a b", t=T.UINT8, weights=stored, **window)
+stored = {"w": integers.integers(-128, 128, (6, 8, 3, 3), np.int8), "b": np.int8(-5)}
+op("ConvInteger signed", "ConvInteger", "x w  b", t=T.UINT8, weights=stored, dilations=[2, 1])
 op("QDQ", "QuantizeLinear", "x s z", weights={"s": np.float32(0.02), "z": np.uint8(128)})
-net(
-    "QDQ2",
-    [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
-        h.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="n"),
-    ],
-    {"x": (F, SHAPE)},
-    {"s": np.float32(0.02), "z": np.uint8(128)},
-)
+pair = [
+    h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+    h.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="n"),
+]
+net("QDQ2", pair, {"x": (F, SHAPE)}, {"s": np.float32(0.02), "z": np.uint8(128)})
 op("DynQuant", "DynamicQuantizeLinear", outs="y s z")
 op("Det", "Det", x=(2, 4, 4))
 # ---- recurrent and other layers ----
-op(
-    "LSTM",
-    "LSTM",
-    "x w r b",
-    "y",
-    x=(5, 1, 6),
-    weights={"w": weight(1, 32, 6), "r": weight(1, 32, 8), "b": weight(1, 64)},
-    hidden_size=8,
-)
-op(
-    "GRU",
-    "GRU",
-    "x w r b",
-    "y",
-    x=(5, 1, 6),
-    weights={"w": weight(1, 24, 6), "r": weight(1, 24, 8), "b": weight(1, 48)},
-    hidden_size=8,
-)
-op(
-    "RNN",
-    "RNN",
-    "x w r b",
-    "y",
-    x=(5, 1, 6),
-    weights={"w": weight(1, 8, 6), "r": weight(1, 8, 8), "b": weight(1, 16)},
-    hidden_size=8,
-)
-op("GridSample", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16)
-op("GridSample near", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, mode="nearest")
-op("GridSample border", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, padding_mode="border")
-op("GridSample bicubic", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, mode="bicubic")
-op("GridSample align", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, align_corners=1)
-op(
-    "GridSample reflection",
-    "GridSample",
-    "x g",
-    extra={"g": (F, (1, 5, 5, 2))},
-    opset=16,
-    padding_mode="reflection",
-)
+for k, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+    stored = {"w": weight(1, 8 * gates, 6), "r": weight(1, 8 * gates, 8), "b": weight(1, 16 * gates)}
+    op(k, k, "x w r b", x=(5, 1, 6), weights=stored, hidden_size=8)
+samples = {
+    "": {},
+    " near": {"mode": "nearest"},
+    " border": {"padding_mode": "border"},
+    " bicubic": {"mode": "bicubic"},
+    " align": {"align_corners": 1},
+    " reflection": {"padding_mode": "reflection"},
+}
+for k, attributes in samples.items():
+    op(f"GridSample{k}", "GridSample", "x g", extra={"g": (F, (1, 5, 5, 2))}, opset=16, **attributes)
 op("AffineGrid", "AffineGrid", "x s", x=(1, 2, 3), weights={"s": np.int64([1, 3, 4, 5])}, opset=20)
 op("NMS", "NonMaxSuppression", "x z m", x=(1, 6, 4), extra={"z": (F, (1, 1, 6))}, weights={"m": np.int64(3)})
-op(
-    "Attention",
-    "Attention",
-    "x k v",
-    x=(1, 4, 16),
-    extra={"k": (F, (1, 4, 16)), "v": (F, (1, 4, 16))},
-    q_num_heads=2,
-    kv_num_heads=2,
-    opset=23,
-)
-op(
-    "Col2Im",
-    "Col2Im",
-    "x i b",
-    x=(1, 8 * 4, 9),
-    weights={"i": np.int64([4, 4]), "b": np.int64([2, 2])},
-    opset=18,
-)
-op(
-    "MaxUnpool",
-    "MaxUnpool",
-    "x i",
-    x=(1, 1, 2, 2),
-    weights={"i": np.int64([[[[5, 7], [13, 15]]]])},
-    kernel_shape=[2, 2],
-    strides=[2, 2],
-)
+heads = {"q_num_heads": 2, "kv_num_heads": 2}
+operands = {"k": (F, (1, 4, 16)), "v": (F, (1, 4, 16))}
+op("Attention", "Attention", "x k v", x=(1, 4, 16), extra=operands, opset=23, **heads)
+stored = {"i": np.int64([4, 4]), "b": np.int64([2, 2])}
+op("Col2Im", "Col2Im", "x i b", x=(1, 8 * 4, 9), weights=stored, opset=18)
+stored = {"i": np.int64([[[[5, 7], [13, 15]]]])}
+op("MaxUnpool", "MaxUnpool", "x i", x=(1, 1, 2, 2), weights=stored, kernel_shape=[2, 2], strides=[2, 2])
 op("NLL", "NegativeLogLikelihoodLoss", "x t", x=(3, 5), weights={"t": np.int64([1, 0, 2])}, opset=13)
 op("SCE", "SoftmaxCrossEntropyLoss", "x t", x=(3, 5), weights={"t": np.int64([1, 0, 2])}, opset=13)
 op("Cast bool", "Cast", t=B, to=T.FLOAT)

@@ -51,11 +51,17 @@ def directory(file, samples):
 def test_every_sample_of_a_file_is_run(directory, samples):
     (y,) = pimflow.run(directory, directory.with_name("samples.npz"))
     assert y.shape == (3, 2, 8) and np.allclose(y, 3 * samples @ WEIGHTS, atol=0.05)
+    (same,) = pimflow.infer(directory, input_values={"": directory.with_name("samples.npz")}).outputs
+    assert (same == y).all()
     (first,) = pimflow.run(directory, samples[0])
     assert (first == y[0]).all()
+    assert json.loads((directory / "report.json").read_text())["samples"] == 3
 
 
-def test_every_sample_is_verified(file, monkeypatch):
+@pytest.mark.parametrize(
+    "target, subject", [("llvm+pim", "outputs"), ("c", "outputs of the C code")], ids=["llvm", "c"]
+)
+def test_every_sample_is_verified(file, monkeypatch, target, subject):
     """A build that is wrong for the second sample alone is refused."""
     from pimflow.frontend.reference import Reference
 
@@ -70,8 +76,8 @@ def test_every_sample_is_verified(file, monkeypatch):
 
     monkeypatch.setattr(Reference, "outputs", outputs)
     x = np.ones((2, 2, 16), np.float32)
-    with pytest.raises(VerificationError, match="differ from the reference"):
-        pimflow.compile(file, inputs={"x": x}, values={"gain": 1}, conventions="none")
+    with pytest.raises(VerificationError, match=f"{subject} differ from the reference"):
+        pimflow.compile(file, inputs={"x": x}, values={"gain": 1}, target=target, conventions="none")
     assert seen == [2]
 
 
@@ -159,7 +165,7 @@ def spectrum():
 
 def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
     system = pimflow.system(accounting="paper")
-    keywords = {"conventions": "none", "target_system": system, "modes": "gpu,pim"}
+    keywords = {"conventions": "none", "system": system, "modes": "gpu,pim"}
     compiled = pimflow.compile(spectrum(), tmp_path / "out", **keywords)
     assert compiled.programs
     pimflow.run(tmp_path / "out")

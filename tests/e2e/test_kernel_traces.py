@@ -8,7 +8,8 @@ from command_line import run
 from trace_reader import read_kernels_list, read_trace
 
 import pimflow
-from pimflow.compiler.artifact import Interface, PlacedRegions
+from pimflow.compiler.artifact import PlacedRegions
+from pimflow.compiler.interface import Interface
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel

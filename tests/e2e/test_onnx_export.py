@@ -84,8 +84,21 @@ def small() -> onnx.ModelProto:
     return net.model(net.add("Gemm", x, (12, 10), (10,)))
 
 
+def copied_constants() -> onnx.ModelProto:
+    """A bias of a batch norm that is pushed through a layer whose constants are behind Identity."""
+    net = OnnxModelBuilder()
+    x = net.batch_norm(net.add("Conv", "x", (12, 8, 3, 3)), 12)
+    x = net.add("Conv", x, (16, 12, 1, 1), (16,))
+    for place in (1, 2):
+        stored = net.nodes[-1].input[place]
+        net.nodes[-1].input[place] = f"{stored}.copy"
+        net.nodes.insert(0, helper.make_node("Identity", [stored], [f"{stored}.copy"], name=f"copy{place}"))
+    return net.model(net.add("Relu", x))
+
+
 MODELS = {
     "small": small,
+    "copied constants": copied_constants,
     "hourglass": hourglass,
     "all kinds": all_kinds_model,
     "odd": lambda: all_kinds_model(odd=True),
@@ -96,6 +109,7 @@ MODELS = {
     ("name", "request_text"),
     [
         ("small", "tucker:0.5,fc=decompose"),
+        ("copied constants", "tucker:0.5"),
         pytest.param("hourglass", "tt:0.5", marks=pytest.mark.long),
         pytest.param("all kinds", "tucker:0.5,fc=decompose", marks=pytest.mark.long),
         pytest.param("all kinds", "cp:0.4,first=keep", marks=pytest.mark.long),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.compiler import artifact
+from pimflow.compiler.interface import INTERFACE, Interface
 from pimflow.errors import ArtifactError
 from pimflow.host import directories
 from pimflow.host.directories import check_target, contents, new_directory
@@ -51,8 +52,8 @@ def write(target: Path, names: list[str], text: str, *, force: bool = False) -> 
             (scratch / name).parent.mkdir(exist_ok=True)
             (scratch / name).write_text(f"{text} {name}")
         digests = {name: file_sha256(scratch / name) for name in names}
-        interface = artifact.Interface(inputs={}, targets=("c",), sha256=digests)
-        (scratch / artifact.INTERFACE).write_text(interface.to_json())
+        interface = Interface(inputs={}, targets=("c",), sha256=digests)
+        (scratch / INTERFACE).write_text(interface.to_json())
 
 
 def run_until_move(moves: int, act) -> bool:
@@ -100,7 +101,7 @@ steps = st.one_of(
     st.tuples(st.just("ours"), names),
     st.tuples(st.just("half"), names, moves),
     st.tuples(st.just("edit"), st.sampled_from(NAMES)),
-    st.tuples(st.just("lose"), st.sampled_from((*NAMES, artifact.INTERFACE))),
+    st.tuples(st.just("lose"), st.sampled_from((*NAMES, INTERFACE))),
     st.tuples(st.just("version"), st.sampled_from(("pimflow-artifact/0", "pimflow-artifact/2", "x", 1))),
     st.tuples(st.just("mark"), st.sampled_from(("{}", "[" * 10_000, "\0", '{"sha256": 3}'))),
 )
@@ -131,7 +132,7 @@ class Folder:
             self.write(subject, force=False, dies_at=extra[0] if extra else None)
             return
         self.place.mkdir(exist_ok=True)
-        path = self.place / (artifact.INTERFACE if kind in ("version", "mark") else subject)
+        path = self.place / (INTERFACE if kind in ("version", "mark") else subject)
         key = str(path.relative_to(self.root))
         inside = os.path.realpath(path.parent).startswith(os.path.realpath(self.place))
         if kind.startswith(("foreign", "link")) and inside and not os.path.lexists(path):
@@ -150,7 +151,7 @@ class Folder:
         elif kind == "lose" and path.is_file() and not path.is_symlink() and inside:
             path.unlink()
             self.theirs.pop(key, None)
-            if subject == artifact.INTERFACE:
+            if subject == INTERFACE:
                 self.keep_all()
         elif kind in ("version", "mark") and key not in self.theirs and not path.is_symlink():
             if not path.is_file():
@@ -191,7 +192,7 @@ class Folder:
             assert after == before
         elif dies_at is None:
             now = contents(self.place, KIND)
-            assert set(now.written) == {*names, *REPORTS, artifact.INTERFACE} and not now.changed
+            assert set(now.written) == {*names, *REPORTS, INTERFACE} and not now.changed
         elif died:
             with suppress(ArtifactError):
                 check_target(self.place, KIND, force=True)

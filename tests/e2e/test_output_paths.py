@@ -37,7 +37,7 @@ COMMANDS = {  # without their last argument, and whether it is a directory
 def no_work(monkeypatch):
     """Whoever reads a network, or a compiled one, has begun the work."""
     from pimflow import frontend, zoo
-    from pimflow.compiler.artifact import Interface
+    from pimflow.compiler.interface import Interface
 
     def fail(*_args, **_options):
         raise AssertionError("it began before it looked where to write")

@@ -13,7 +13,7 @@ from length import long_but
 from pimflow import compile, frontend, run
 from pimflow.commands.main import main
 from pimflow.compiler import build
-from pimflow.compiler.artifact import Interface
+from pimflow.compiler.interface import Interface
 from pimflow.compiler.verification import verify
 from pimflow.core.region import APPEND
 from pimflow.core.state import State

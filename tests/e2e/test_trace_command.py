@@ -11,7 +11,8 @@ from command_line import run
 from pimflow import hardware
 from pimflow.commands.command_line import output
 from pimflow.commands.simulate import trace
-from pimflow.compiler.artifact import Interface, PlacedRegions
+from pimflow.compiler.artifact import PlacedRegions
+from pimflow.compiler.interface import Interface
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram

@@ -19,6 +19,7 @@ from onnx_models import onnx_model
 from pimflow import zoo
 from pimflow.commands.main import main
 from pimflow.compiler.artifact import UNSEALED
+from pimflow.compiler.interface import table_digest
 from pimflow.errors import ArtifactError
 from pimflow.host.directories import DirectoryKind
 from pimflow.host.files import file_sha256
@@ -222,8 +223,6 @@ def mutations(value):
 
 
 def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, artifact):
-    from pimflow.compiler.artifact import _digest
-
     copy = tmp_path / "copy"
     shutil.copytree(artifact, copy)
     table = json.loads((copy / "interface.json").read_text())
@@ -233,7 +232,7 @@ def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, arti
     seen = set()
     for changed in mutations(table):
         if isinstance(changed, dict):
-            changed = {"version": table["version"]} | changed | {"digest": _digest(changed)}
+            changed = {"version": table["version"]} | changed | {"digest": table_digest(changed)}
         (copy / "interface.json").write_text(json.dumps(changed))
         code, _, err = run(capsys, "run", copy)
         assert code in (0, 3), changed
@@ -258,7 +257,7 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
         (copy / name).write_text(json.dumps(changed))
         interface["sha256"][name] = file_sha256(copy / name)
         del interface["digest"]
-        interface["digest"] = artifacts._digest(interface)
+        interface["digest"] = table_digest(interface)
         (copy / "interface.json").write_text(json.dumps(interface))
         try:
             artifacts.load_device(copy) if name == "pim.json" else artifacts.PlacedRegions.load(copy)
@@ -279,7 +278,7 @@ def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     for argument, code, says in [
         (tmp_path / "small.npy", 3, "(1, 3, 16, 16)"),
         (tmp_path / "text.npy", 3, ".npy"),
-        (tmp_path / "many.npz", 3, "several arrays"),
+        (tmp_path / "many.npz", 3, "no input 'a'"),
         (tmp_path / "zip.npy", 3, "not a .npy file"),
         (tmp_path / "large.npy", 3, "more than fits"),
         (tmp_path / "open.npy", 3, "not a .npy file"),
@@ -374,13 +373,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert (process.returncode, out) == (3, ""), err
     one_line(err)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unwritable_place(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "out", "/proc/out"):
-        code, _, err = run(capsys, "compile toy -o", place, "--quiet")
-        assert code == 3 and str(place) in one_line(err)
 
 
 def test_places_change_hands_without_loss(tmp_path):

@@ -19,8 +19,9 @@ from pimflow.pim_backend.programs.cache_appends import append_keys, append_value
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.loop_rolling import roll_loops
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.coverage import product_coverage, store_coverage
+from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.store_coverage import store_coverage
 from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import check_device, issue_program, time_program
 

@@ -19,8 +19,8 @@ from pimflow.pim_backend.programs.cache_places import all_places_program, place_
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
-from pimflow.simulators.pim.coverage import store_coverage
 from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.store_coverage import store_coverage
 
 
 @settings(max_examples=examples(40), deadline=None)

@@ -29,7 +29,7 @@ from onnx_models import onnx_model
 import pimflow
 from pimflow import zoo
 from pimflow.commands.main import main
-from pimflow.compiler.artifact import Interface
+from pimflow.compiler.interface import Interface
 from pimflow.core.output_error import relative_error
 from pimflow.errors import PimflowError
 from pimflow.host.result_cache import ResultCache

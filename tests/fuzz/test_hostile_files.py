@@ -138,7 +138,7 @@ def test_toml(content, tmp_path, capsys):
 
 
 def test_a_file_without_an_end(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(table_files, "LARGEST_BYTES", 1 << 20)
+    monkeypatch.setattr(table_files, "MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "device.toml").symlink_to("/dev/zero")
     assert "more than" in error_line(["devices", tmp_path / "device.toml"], capsys)
     (tmp_path / "net.onnx").symlink_to("/dev/zero")

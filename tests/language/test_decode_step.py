@@ -176,7 +176,7 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     prompts = [[3, 4, 5], [7]]
     model = zoo.load_model(graph.step_graph(SMALL, 16))
     language = replace(open_language_model(model), step=step_of, by_token=by_token, fixed_context=None)
-    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda _: language)
+    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda *_: language)
     said: list[str] = []
     result = generate("small", tokens=prompts, n=7, context=16, modes="gpu", progress=said.append)
     for request, prompt in zip(result.requests, prompts):

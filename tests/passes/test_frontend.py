@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
 from onnx import helper
+from onnx_models import onnx_model
 
 from pimflow import frontend, zoo
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
@@ -208,10 +209,6 @@ def test_operators_of_old_opsets(mode):
     matches_onnx_runtime(model)
 
 
-def test_operators_that_the_standard_defines_by_others():
-    matches_onnx_runtime(shaped_model([CONV, node("Celu", "a", "y", alpha=0.5)], SHAPES, WEIGHTS, ["y"]))
-
-
 def test_a_condition_that_is_constant():
     value = helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, (1, 4, 4, 4))
     branches = {
@@ -225,15 +222,6 @@ def test_a_condition_that_is_constant():
 # ---- what cannot be imported ----
 
 
-def test_an_unsupported_operator_is_one_line():
-    nodes = [helper.make_node("RandomUniformLike", ["x"], ["y"], "dice")]
-    with pytest.raises(
-        UnsupportedOpError, match=r"model 'net': .*RandomUniformLike of node 'dice'"
-    ) as caught:
-        onnx_graph.from_onnx(shaped_model(nodes, {"x": (1, 6, 1)}, {}, ["y"]))
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_what_the_importer_trips_over_is_one_line(capfd):
     model = shaped_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
     model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
@@ -241,12 +229,6 @@ def test_what_the_importer_trips_over_is_one_line(capfd):
         onnx_graph.from_onnx(model)
     assert len(str(caught.value).splitlines()) == 1
     assert capfd.readouterr().out == ""
-
-
-def test_a_shape_that_depends_on_data_names_its_operator():
-    model = shaped_model([node("NonZero", "x", "y")], SHAPES, {}, ["y"], onnx.TensorProto.INT64)
-    with pytest.raises(UnsupportedOpError, match=r"the shape of nonzero .* depends on the data"):
-        extract_regions(onnx_graph.from_onnx(model))
 
 
 def test_a_network_that_only_looks_at_its_inputs_copies_them():
@@ -280,6 +262,54 @@ def test_a_table_is_one_kernel(axis):
     np.testing.assert_array_equal(y, expected)
     (y,) = outputs(mod, [np.full((2, 2), 2**40)])
     assert np.isin(y, weight(5, 3)).all()
+
+
+def test_places_in_a_sequence_count_from_its_end():
+    """An insertion at -1 is before the last element; elements in fp64 are computed in fp32, too."""
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["all"], axis=0, keepdims=0),
+        helper.make_node("SequenceErase", ["all", "first"], ["two"]),
+        helper.make_node("SequenceInsert", ["two", "one", "last"], ["three"]),
+        helper.make_node("SequenceAt", ["three", "middle"], ["y"]),
+        helper.make_node("SequenceLength", ["three"], ["count"]),
+    ]
+    numbers = {"first": np.int64(-3), "last": np.int64(-1), "middle": np.int64(-2), "one": np.ones(4)}
+    double, whole = onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
+    model = onnx_model(nodes, {"x": (double, (3, 4))}, {"y": (double, (4,)), "count": (whole, ())}, numbers)
+    model = zoo.load_model(onnx.shape_inference.infer_shapes(model))
+    y, count = outputs(onnx_graph.from_onnx(model), [np.zeros((3, 4), np.float32)])
+    assert (y == 1).all() and count == 3
+
+
+def test_statistics_of_each_element():
+    """BatchNormalization with `spatial` of 0, of opsets before 9."""
+    draw = np.random.default_rng(0)
+    weights = {name: draw.uniform(0.5, 2, (2, 3, 3)).astype("float32") for name in "gbmv"}
+    node = helper.make_node("BatchNormalization", ["x", *"gbmv"], ["y"], spatial=0)
+    matches_onnx_runtime(onnx_model([node], {"x": (1, 2, 3, 3)}, {"y": (1, 2, 3, 3)}, weights, opset=7))
+
+
+def test_samples_of_a_map_of_one_row():
+    """At its corners, and reflected there."""
+    node = helper.make_node(
+        "GridSample", ["x", "g"], ["y"], mode="bilinear", padding_mode="reflection", align_corners=1
+    )
+    model = onnx_model([node], {"x": (1, 2, 1, 4), "g": (1, 3, 3, 2)}, {"y": (1, 2, 3, 3)}, opset=16)
+    x, grid = np.arange(8, dtype=np.float32).reshape(1, 2, 1, 4), np.zeros((1, 3, 3, 2), np.float32)
+    grid[..., 0], grid[..., 1] = np.linspace(-1, 1, 9).reshape(1, 3, 3), 5.3
+    (y,) = outputs(onnx_graph.from_onnx(model), [x, grid])
+    expected = np.linspace(0, 3, 9).reshape(3, 3) + np.array([0, 4]).reshape(1, 2, 1, 1)
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_a_range_that_depends_on_data_is_refused():
+    node = helper.make_node("Range", ["zero", "x", "one"], ["y"], "count")
+    whole = onnx.TensorProto.INT64
+    model = onnx_model(
+        [node], {"x": (whole, ())}, {"y": (whole, ("n",))}, {"zero": np.int64(0), "one": np.int64(1)}
+    )
+    with pytest.raises(UnsupportedOpError, match=r"Range of node 'count'.* the number of its results"):
+        onnx_graph.from_onnx(model)
 
 
 def test_nodes_that_share_a_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kernel_cases
 import numpy as np
 import pytest
 from kernel_mutations import FAULTS, mutant
@@ -28,7 +29,7 @@ def toy():
     return network_kernels("toy")
 
 
-def faults(func, **arrays):
+def faults(func, *, addresses_only=False, **arrays):
     """What running all blocks of a function finds."""
     found: set[Fault] = set()
     by_name = {parameter.name: parameter for parameter in func.params}
@@ -37,6 +38,7 @@ def faults(func, **arrays):
         {by_name[name]: array.reshape(-1) for name, array in arrays.items()},
         lambda launch, _: np.arange(launch.blocks),
         lambda fault, *_: found.add(fault),
+        addresses_only,
     )
     execution.run()
     return found
@@ -203,6 +205,31 @@ def test_blocks_at_borders_of_fused_axes_run():
     arrays = {parameter: np.ones(420, np.float32) for parameter in copy.params}
     KernelExecution(copy, arrays, choose_blocks, lambda *_: None).run()
     assert borders >= {0, 419} and {block % 20 for block in borders} >= {0, 19}
+
+
+def test_all_blocks_show_what_they_read_of_a_result():
+    """A block that reads what another writes is found although neither of them runs."""
+
+    @T.prim_func(private=True)
+    def double(x: T.Buffer((640,), "float32"), y: T.Buffer((640,), "float32")):
+        block = T.launch_thread("blockIdx.x", 10)
+        t = T.launch_thread("threadIdx.x", 64)
+        value: T.let[T.float32] = T.if_then_else(block == 7 and t < 3, y[(block - 2) * 64 + t], x[t])
+        y[block * 64 + t] = value * T.float32(2)
+
+    x, y = np.ones(640, np.float32), np.ones(640, np.float32)
+    assert faults(double, addresses_only=True, x=x, y=y) == {Fault.BLOCKS_RACE, Fault.THREADS_RACE}
+    assert (y == 1).all()  # nothing was computed
+
+
+def test_a_fused_group_keeps_to_its_tiles():
+    """Tiles of a group share one buffer: an access beyond one of them is found where they lie apart."""
+    kernels = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu").schedule()
+    (group,) = (kernel for kernel in kernels if kernel.regions_bytes)
+    assert not check_kernel(group).findings
+    broken = mutant(group, "a shared buffer of one element less", np.random.default_rng(0))
+    (finding,) = check_kernel(broken).findings
+    assert finding.fault is Fault.OUT_OF_BOUNDS
 
 
 @pytest.mark.parametrize("fault", FAULTS)

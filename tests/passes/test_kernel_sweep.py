@@ -50,7 +50,7 @@ def test_any_product(rows, columns, depth, batch, dtype):
 def test_any_convolution(size, channels, filters, window, stride, depthwise, dtype):
     groups = channels if depthwise else 1
     filters = channels if depthwise else filters
-    require(kernel_cases.convolution_kernels(size, channels, filters, dtype, window, stride, groups))
+    require(kernel_cases.convolution_kernels(size, (channels, filters), dtype, window, stride, groups))
 
 
 @settings(max_examples=examples(24))

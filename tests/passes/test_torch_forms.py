@@ -9,6 +9,7 @@ from length import long_but
 
 import pimflow
 from pimflow import frontend
+from pimflow.errors import UnsupportedOpError
 
 torch = pytest.importorskip("torch")
 
@@ -51,6 +52,56 @@ CASES = {
     "rounding": (Rounding, ((2, 8),)),
     "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
 }
+F = torch.nn.functional
+FUNCTIONS = {
+    "nearest": lambda x: F.interpolate(x, size=(13, 5), mode="nearest"),
+    "nearest, of a signal": lambda x: F.interpolate(x[0], scale_factor=1.5, mode="nearest"),
+    "nearest-exact": lambda x: F.interpolate(x, size=(13, 5), mode="nearest-exact"),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"),
+    "linear, corners": lambda x: F.interpolate(x[0], size=20, mode="linear", align_corners=True),
+    "trilinear": lambda x: F.interpolate(x[None], scale_factor=1.5, mode="trilinear"),
+    "bicubic": lambda x: F.interpolate(x, scale_factor=1.3, mode="bicubic"),
+    "antialias": lambda x: F.interpolate(x, size=(5, 4), mode="bilinear", antialias=True),
+    "bicubic antialias": lambda x: F.interpolate(x, size=(5, 4), mode="bicubic", antialias=True),
+    "one divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=4),
+    "one divisor, of volumes": lambda x: F.avg_pool3d(x[None], 2, divisor_override=3),
+    "places of maxima": lambda x: F.max_pool2d(x, 3, 2, 1, 2, return_indices=True, ceil_mode=True)[1],
+    "maxima of places": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "selu": F.selu,
+    "NaN": lambda x: F.elu(x / (x > 1e9)),
+    "last index": lambda x: x[:, [-1, 0]],
+    "pairs of indices": lambda x: x[:, [-1, 0], [1, -2]],
+    "indices apart": lambda x: x[:, [-1, 0, 3], :, [1, -2, 0]],
+    "circular": lambda x: F.pad(x, (1, 1, 2, 1), mode="circular"),
+    "replicate": lambda x: F.pad(x, (1, 0, 2, 1), mode="replicate"),
+    "cut and pad": lambda x: F.pad(x, (1, -1, -2, 0), value=2.0),
+}
+
+
+class Functions(torch.nn.Module):
+    """The results of all of `FUNCTIONS`."""
+
+    def forward(self, x):
+        return tuple(function(x) for function in FUNCTIONS.values())
+
+
+def test_functions_give_what_pytorch_gives():
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 9, 7)
+    loaded = frontend.load(torch.export.export(Functions(), (x,)))
+    results = dict(zip(FUNCTIONS, outputs(loaded.module, [x.numpy()]), strict=True))
+    for name, expected in zip(FUNCTIONS, Functions()(x), strict=True):
+        assert results[name].dtype == expected.numpy().dtype, name
+        np.testing.assert_allclose(results[name], expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_an_index_by_a_mask_is_refused():
+    class Masked(torch.nn.Module):
+        def forward(self, x):
+            return x[:, torch.tensor([True, False])]
+
+    with pytest.raises(UnsupportedOpError, match="an index by a mask is not supported"):
+        frontend.load(torch.export.export(Masked(), (torch.ones(1, 2),)))
 
 
 @pytest.mark.parametrize("case", long_but(["attention", "groups"], CASES))

@@ -324,7 +324,7 @@ def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkey
     row = summary(selection)
     assert [choice.known for choice in row.choices] == ["measured"] * 7
     assert row.measured.predicted > 30
-    assert row.measured.predicted + row.measured.primitives == row.measured.of
+    assert row.measured.predicted + row.measured.primitives == row.measured.applicable
     guessed = pimflow.select("toy", profile="predicted", cache=cache)
     assert guessed.selected.sums.time_ns == pytest.approx(selection.selected.sums.time_ns, rel=1e-6)
     best = pimflow.select("toy", measure=None, cache=cache).selected.sums.time_ns

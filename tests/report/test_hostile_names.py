@@ -12,7 +12,8 @@ from hostile_names import FOLDERS, MARK, NAMES
 
 from pimflow.commands.compile import timeline
 from pimflow.commands.pages import pages
-from pimflow.compiler.artifact import TIMELINE, Interface
+from pimflow.compiler.artifact import TIMELINE
+from pimflow.compiler.interface import Interface
 from pimflow.core.liveness import Lifetime
 from pimflow.memory import plan as plan_memory
 from pimflow.memory import plot

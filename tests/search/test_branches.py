@@ -14,7 +14,7 @@ from problems import problems
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.report import Estimate
+from pimflow.commands.shared.plan_report import Estimate
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns

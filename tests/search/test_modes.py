@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples, long_but
 
 from pimflow import frontend
-from pimflow.commands.shared.report import Estimate
+from pimflow.commands.shared.plan_report import Estimate
 from pimflow.core.candidate import Cost
 from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
 from pimflow.core.rewrite import MODES, OPERATOR_KERNELS

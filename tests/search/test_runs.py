@@ -15,13 +15,15 @@ from pimflow import frontend
 from pimflow.commands.compile.explain import explain
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.shared import report_text
-from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport
+from pimflow.commands.shared.memory_report import PoolReport
+from pimflow.commands.shared.report import ExtraReports, GpuPart
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite, Mode, PipelineRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 from pimflow.placement import CandidateGenerator, apply, best_plan, plan_application, search
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import evaluate
@@ -128,6 +130,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         bound=1.0,
         worst=output,
         outputs=(output,),
+        samples=3,
         regions=(),
         timing_violations=0,
         violations_by_rule={},
@@ -135,7 +138,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     report = make_report(
         PlacedNetwork(search_result=search_result, search_seconds=0.0, gpu_known={}),
         verification,
-        gpu_part=GpuPart.from_search(search_result, "llvm+pim", "", "", None, ""),
+        gpu_part=GpuPart.from_search(search_result, "llvm+pim", CudaKernels(), None, ""),
         pool=PoolReport(
             target="llvm+pim",
             pool_bytes=0,
@@ -152,7 +155,8 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert rows.keys() == {region.name for region in graph.regions}
     assert rows[names[1]].covers == names and rows[names[1]].latency_ns == 0.0
     assert sum(row.latency_ns for row in rows.values()) == pytest.approx(report.plan.latency_ns)
-    assert f"with {names[0]}" in report_text.table(report, None)
+    text = report_text.table(report, None)
+    assert f"with {names[0]}" in text and "the outputs match on 3 samples (" in text
     for name in names:
         explained = explain(search_result, graph.region(name))
         assert [c.covers for c in explained.candidates if c.chosen] == [names]

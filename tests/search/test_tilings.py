@@ -25,7 +25,7 @@ from pimflow.core.region import (
 )
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
-from pimflow.fusion.own_tiles import TileMemory, default_tilings
+from pimflow.fusion.default_tilings import TileMemory, default_tilings
 from pimflow.hardware import spec_names, system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search

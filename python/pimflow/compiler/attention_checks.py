@@ -8,7 +8,7 @@ import numpy as np
 
 from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.phases import CacheProduct
-from pimflow.compiler.region_check import ROUNDED, ReferenceSums, RegionCheck
+from pimflow.compiler.region_check import STORAGE_TYPES, ReferenceSums, RegionCheck
 from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
@@ -60,7 +60,7 @@ class AttentionChecks:
         group_attention, checks = cached.groups[group].attention, []
         written_matrices = (group + 1) * group_attention.batch * group_attention.kv_heads  # matrices
         for cache, state, new_tokens in zip((cached.keys, cached.values), states, (new_keys, new_values)):
-            expected = self.initial_caches[id(cache)].astype(ROUNDED[storage_dtype(cached)])
+            expected = self.initial_caches[id(cache)].astype(STORAGE_TYPES[storage_dtype(cached)])
             with np.errstate(over="ignore"):
                 tokens = new_tokens.reshape(-1, expected.shape[3]).astype(expected.dtype)
             matrices = expected.reshape(-1, *expected.shape[2:])
@@ -124,14 +124,14 @@ def _check_product(
     """Check the programs of a product: `y` is, or sums up to, `x` times the matrix of each KV head."""
     dtype = storage_dtype(cached)
     with np.errstate(over="ignore"):
-        x64 = x.astype(ROUNDED[dtype]).astype(np.float64)
+        x64 = x.astype(STORAGE_TYPES[dtype]).astype(np.float64)
     w64 = cache.astype(np.float64)
     if product == SCORES:
         w64 = w64.swapaxes(1, 2)
     error, in_range = float("inf"), bool(np.isfinite(x64).all() and np.isfinite(w64).all())
     if in_range:
         expected, magnitude = x64 @ w64, np.abs(x64) @ np.abs(w64)
-        in_range = bool(np.abs(expected).max() < np.finfo(ROUNDED[dtype]).max)
+        in_range = bool(np.abs(expected).max() < np.finfo(STORAGE_TYPES[dtype]).max)
         terms = y.reshape(*expected.shape[:2], -1, expected.shape[2])
         sums = ReferenceSums(
             dtype=dtype,

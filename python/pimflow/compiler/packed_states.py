@@ -55,7 +55,7 @@ class PackedStates:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedStates:
-        """Read `artifact.Interface.states` for the device of the directory."""
+        """Read `interface.Interface.states` for the device of the directory."""
         packed = {name: entry for name, entry in table.items() if "layout" in entry}
         return cls(
             inputs={name: PackedCache.from_table(entry["layout"], pim) for name, entry in packed.items()},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-# The type that operands are rounded to.
-ROUNDED: dict[str, type[np.floating[Any]]] = {"fp16": np.float16, "fp32": np.float32}
-# The interval on which an activation of a program is the identity (`PimProgram.activation`).
-RECTIFIED = {"": (-np.inf, np.inf), "relu": (0.0, np.inf), "relu6": (0.0, 6.0)}
+# Types that operands are rounded to, by their names in programs.
+STORAGE_TYPES: dict[str, type[np.floating[Any]]] = {"fp16": np.float16, "fp32": np.float32}
+# By activation of a program (`PimProgram.activation`), the interval that results are clipped to.
+RESULT_RANGES = {"": (-np.inf, np.inf), "relu": (0.0, np.inf), "relu6": (0.0, 6.0)}
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
 _HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}
@@ -23,7 +24,7 @@ class RegionCheck:
     Attributes
     ----------
     error_over_bound : float
-        Largest quotient of an element's error and its bound; the region matches up to 1.
+        Largest quotient of an element's error and its bound; the region matches if it is at most 1.
     in_range : bool
         Whether inputs and reference are in the range of the storage type.
     """
@@ -80,4 +81,4 @@ class ReferenceSums:
         difference = np.abs(y.astype(np.float64) - self.expected)
         ratio = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
         max_ratio = float(ratio.max())
-        return max_ratio if max_ratio == max_ratio else float("inf")
+        return math.inf if math.isnan(max_ratio) else max_ratio

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +13,10 @@ import numpy as np
 from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference, output_checks
-from pimflow.compiler.region_check import RECTIFIED, ROUNDED, ReferenceSums, RegionCheck
+from pimflow.compiler.region_check import RESULT_RANGES, STORAGE_TYPES, ReferenceSums, RegionCheck
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
@@ -47,12 +49,15 @@ class Verification:
         commands; then, too, this is of timing `CHECKED_TIMING`.
     inexact : dict of str to str
         PIM regions whose commands do not form every product of the layer exactly once, and what they form.
+    samples : int
+        Samples of inputs that the build was run on; what stands above is of the one with the largest error.
     """
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
     violations_by_rule: dict[str, int] | None
     inexact: dict[str, str] = field(default_factory=dict)
+    samples: int = 1
 
     @property
     def worst(self) -> OutputCheck:
@@ -117,6 +122,40 @@ def leaves_fp16(operands: Sequence[np.ndarray], y: np.ndarray) -> bool:
         return False
     with np.errstate(over="ignore"):
         return not all(np.isfinite(x.astype(np.float16)).all() for x in (*values, y))
+
+
+@contextlib.contextmanager
+def require_fp16_range(layer: Callable[[str], str]) -> Iterator[None]:
+    """Raise `VerificationError` at the end of the block if values of a PIM region left fp16 in it.
+
+    Parameters
+    ----------
+    layer : callable
+        The layer that a function of the runtime computes (`layer_of_symbol`); empty if none stores fp16.
+    """
+    overflows: list[str] = []
+
+    def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+        """Note the first region whose values are too large; the runtime calls this."""
+        if not overflows and leaves_fp16(operands, y):
+            overflows.append(symbol)
+
+    with codegen.observe_regions(check):
+        yield
+    name = layer(overflows[0]) if overflows else ""
+    if name:
+        raise VerificationError(beyond_fp16(name))
+
+
+def layer_of_symbol(symbol: str, graph: RegionGraph) -> str:
+    """The layer that a function of the runtime computes: the longest name that it begins with."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"\W", "_", name)
+
+    variable = symbol.removeprefix("pim_")
+    names = [region.name for region in graph.regions if variable.startswith(plain(region.name))]
+    return max(names, key=len, default=variable)
 
 
 def nan_count(outputs: Sequence[np.ndarray]) -> int:
@@ -277,8 +316,7 @@ def check_region(
     last place of the storage type for each rounding: one, or, where sums are resumed, one for each part.
     The `initial` value of sums, [oc] or of the shape of the result, counts as one more product. `added`, of
     the shape of the result, is handled as further channels of the operand with an identity matrix as
-    filters. No activation of `RECTIFIED` increases a difference, so the bound of its result is that of the
-    sum.
+    filters. No activation of `RESULT_RANGES` increases a difference, so its result has the bound of the sum.
     """
     g = program.geometry
     if added is not None:
@@ -305,7 +343,7 @@ def _reference_sums(
 
     Where sums are resumed they are rounded after each part of the reduction; the activation follows the last.
     """
-    g, rounding = replace(program.geometry, oc=len(filters)), ROUNDED[program.dtype]
+    g, rounding = replace(program.geometry, oc=len(filters)), STORAGE_TYPES[program.dtype]
     pixels, tiling = slice(program.pixel_begin, program.pixel_end), BankTiling.from_program(program)
     step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     with np.errstate(over="ignore"):
@@ -327,7 +365,7 @@ def _reference_sums(
             return None
     return ReferenceSums(
         dtype=program.dtype,
-        expected=np.clip(expected, *RECTIFIED[program.activation]),
+        expected=np.clip(expected, *RESULT_RANGES[program.activation]),
         magnitude=magnitude,
         products=g.reduction + (initial is not None),
         partial=partial,

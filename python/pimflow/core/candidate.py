@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from pimflow.core.liveness import Moment
 from pimflow.core.region import Region
@@ -38,7 +39,8 @@ class Provenance(enum.Enum):
 
 # Resources of a system with PIM; where a network runs only on a CPU, its kernels are on "cpu". "pim" stands
 # for the channels that have PIM: a PIM program occupies them, and so does a kernel that uses them as memory.
-RESOURCES = ("gpu", "pim", "crossbar")
+Resource = Literal["gpu", "pim", "crossbar", "cpu"]
+RESOURCES: tuple[Resource, ...] = ("gpu", "pim", "crossbar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,8 @@ class Task:
 
     Attributes
     ----------
-    resource : str
-        One of `RESOURCES`, or ``cpu``.
-    also : tuple of str
+    resource : Resource
+    also : tuple of Resource
         Further resources that it occupies while it executes, but not during its launch: a kernel over all
         memory channels occupies those that have PIM.
     launch_ns, execution_ns : float
@@ -71,8 +72,8 @@ class Task:
     """
 
     label: str
-    resource: str
-    also: tuple[str, ...] = ()
+    resource: Resource
+    also: tuple[Resource, ...] = ()
     launch_ns: float = 0.0
     execution_ns: float
     launched: bool = True
@@ -84,7 +85,7 @@ class Task:
     known: Provenance = Provenance.ANALYTIC
 
     @property
-    def resources(self) -> tuple[str, ...]:
+    def resources(self) -> tuple[Resource, ...]:
         """All resources that it occupies."""
         return (self.resource, *self.also)
 
@@ -100,17 +101,24 @@ class Task:
 
     def with_dependencies(self, dependencies: tuple[int, ...]) -> Task:
         """The task with other predecessors."""
-        return self if dependencies == self.after else self._with_fields(after=dependencies)
+        return self if dependencies == self.after else with_fields(self, after=dependencies)
 
     def with_launch_ns(self, launch_ns: float) -> Task:
         """The task with another launch time."""
-        return self if launch_ns == self.launch_ns else self._with_fields(launch_ns=launch_ns)
+        return self if launch_ns == self.launch_ns else with_fields(self, launch_ns=launch_ns)
 
-    def _with_fields(self, **changes: object) -> Task:
-        """A copy with changes; searches make millions of them, and `replace` is several times as slow."""
-        task = object.__new__(Task)
-        task.__dict__.update(self.__dict__, **changes)
-        return task
+
+Record = TypeVar("Record", "Task", "Candidate")
+
+
+def with_fields(record: Record, **changes: object) -> Record:
+    """A copy with other values of some fields.
+
+    Searches make millions of tasks and candidates, and `dataclasses.replace` is several times as slow.
+    """
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__, **changes)
+    return copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,11 +484,11 @@ class Event:
 
     start_ps: int
     end_ps: int
-    resource: str
+    resource: Resource
     label: str
     launched: bool = True
     regions: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
+    also: tuple[Resource, ...] = ()
     begun_ps: int = 0
 
 
@@ -495,6 +503,6 @@ class Timeline:
         """End of the last event; 0 without events."""
         return max((e.end_ps for e in self.events), default=0)
 
-    def busy_ps(self, resource: str) -> int:
+    def busy_ps(self, resource: Resource) -> int:
         """Time in which `resource` is busy."""
         return sum(e.end_ps - e.start_ps for e in self.events if e.resource == resource)

@@ -103,7 +103,7 @@ def _complete(item: Field[Any], cls: type) -> Option:
         help=declared.help.replace("{choices}", ", ".join(declared.choices)),
         group=declared.group or getattr(cls, "_group", ""),
         parse=declared.parse or parse,
-        check=declared.check or (check if types else None),
+        check=declared.check or (check if types or declared.choices else None),
         is_flag=kind == "bool",
     )
 

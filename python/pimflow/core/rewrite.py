@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pimflow.core.region import ConvGeometry
-from pimflow.core.split import WHOLE, Split
+from pimflow.core.split import WHOLE, Axis, Split
 
 
 class Mode(str, enum.Enum):
@@ -108,8 +108,8 @@ class SplitRewrite:
 
     Attributes
     ----------
-    axis : str
-        The axis that is split: one of `core.split.AXES`.
+    axis : Axis
+        The axis that is split.
     gpu_share : float
         The extent of the GPU's part over that of the axis.
     schedule : str
@@ -118,7 +118,7 @@ class SplitRewrite:
 
     mode: ClassVar[Mode] = Mode.SPLIT
 
-    axis: str = "rows"
+    axis: Axis = "rows"
     gpu_share: float
     schedule: str = ""
 

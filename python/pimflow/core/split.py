@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from pimflow.core.region import STORED_BYTES, ConvGeometry
 # Suffixes of the names of a layer's parts.
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
 INPUT_SUFFIX = "_in"  # of the name of the input that a part reads
-AXES = ("rows", "channels", "reduction", "batch")
+Axis = Literal["rows", "channels", "reduction", "batch"]
+AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 @dataclass(frozen=True, order=True)
@@ -21,14 +23,14 @@ class Split:
 
     Attributes
     ----------
-    axis : str
-        One of `AXES`: output rows, output channels, input channels (the reduction), or the inferences of a
+    axis : Axis
+        Output rows, output channels, input channels (the reduction), or the inferences of a
         batch.
     gpu : int
         Extent of the GPU's part along the axis; 0 if PIM computes the whole layer.
     """
 
-    axis: str = "rows"
+    axis: Axis = "rows"
     gpu: int = 0
 
     def extent(self, geometry: ConvGeometry) -> int:

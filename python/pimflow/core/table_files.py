@@ -1,6 +1,6 @@
 """Tables in files: the only reader of untrusted JSON and TOML.
 
-Every error is one line that begins with the name of the file, raised as the error class of the caller.
+Every error is one line that begins with the name of the file. Callers say of which class it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-LARGEST_BYTES = 1 << 30  # of a file: /dev/zero, for one, never ends
+MAX_FILE_BYTES = 1 << 30  # /dev/zero, for one, never ends
 
 
 def read_text(path: str | os.PathLike[str], error: type[PimflowError]) -> str:
@@ -29,19 +29,21 @@ def read_text(path: str | os.PathLike[str], error: type[PimflowError]) -> str:
     Parameters
     ----------
     error
-        Raised if it cannot be read, is larger than `LARGEST_BYTES`, or is not UTF-8.
+        Raised if it cannot be read, is larger than `MAX_FILE_BYTES`, or is not UTF-8.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as reason:  # a path with a null character is a ValueError
         raise error(f"{path}: cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
-    if len(data) > LARGEST_BYTES:
-        raise error(f"{path}: has more than {LARGEST_BYTES >> 30} GiB; tables are smaller")
+    if len(data) > MAX_FILE_BYTES:
+        raise error(f"{path}: has more than {MAX_FILE_BYTES >> 30} GiB; tables are smaller")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as reason:
-        raise error(f"{path}: not a text file in UTF-8: byte {reason.start} is of none") from None
+        raise error(
+            f"{path}: not a text file in UTF-8: byte {reason.start} is part of no character"
+        ) from None
 
 
 def read_json(path: str | os.PathLike[str], error: type[PimflowError]) -> Any:
@@ -106,7 +108,7 @@ def _object_without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, An
 def _finite_number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:80]} is beyond what a number can be")
+        raise ValueError(f"{digits[:80]} is too large for a number")
     return number
 
 

@@ -94,8 +94,8 @@ def agreement(data: Calibration, decomposed_network: DecomposedNetwork) -> Class
 
     Both are run by their references, in fp32. Compiled code is verified against the decomposed network's.
     """
-    original = decomposed_network.original.reference.prepared()
-    decomposed = decomposed_network.network.reference.prepared()
+    networks = decomposed_network.original, decomposed_network.network
+    original, decomposed = (network.reference.prepared() for network in networks)
     tally = _MapTally(data.classes) if data.maps else _ClassTally()
     max_values = [0.0, 0.0]  # of differences, and of the original's outputs
     for inputs, labels in data.batches():

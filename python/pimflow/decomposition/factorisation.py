@@ -1,4 +1,4 @@
-"""Layers as chains of smaller layers: Tucker-2, CP and tensor train of filters. Without TVM."""
+"""Layers as chains of smaller layers, by Tucker-2, CP or tensor trains of their filters."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def decompose(
     groups = [merge_phases(group.astype(np.float64), scale) for group in np.split(filters, geometry.groups)]
     ranks = factors.ranks(method, groups, rule)
     chains = [factors.factorise(method, group, ranks) for group in groups]
-    missing = sum(_distance(group, chain) for group, chain in zip(groups, chains))
-    norm = sum(float(np.vdot(group, group)) for group in groups)
+    squared_error = sum(_squared_error(group, chain) for group, chain in zip(groups, chains))
+    squared_norm = sum(float(np.vdot(group, group)) for group in groups)
     return LayerChain(
         layer=layer,
         method=method if len(chains[0].cores) else "svd",
         ranks=ranks,
-        relative_error=float(np.sqrt(missing / norm)) if norm else 0.0,
+        relative_error=float(np.sqrt(squared_error / squared_norm)) if squared_norm else 0.0,
         geometry=geometry,
         links=_links(chains, geometry, upsampling),
         upsampling=upsampling,
@@ -74,8 +74,8 @@ def _split_phases(core: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
     return phases.transpose(1, 3, 0, 2, 4, 5).reshape(sh * sw * oc, kh // sh, kw // sw, c)
 
 
-def _distance(filters: np.ndarray, chain: Chain) -> float:
-    """Squared distance between a filter and its chain, computed with one array as large as the filter."""
+def _squared_error(filters: np.ndarray, chain: Chain) -> float:
+    """Squared error of a chain against its filter, computed with one array as large as the filter."""
     difference = chain.filters()
     difference -= filters
     return float(np.vdot(difference, difference))
@@ -107,10 +107,10 @@ def _links(
     chains: list[Chain], geometry: ConvGeometry, upsampling: Upsampling | None = None
 ) -> tuple[Link, ...]:
     """The convolutions of a chain; each has the filters of all groups, concatenated."""
-    plain = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
+    pointwise = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
     count = len(chains[0].cores)
     first = np.concatenate([chain.first for chain in chains])[:, None, None, :]
-    link_geometry = replace(geometry, oc=len(first), **({} if count == 0 else plain))
+    link_geometry = replace(geometry, oc=len(first), **({} if count == 0 else pointwise))
     links = [Link(name="fconv", role="fconv", filters=first.astype(np.float32), geometry=link_geometry)]
     h, w, channels = link_geometry.oh, link_geometry.ow, link_geometry.oc
     for position in range(count):
@@ -142,7 +142,7 @@ def _links(
         channels = link_geometry.oc // (scale[0] * scale[1])
     last = np.concatenate([chain.last for chain in chains])[:, None, None, :]
     h, w = upsampling.extent if upsampling else (h, w)
-    link_geometry = replace(geometry, h=h, w=w, c=channels, oc=len(last), **plain)
+    link_geometry = replace(geometry, h=h, w=w, c=channels, oc=len(last), **pointwise)
     links.append(Link(name="lconv", role="lconv", filters=last.astype(np.float32), geometry=link_geometry))
     return tuple(links)
 

@@ -61,7 +61,8 @@ class _DecomposedRuns:
     """Runs a network with one layer decomposed: by ONNX Runtime if it can, else by TVM's own pipeline."""
 
     def __init__(self, decomposed_network: DecomposedNetwork):
-        self.decomposed_network, self.model = decomposed_network, decomposed_network.original.reference.model
+        self.decomposed_network, reference = decomposed_network, decomposed_network.original.reference
+        self.model = reference.model
         if self.model is not None:
             self.model, self.pushed_biases = zoo.with_weights(self.model), {}
             module = onnx_graph.from_onnx(self.model, self.pushed_biases)

@@ -60,8 +60,7 @@ def with_chains(
             f"layer '{name}' is not a node of the model, so that a chain cannot replace it; decompose other "
             "layers (a .toml file names layers)"
         )
-    unused_names = writer.replaced - {name for node in nodes for name in node.input}
-    nodes = [node for node in nodes if not unused_names.issuperset(node.output)]
+    nodes, unused_names = _used_nodes(nodes, writer.replaced)
     weights = [tensor for tensor in new_model.graph.initializer if tensor.name not in unused_names]
     node_copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     tensors = [
@@ -75,6 +74,16 @@ def with_chains(
     roles = read_roles(model) | writer.roles
     helper.set_model_props(new_model, metadata | {ROLES_KEY: json.dumps(roles)})
     return new_model
+
+
+def _used_nodes(nodes: Sequence[onnx.NodeProto], replaced: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Nodes without those of constants that nobody reads any more, and the names of these constants."""
+    while True:
+        unused_names = replaced - {name for node in nodes for name in node.input}
+        used = [node for node in nodes if not unused_names.issuperset(node.output)]
+        if len(used) == len(nodes):
+            return used, unused_names
+        nodes = used
 
 
 class _ChainWriter:
@@ -94,6 +103,11 @@ class _ChainWriter:
         graph = model.graph
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
         self.tensors |= constant_nodes(graph)
+        self.copied: dict[str, str] = {}  # by the result of an Identity of a constant, that constant
+        for node in graph.node:  # exporters of PyTorch store equal constants once
+            if node.op_type == "Identity" and node.input[0] in self.tensors:
+                self.tensors[node.output[0]] = self.tensors[node.input[0]]
+                self.copied[node.output[0]] = node.input[0]
         self.node_names = {node.name for node in graph.node}
         self.value_names = {name for node in graph.node for name in (*node.input, *node.output)}
 
@@ -103,7 +117,7 @@ class _ChainWriter:
         if chain is None:
             return [node]
         arrays, scale = self._link_arrays(node, chain)
-        self.replaced.add(node.input[1])
+        self._replace(node.input[1])
         bias, added = self._bias(node, chain, scale)
         nodes, x = [], node.input[0]
         for position, (link, array) in enumerate(zip(chain.links, arrays, strict=True)):
@@ -142,10 +156,16 @@ class _ChainWriter:
                     "file names layers)"
                 )
             old_bias = numpy_helper.to_array(self.tensors[bias_name]).reshape(-1)
-            self.replaced.add(bias_name)
+            self._replace(bias_name)
         bias = self._unused_name(f"{node.name}.{chain.links[-1].name}.bias", self.value_names)
         self._store_weight(old_bias + bias_loss, bias)
         return ([], bias) if node.op_type == "MatMul" else ([bias], "")
+
+    def _replace(self, constant: str) -> None:
+        """Note that a node which read `constant` is replaced, and what it is a copy of."""
+        self.replaced.add(constant)
+        if constant in self.copied:
+            self._replace(self.copied[constant])
 
     def _store_weight(self, array: np.ndarray, name: str) -> None:
         self.weights.append(numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name))

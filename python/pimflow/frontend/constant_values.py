@@ -71,9 +71,11 @@ class ConstantValues:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-            return [np.asarray(value) for value in session.run(None, {})]
+            results = session.run(None, {})
         except Exception:  # errors of ONNX Runtime have no common class
             return None
+        is_sequence = any(isinstance(value, list) for value in results)
+        return None if is_sequence else [np.asarray(value) for value in results]
 
     def _cone(
         self, names: Sequence[str], largest: int
@@ -118,8 +120,9 @@ class ConstantValues:
         )
 
 
-# They stay: dequantised weights take four times the memory.
-_NEVER_FOLDED = ("DequantizeLinear", "QuantizeLinear")
+# They stay: dequantised weights take four times the memory, and sequences are no tensors.
+_SEQUENCES = ("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence")
+_NEVER_FOLDED = ("DequantizeLinear", "QuantizeLinear", *_SEQUENCES)
 
 
 def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:

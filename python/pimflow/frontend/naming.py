@@ -54,7 +54,7 @@ def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
     """
     identifiers = _identifiers(names, {v.name for v in mod["main"].params})
 
-    def rename(builder, var, value):
+    def rename(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         return builder.emit(value, name_hint=identifiers[var.name]) if var.name in identifiers else None
 
     layers = {identifiers[var]: name for var, name in names.items()}

@@ -22,6 +22,7 @@ from pimflow.frontend import (
     perturbed_relax,
     perturbed_torch,
     relax_module,
+    torch_module,
     torch_program,
 )
 from pimflow.frontend.reference import Perturbed, Reference, Run
@@ -158,12 +159,18 @@ def load(
     Raises
     ------
     UsageError
-        For a batch, a context or states with another kind of model, and for states without a context.
+        For a module of PyTorch that is not exported; for a batch, a context or states with another kind of
+        model, and for states without a context.
     UnknownNameError, ModelError
         If there is no such network, or the file cannot be read.
     UnsupportedOpError
         If the network uses an operator that cannot be imported.
     """
+    if torch_module.is_module(model):
+        raise UsageError(
+            "a torch.nn.Module says no shapes: give pimflow.compile its arguments too, as in "
+            "compile(module, (x,)), or give what torch.export.export(module, (x,)) returns"
+        )
     shapes = dict(shapes or {})
     program = torch_program.is_program(model)
     if batch is not None and (program or isinstance(model, tvm.IRModule)):
@@ -215,7 +222,7 @@ def _torch_network(
         shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
     module = imported.canonical(shapes)
     network = Network(
-        name=_default_name(model),
+        name=_default_name(model) if isinstance(model, str | os.PathLike) else imported.name,
         module=module,
         inputs=relax_module.inputs(module),
         reference=imported.reference,
@@ -223,6 +230,7 @@ def _torch_network(
         perturbed=functools.partial(
             perturbed_torch.reference_with_roundings,
             functools.partial(torch_program.open_program, model),
+            imported.inputs,
             imported.buffers,
         ),
     )

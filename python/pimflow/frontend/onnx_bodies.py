@@ -111,6 +111,14 @@ def rms_normalization(node: ExpandedNode) -> None:
     node.bind(emit("Mul", [emit("Div", [x, root]), node.operand(1)]))
 
 
+def batch_normalization(node: ExpandedNode) -> None:
+    """Expand a BatchNormalization with statistics of each element, not of channels (`spatial` of 0)."""
+    emit, (x, scale, shift, mean, variance) = node.builder.emit, map(node.operand, range(5))
+    deviation = emit("Sqrt", [emit("Add", [variance, node.builder.scalar(node.attrs.get("epsilon", 1e-5))])])
+    normal = emit("Div", [emit("Sub", [x, mean]), deviation])
+    node.bind(emit("Add", [emit("Mul", [normal, scale]), shift]))
+
+
 def space_to_depth(node: ExpandedNode) -> None:
     """Expand a SpaceToDepth whose result has channels as its slowest axis."""
     emit, constant = node.builder.emit, node.builder.constant
@@ -187,6 +195,7 @@ def batch_first(node: ExpandedNode) -> None:
 BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     **{("", kind): batch_first for kind in RECURRENT},
     **{("", kind): quantize_blocks for kind in ("QuantizeLinear", "DequantizeLinear")},
+    ("", "BatchNormalization"): batch_normalization,
     ("", "Col2Im"): col2im,
     ("", "CumProd"): cumulative_product,
     ("", "DeformConv"): deform_conv,
@@ -216,6 +225,8 @@ def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
     if operator_key(node) not in BODIES:
         return False
     attrs = attributes(node)
+    if node.op_type == "BatchNormalization":
+        return not attrs.get("spatial", 1)
     if node.op_type == "IsInf":
         return not (attrs.get("detect_positive", 1) and attrs.get("detect_negative", 1))
     if node.op_type == "LayerNormalization":

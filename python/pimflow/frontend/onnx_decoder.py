@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,61 +15,32 @@ from onnx import helper
 
 from pimflow import zoo
 from pimflow.errors import ModelError, one_line
-from pimflow.frontend.onnx_runtime import convert_runtime_errors
-from pimflow.frontend.reference import Run
+from pimflow.frontend.exported_decoder import (
+    LOGITS,
+    MASK,
+    PLACES,
+    TOKENS,
+    ExportedDecoder,
+    ExportedReference,
+    Shape,
+)
+from pimflow.frontend.onnx_runtime import convert_runtime_errors, reference_with_roundings
+from pimflow.frontend.reference import Fp16Storage, Run
 from pimflow.zoo.precision import has_other_types, require_types, to_single
 
-Shape = tuple[int, ...]
-TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PARTS = ("key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnnxDecoder:
-    """An ONNX decoder, with the properties that its file gives.
-
-    Attributes
-    ----------
-    model : path or ModelProto
-        In fp32: models of another floating-point type are widened, so that the reference does not round.
-    name : str
-    layers, kv_heads, head_size : int
-        Sizes of the cache.
-    vocabulary : int
-    uses : int
-        Query heads that share a key head, from attributes of operators or shapes before a Softmax; else 1.
-    tokens, context : int or None
-        Tokens of a step, and tokens that its last one attends to, if the file fixes them.
-    counted : bool
-        Whether tokens are in the first places of a cache, as many as the mask has ones: so for
-        GroupQueryAttention, and where a cache does not grow. Else they are at the places of the mask. If
-        `counted`, a step is one token: with several, unused places would have to be after them.
-    grows : bool
-        Whether a step appends its tokens to the caches; else caches have all places from the start.
-    kinds : dict of str to dtype
-        Type of every input.
-    outputs : tuple of str
-        Names of the outputs.
-    """
+class OnnxDecoder(ExportedDecoder):
+    """An ONNX decoder."""
 
     model: str | os.PathLike[str] | onnx.ModelProto
-    name: str
-    layers: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    uses: int
-    tokens: int | None
-    context: int | None
-    counted: bool
-    grows: bool
-    kinds: dict[str, np.dtype]
-    outputs: tuple[str, ...]
 
     def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
         """Shapes of all inputs for a step of `tokens` tokens whose last one attends to `context` tokens."""
         past = context - tokens if self.grows else context
-        return _shapes(self.kinds, (batch, self.kv_heads, past, self.head_size), context, tokens)
+        return _shapes(self.kinds, self.cache_dims, (batch, past), context, tokens)
 
     def step(self, context: int, tokens: int, batch: int) -> onnx.ModelProto:
         """The model of a step with fixed shapes; raises the errors of `zoo.load_model`."""
@@ -88,6 +60,14 @@ class OnnxDecoder:
                 return session.run(None, dict(values))
 
         return run
+
+    def reference_with_roundings(
+        self, tokens: int, layers: frozenset[str]
+    ) -> Callable[[], ExportedReference]:
+        """Gives references for this number of tokens that round results of `layers` at random."""
+        length = self.context or max(tokens, 2)  # one graph for all steps, so its length is fixed
+        run = reference_with_roundings(lambda: self.step(length, 1, 1), Fp16Storage(layers=layers))
+        return lambda: ExportedReference(replace(self, context=length), run)
 
 
 def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder:
@@ -111,7 +91,9 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         for value in graph.input
         if value.name in dims
     }
-    kv_heads, length, head_size = _cache_sizes(dims["past_key_values.0.key"], where)
+    pasts = [zoo.past_name(layer, part) for layer in range(layers) for part in PARTS]
+    cache_dims = {name: _cache_sizes(name, dims[name], where) for name in pasts}
+    length = (dims[pasts[0]] or ())[2]
     token_dims = dims[TOKENS]
     (present_key,) = (output for output in graph.output if output.name == zoo.present_name(0, "key"))
     grows = length is None or (zoo.dims_of(present_key) or ())[2:3] != (length,)
@@ -122,8 +104,8 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
             f"{where}: its cache has a fixed length, but a step is not one token; export it for one token"
         )
     context = None if length is None else length + grows
-    cache = ((token_dims or (1,))[0] or 1, kv_heads, length or 1, head_size)
-    step_model = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), seed=None)
+    sizes = ((token_dims or (1,))[0] or 1, length or 1)
+    step_model = zoo.load_model(model, _shapes(kinds, cache_dims, sizes, context or 2, 1), seed=None)
     values = (*step_model.graph.value_info, *step_model.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]
@@ -132,28 +114,29 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
     return OnnxDecoder(
         model=model,
         name=name,
-        layers=layers,
-        kv_heads=kv_heads,
-        head_size=head_size,
+        cache_dims=cache_dims,
+        presents={zoo.past_name(*pair): zoo.present_name(*pair) for pair in product(range(layers), PARTS)},
+        roles={name: name for name in kinds if name not in cache_dims},
         vocabulary=logits[2],
-        uses=_query_heads_per_kv_head(step_model.graph, inferred, kv_heads),
+        uses=_query_heads_per_kv_head(step_model.graph, inferred, cache_dims[pasts[0]][0]),
         tokens=tokens,
         context=context,
         counted=counted,
         grows=grows,
         kinds=kinds,
+        ranks={name: 4 if name in cache_dims else 2 for name in kinds},
         outputs=tuple(value.name for value in graph.output),
     )
 
 
-def _cache_sizes(past: tuple[int | None, ...] | None, where: str) -> tuple[int, int | None, int]:
-    """KV heads, tokens (None if open) and elements of a key, by the shape of a cache."""
+def _cache_sizes(name: str, past: tuple[int | None, ...] | None, where: str) -> tuple[int, int]:
+    """Heads, and elements of each, by the shape of a cache."""
     if past is None or len(past) != 4 or past[1] is None or past[3] is None:
         raise ModelError(
-            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
+            f"{where}: input '{name}' is not [batch, heads, tokens, head_size] with fixed "
             "heads and head_size; export it so"
         )
-    return past[1], past[2], past[3]
+    return past[1], past[3]
 
 
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
@@ -194,9 +177,18 @@ def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int
     return layers
 
 
-def _shapes(names: dict[str, np.dtype], cache: Shape, context: int, tokens: int) -> dict[str, Shape]:
-    shapes_by_name = {TOKENS: (cache[0], tokens), MASK: (cache[0], context), PLACES: (cache[0], tokens)}
-    return {name: shapes_by_name.get(name, cache) for name in names}
+def _shapes(
+    names: Iterable[str],
+    cache_dims: Mapping[str, tuple[int, int]],
+    sizes: tuple[int, int],
+    context: int,
+    tokens: int,
+) -> dict[str, Shape]:
+    """Shapes of all inputs; `sizes` are those of batch and tokens in a cache."""
+    batch, past = sizes
+    shapes = {TOKENS: (batch, tokens), MASK: (batch, context), PLACES: (batch, tokens)}
+    shapes |= {name: (batch, heads, past, size) for name, (heads, size) in cache_dims.items()}
+    return {name: shapes[name] for name in names}
 
 
 def _query_heads_per_kv_head(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
@@ -212,55 +204,3 @@ def _query_heads_per_kv_head(graph: onnx.GraphProto, dims: dict[str, Shape | Non
         if shape is not None and len(shape) == 4 and shape[1] and shape[1] % kv_heads == 0:
             return shape[1] // kv_heads
     return 1
-
-
-class OnnxReference:
-    """ONNX Runtime on the file: logits of one sequence, token by token.
-
-    Keys and values are stored in a list; they are passed without padding if the file leaves the length open.
-
-    Parameters
-    ----------
-    run : callable
-        `OnnxDecoder.run`, or a replacement, such as one with random roundings.
-    """
-
-    def __init__(self, decoder: OnnxDecoder, run: Run) -> None:
-        self._decoder = decoder
-        self._cache: dict[str, list[np.ndarray]] = {}
-        self._length = 0
-        self.run = run
-
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits of some further tokens, [n] to [n, vocabulary]."""
-        if self._decoder.tokens is None:
-            return self._step(tokens)
-        return np.concatenate([self._step(token) for token in tokens.reshape(-1, 1)])
-
-    def _step(self, tokens: np.ndarray) -> np.ndarray:
-        decoder, count = self._decoder, len(tokens)
-        past_length = self._length if decoder.context is None else decoder.context - count
-        free = past_length - self._length
-        begin = 0 if decoder.counted else free
-        end = begin + self._length
-        places = np.arange(past_length + count)
-        token_inputs = {
-            TOKENS: tokens[None],
-            MASK: ((places >= begin) & (places < end + count))[None],
-            PLACES: self._length + np.arange(count)[None],
-        }
-        beyond = free - begin + (0 if decoder.grows else count)
-        before, behind = (np.zeros((1, decoder.kv_heads, n, decoder.head_size)) for n in (begin, beyond))
-        feeds = {
-            name: token_inputs[name]
-            if name in token_inputs
-            else np.concatenate([before, *self._cache.get(name, []), behind], axis=2)
-            for name in decoder.kinds
-        }
-        outputs = self.run({name: array.astype(decoder.kinds[name]) for name, array in feeds.items()})
-        for name, value in zip(decoder.outputs, outputs, strict=True):
-            if name.startswith("present."):
-                past = "past_key_values." + name.removeprefix("present.")
-                self._cache.setdefault(past, []).append(value[:, :, end : end + count])
-        self._length += count
-        return np.asarray(outputs[decoder.outputs.index(LOGITS)][0], np.float32)

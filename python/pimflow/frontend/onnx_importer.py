@@ -31,6 +31,9 @@ _OPSET_OF_FULL_MASKS = 12  # of Dropout
 # By operator, the operands that have to be constants.
 _CONSTANTS = {"Squeeze": {1: "axes"}, "Unsqueeze": {1: "axes"}, "Trilu": {1: "diagonals"}}
 
+# By operator on a sequence, the operand that is a place in it.
+_PLACES = {"SequenceAt": 1, "SequenceErase": 1, "SequenceInsert": 2}
+
 # Default alpha and gamma.
 _EXPONENTIAL = {
     "Celu": (1.0, 1.0),
@@ -124,12 +127,13 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if index < len(node_inputs) and isinstance(self._constant_value(node_inputs[index]), relax.Expr):
                 raise UnsupportedOpError(f"{what} that are computed are not supported")
         computes_count = op_name == "Unique" and isinstance(self._constant_value(node_inputs[0]), relax.Expr)
+        if op_name == "Range":
+            bounds = [self._constant_value(bound) for bound in node_inputs]
+            computes_count = any(isinstance(bound, relax.Expr) and _is_tensor(bound) for bound in bounds)
         if op_name == "NonMaxSuppression" or computes_count:
             raise UnsupportedOpError("the number of its results depends on the data")
         if op_name == "RoiAlign" and attrs.get("mode", b"avg") == b"max":
             raise UnsupportedOpError("mode 'max' is not supported")
-        if op_name == "BatchNormalization" and not attrs.get("spatial", 1):
-            raise UnsupportedOpError("attribute 'spatial' of 0 is not supported")
         if op_name == "TopK" and str(node_inputs[0].ty.dtype) == "uint64":
             raise UnsupportedOpError("operands of uint64 are not supported")
 
@@ -150,9 +154,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if op_name == "BitShift":
             return self._bit_shift(*node_inputs, attrs["direction"])
         self._require_supported(op_name, node_inputs, attrs)
-        if op_name == "SequenceAt" and isinstance(place := self._constant_value(node_inputs[1]), np.ndarray):
-            count = len(node_inputs[0].ty.fields)
-            return self._normal(relax.TupleGetItem(node_inputs[0], int(place.reshape(())) % count))
+        if op_name in _PLACES or op_name == "SequenceLength":
+            return self._convert_sequence(op_name, node_inputs)
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
             places = relax.const(np.flatnonzero(selected))
@@ -226,6 +229,28 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         self.names |= {var: layer for var, layer in layer_by_var.items() if var not in self.names}
         several = isinstance(result, relax.Tuple) and len(result.fields) > 1
         return result if several else first
+
+    def _convert_sequence(self, op_name: str, operands: Sequence[relax.Expr | None]) -> relax.Expr:
+        """Convert an operator on the elements of a sequence; negative places count from its end.
+
+        TVM's importer takes place -1 of an insertion as behind the last element, and no sequences of a Split.
+        """
+        sequence = self._normal(operands[0])
+        elements: list[relax.Expr] = [
+            self._normal(relax.TupleGetItem(sequence, index)) for index in range(len(sequence.ty.fields))
+        ]
+        if op_name == "SequenceLength":
+            return relax.const(len(elements), "int64")
+        index = _PLACES[op_name]
+        place = self._constant_value(operands[index]) if len(operands) > index else None
+        if isinstance(place, relax.Expr):
+            raise UnsupportedOpError("places that are computed are not supported")
+        begin = 0 if place is None else int(place.reshape(()))
+        if op_name == "SequenceInsert":
+            elements.insert(len(elements) if place is None else begin, operands[1])
+        elif op_name == "SequenceErase":
+            del elements[-1 if place is None else begin]
+        return elements[begin] if op_name == "SequenceAt" else relax.Tuple(elements)
 
     def _remainder(self, x: relax.Expr, divisor: relax.Expr) -> relax.Expr:
         """Convert a Mod of floats, whose sign is that of the divisor; TVM's gives NaN for infinite ones."""
@@ -493,6 +518,11 @@ def _draw_weight(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
 def _is_partial(dims: Sequence[int], indices: Sequence[int], axis: int) -> bool:
     """Whether indices of a scatter are fewer than the tensor beside its axis, which TVM misreads."""
     return any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims))
+
+
+def _is_tensor(expr: relax.Expr) -> bool:
+    """Whether an expression is a tensor, and not a number that the importer computes with."""
+    return isinstance(expr.ty, relax.TensorType)
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -149,16 +150,12 @@ def max_pool(node: ExpandedNode) -> None:
             for axis in range(rank)
         )
     )
-    tap, place = np.indices((taps, math.prod(counts)))
-    column_major = attrs.get("storage_order", 0)
-    pixel, flat, inside = np.zeros_like(tap), np.zeros_like(tap), np.ones(tap.shape, bool)
-    for axis in range(rank):
-        step = tap // math.prod(window[axis + 1 :]) % window[axis]
-        number = place // math.prod(counts[axis + 1 :]) % counts[axis]
-        where = number * strides[axis] + step * dilations[axis] - begins[axis]
-        inside &= (where >= 0) & (where < sizes[axis])
-        pixel = pixel * sizes[axis] + where
-        flat += where * math.prod(sizes[:axis] if column_major else sizes[axis + 1 :])
+    places = window_elements(window, counts, strides, dilations, begins)
+    inside = np.all([(place >= 0) & (place < size) for place, size in zip(places, sizes)], axis=0)
+    pixel = sum(place * math.prod(sizes[axis + 1 :]) for axis, place in enumerate(places))
+    flat = pixel
+    if attrs.get("storage_order", 0):
+        flat = sum(place * math.prod(sizes[:axis]) for axis, place in enumerate(places))
     elements = builder.reshape(node.operand(0), [*dims[:2], math.prod(sizes)])
     parts = builder.emit("Gather", [elements, builder.constant(np.where(inside, pixel, 0))], axis=2)
     parts = builder.emit("Where", [builder.constant(inside), parts, builder.scalar(-np.inf)])
@@ -170,6 +167,29 @@ def max_pool(node: ExpandedNode) -> None:
     maps = math.prod(sizes) * np.arange(dims[0] * dims[1]).reshape(*dims[:2], 1, 1)
     places = builder.emit("Add", [node.reduce("ReduceSum", chosen, [2]), builder.constant(maps)])
     node.bind(builder.reshape(places, [*dims[:2], *counts]), 1)
+
+
+def window_elements(
+    window: Sequence[int],
+    counts: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    begins: Sequence[int],
+) -> list[np.ndarray]:
+    """Where the elements of windows lie, by axis of the map: [elements of a window, windows].
+
+    Parameters
+    ----------
+    counts, begins : sequence of int
+        By axis, the number of windows, and the padding before the first.
+    """
+    tap, number = np.indices((math.prod(window), math.prod(counts)))
+    places = []
+    for axis, size in enumerate(window):
+        step = tap // math.prod(window[axis + 1 :]) % size
+        start = number // math.prod(counts[axis + 1 :]) % counts[axis] * strides[axis]
+        places.append(start + step * dilations[axis] - begins[axis])
+    return places
 
 
 def _window_places(node: ExpandedNode, axis: int, size: int, reach: int, stride: int) -> tuple[int, int]:

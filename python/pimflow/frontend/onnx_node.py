@@ -92,7 +92,9 @@ class OnnxNode:
             op.reshape(self.emit(op.permute_dims(x, [0, 2, 1, 3])), (batch, tokens, heads * size))
         )
 
-    def emit_attention(self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None):
+    def emit_attention(
+        self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None
+    ) -> relax.Var:
         """Emit `attention`; with `parts`, emit its steps as operators and record them there by name."""
         if is_cached_attention(attention) and parts is None:
             mask = operands[3] if attention.masked else None

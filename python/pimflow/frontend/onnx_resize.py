@@ -12,7 +12,6 @@ import numpy as np
 from tvm import relax
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import shape
 
 _SYMMETRIC = b"half_pixel_symmetric"
 _ALIGNED = b"align_corners"
@@ -104,6 +103,8 @@ class Resizing:
         keeps_ratio = self.attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
         if keeps_ratio or self._filters or any(axis < 2 for axis in self._axes):
             return False
+        if self._mode == _ALIGNED and 1 in self.counts[2:]:  # it divides by the distance of the corners
+            return False
         return self.has_sizes or self._is_whole or self._mode not in _PLACES
 
     def operands(self) -> list[np.ndarray | None]:
@@ -158,7 +159,7 @@ class Resizing:
                 step: share * ((below + step >= 0) & (below + step <= last)) for step, share in shares.items()
             }
         total = sum(shares.values())
-        rest = [1] * (len(shape(x)) - 1 - axis)
+        rest = [1] * (len(self.dims) - 1 - axis)
         parts = []
         for step, share in shares.items():
             weights = (share / total).reshape(-1, *rest).astype(str(x.ty.dtype))

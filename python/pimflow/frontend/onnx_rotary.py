@@ -35,7 +35,9 @@ def microsoft_rotary_embedding(node: OnnxNode) -> relax.Expr:
     return _apply_rotary(node, x, cosines, sines, ids)
 
 
-def _apply_rotary(node: OnnxNode, x, cosines, sines, ids) -> relax.Expr:
+def _apply_rotary(
+    node: OnnxNode, x: relax.Expr, cosines: relax.Expr, sines: relax.Expr, ids: relax.Expr | None
+) -> relax.Expr:
     input_shape, heads_axis = shape(x), 1
     if len(input_shape) == 3:
         batch, tokens, width = input_shape
@@ -110,7 +112,7 @@ def skip_rms_normalization(node: OnnxNode) -> relax.Expr:
     return relax.Tuple([result, result, result, total][: node.results]) if node.results > 1 else result
 
 
-def _rms_norm(node: OnnxNode, x, scale, axis: int) -> relax.Expr:
+def _rms_norm(node: OnnxNode, x: relax.Expr, scale: relax.Expr, axis: int) -> relax.Expr:
     rank = len(shape(x))
     axes = list(range(axis % rank, rank))
     return op.nn.rms_norm(x, scale, axes, float(node.number("epsilon", 1e-5)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
@@ -11,6 +11,7 @@ from pimflow.frontend.reference import Fp16Storage, Run
 from pimflow.frontend.torch_caches import program_runner
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -18,11 +19,14 @@ _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand
 
 
 def reference_with_roundings(
-    read: Callable[[], torch.export.ExportedProgram], buffers: Mapping[str, str], stored: Fp16Storage
+    read: Callable[[], torch.export.ExportedProgram],
+    names: Sequence[str],
+    buffers: Mapping[str, str],
+    stored: Fp16Storage,
 ) -> Run:
     """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturb`.
 
-    For `buffers` see `torch_caches.program_runner`.
+    For `names` and `buffers` see `torch_caches.program_runner`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
     kernels store fp16.
@@ -35,7 +39,7 @@ def reference_with_roundings(
         return x * (1 + roundoff * (2 * torch.rand(x.shape, generator=draw) - 1))
 
     def round_to_fp16(x: torch.Tensor) -> torch.Tensor:
-        return scale(x, FP16_ROUNDOFF).half().float()
+        return (x if is_first else scale(x, FP16_ROUNDOFF)).half().float()
 
     class RoundingInterpreter(torch.fx.Interpreter):
         def __init__(self, module: torch.fx.GraphModule) -> None:
@@ -67,7 +71,17 @@ def reference_with_roundings(
                 return round_to_fp16(result)
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
-    return program_runner(read(), buffers, lambda module: RoundingInterpreter(module).run)
+    run_program = program_runner(read(), names, buffers, RoundingInterpreter, check_guards=False)
+    is_first = True  # it rounds to the nearest, as `onnx_runtime.reference_with_roundings` says
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the program for inputs by name."""
+        nonlocal is_first
+        results = run_program(values)
+        is_first = False
+        return results
+
+    return run
 
 
 def _operator(node: torch.fx.Node) -> str:

@@ -22,6 +22,7 @@ from pimflow.errors import ModelError
 
 _PROGRAM = "serialized_exported_program.json"  # in archives before PyTorch 2.8
 _LIBRARIES = "aotinductor"  # folder of compiled libraries, which PyTorch would load
+_EXAMPLES = "sample_inputs"  # folder of pickled example inputs
 _TENSORS = ("weight_", "tensor_")  # records of weights and of constants; others are pickled objects
 _ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # every `torch.load` reads it
 
@@ -55,6 +56,51 @@ def weights_only() -> Iterator[None]:
             del os.environ[_ONLY_WEIGHTS]
         else:
             os.environ[_ONLY_WEIGHTS] = previous
+
+
+@contextlib.contextmanager
+def plain_containers() -> Iterator[None]:
+    """Context in which PyTorch reads archives without example inputs, and unknown containers as tuples.
+
+    Programs that transformers exports take and return objects of its classes, such as ``DynamicCache``. Their
+    tensors are inputs and outputs of the graph like all others, so that the classes need not be imported.
+    """
+    from torch.export.pt2_archive._package import PT2ArchiveReader
+
+    read_bytes = PT2ArchiveReader.read_bytes
+
+    def read_plain(reader: Any, name: str) -> bytes:
+        """A record of an archive."""
+        if _EXAMPLES in PurePosixPath(name).parts:
+            return b""
+        record: bytes = read_bytes(reader, name)
+        return _with_plain_containers(record) if name.startswith("models/") else record
+
+    PT2ArchiveReader.read_bytes = read_plain
+    try:
+        yield
+    finally:
+        PT2ArchiveReader.read_bytes = read_bytes
+
+
+def _with_plain_containers(record: bytes) -> bytes:
+    """The table of a program in which containers that PyTorch does not know are tuples."""
+    program = json.loads(record)
+    for call in program["graph_module"]["module_call_graph"]:
+        signature = call.get("signature") or {}
+        for key in ("in_spec", "out_spec"):
+            if signature.get(key):
+                protocol, tree = json.loads(signature[key])
+                signature[key] = json.dumps([protocol, _plain_tree(tree)])
+    return json.dumps(program).encode()
+
+
+def _plain_tree(tree: dict[str, Any]) -> dict[str, Any]:
+    from torch.utils._pytree import SERIALIZED_TYPE_TO_PYTHON_TYPE
+
+    is_known = tree["type"] is None or tree["type"] in SERIALIZED_TYPE_TO_PYTHON_TYPE
+    own = tree if is_known else {"type": "builtins.tuple", "context": "null"}
+    return {**own, "children_spec": [_plain_tree(child) for child in tree["children_spec"]]}
 
 
 def require_plain(path: str | os.PathLike[str]) -> None:
@@ -112,11 +158,24 @@ def _require_plain_text(where: str, key: str, text: str) -> None:
     elif key == "target" and text.startswith(("torch", "_operator", "math", "#")):
         if not _OPERATOR.fullmatch(text) or text.startswith(_PYTHON_SIDE):
             raise ModelError(f"{where}: '{text[:80]}' is no operator of a network; it is not called")
+        _require_operator(where, text)
     elif key in ("in_spec", "out_spec"):
         if "__enum__" in text or "default_factory" in text or "\\u" in text:
             raise ModelError(f"{where}: its inputs or outputs are classes, which are not imported")
     elif key in _NAMES:
         _require_name(where, text)
+
+
+def _require_operator(where: str, target: str) -> None:
+    """Raise `ModelError` for an operator of the dispatcher that PyTorch alone does not have."""
+    import torch
+
+    root, _, path = target.partition("torch.ops.")
+    if root or not path:
+        return
+    namespace, name = path.split(".")[:2]
+    if not hasattr(getattr(torch.ops, namespace), name):
+        raise ModelError(f"{where}: calls '{path[:80]}', an operator of another library than PyTorch")
 
 
 def _is_size(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +57,24 @@ def with_buffers_as_inputs(program: torch.export.ExportedProgram) -> torch.expor
     changed = copy.copy(program)
     changed._graph_signature = ExportGraphSignature(inputs, outputs)
     changed._constants = {name: value for name, value in program.constants.items() if name not in written}
+    return changed
+
+
+def without_constant_inputs(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A program without the inputs that are no tensors: it was exported for their values, and reads none."""
+    from torch.export.graph_signature import ConstantArgument, ExportGraphSignature
+
+    signature = program.graph_signature
+    constants = {spec.arg.name for spec in signature.input_specs if isinstance(spec.arg, ConstantArgument)}
+    if not constants:
+        return program
+    inputs = [spec for spec in signature.input_specs if spec.arg.name not in constants]
+    changed = copy.copy(program)
+    changed._graph_signature = ExportGraphSignature(inputs, list(signature.output_specs))
+    changed._graph_module = copy.deepcopy(program.graph_module)
+    for node in changed.graph_module.graph.nodes:
+        if node.op == "placeholder" and node.name in constants and not node.users:
+            changed.graph_module.graph.erase_node(node)
     return changed
 
 
@@ -151,33 +169,49 @@ def _static_shape(expr: relax.Expr) -> tuple[int, ...]:
 
 def program_runner(
     program: torch.export.ExportedProgram,
+    names: Sequence[str],
     buffers: Mapping[str, str],
-    interpret: Callable[[Any], Callable[..., Any]] = lambda module: module,
+    interpreter: Callable[[Any], torch.fx.Interpreter] | None = None,
+    *,
+    check_guards: bool = True,
 ) -> Run:
     """A function that runs a program for all inputs by name, and returns its results in order.
 
     Parameters
     ----------
+    names : sequence of str
+        Names of its inputs in the functional program, in order.
     buffers : mapping of str to str
         `written_buffers`: they are set before a run, and are the first results after it.
-    interpret : callable
-        Gives what is called in place of the program's module.
+    interpreter : callable, optional
+        Gives what runs the program's module.
+    check_guards : bool
+        Whether shapes are refused for which the program was not exported.
     """
     import torch
+    from torch.export.graph_signature import ConstantArgument, InputKind
     from torch.utils import _pytree
 
-    names, in_spec = program.graph_signature.user_inputs, program.call_spec.in_spec
-    module = program.module()
-    call = interpret(module)
+    signature, in_spec = program.graph_signature, program.call_spec.in_spec
+    inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    module = program.module(check_guards=check_guards)
+    runner = interpreter and interpreter(module)
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the program."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        args, kwargs = _pytree.tree_unflatten([tensors[name] for name in names], in_spec)
+        flat = [
+            arg.value if isinstance(arg, ConstantArgument) else tensors[name]
+            for name, arg in zip(names, inputs, strict=True)
+        ]
+        args, kwargs = _pytree.tree_unflatten(flat, in_spec)
         with torch.no_grad():
             for name, target in buffers.items():
                 module.get_buffer(target).copy_(tensors[name])
-            result = call(*args, **kwargs)
+            if runner is None:
+                result = module(*args, **kwargs)
+            else:
+                result = runner.run(*flat, enable_io_processing=False)
             written = [module.get_buffer(target).clone() for target in buffers.values()]
         return [y.numpy() for y in (*written, *_pytree.tree_leaves(result))]
 

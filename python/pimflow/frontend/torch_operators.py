@@ -1,11 +1,15 @@
-"""Operators of PyTorch that TVM's importer gets wrong."""
+"""Operators of PyTorch that TVM's importer gets wrong, or that would be decomposed into many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax, topi
+
+from pimflow.frontend import torch_pooling, torch_resize
+from pimflow.relay_passes.flat import shape
 
 if TYPE_CHECKING:
     import torch
@@ -44,20 +48,97 @@ def _divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var
     return emit(relax.op.trunc(quotient)) if mode == "trunc" else quotient
 
 
+def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
+    """Convert ``elu``, of which SELU is a scaled one; the importer has no scales, and makes 0 of NaN."""
+    x, *given = importer.retrieve_args(node)
+    alpha, scale, input_scale = (*given, *(1.0, 1.0, 1.0)[len(given) :])
+    emit, op, dtype = importer.block_builder.emit, relax.op, str(x.ty.dtype)
+    inner = x if input_scale == 1 else emit(op.multiply(x, relax.const(float(input_scale), dtype)))
+    curve = emit(op.nn.relu(emit(op.subtract(relax.const(1.0, dtype), emit(op.exp(inner))))))
+    bent = emit(op.multiply(relax.const(-float(alpha), dtype), curve))
+    result = emit(op.add(bent, emit(op.nn.leakyrelu(x, 0.0))))
+    return result if scale == 1 else emit(op.multiply(relax.const(float(scale), dtype), result))
+
+
 def _reflect(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
-    """Convert ``reflection_pad``, whose widths begin at the last axis, as the importer of ONNX does."""
+    """Convert ``reflection_pad`` as the importer of ONNX does."""
     x, widths = importer.retrieve_args(node)[:2]
-    rest = [0] * (len(x.ty.shape) - len(widths) // 2)
-    before, after = ([*rest, *reversed(widths[side::2])] for side in (0, 1))
-    return importer.block_builder.emit_te(topi.nn.mirror_pad, x, before, after, "REFLECT")
+    return _pad_borders(importer, x, widths, "reflect", 0.0)
+
+
+def _pad(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
+    """Convert ``pad`` of any mode."""
+    x, widths, *rest = importer.retrieve_args(node)
+    mode = rest[0] if rest else node.kwargs.get("mode", "constant")
+    value = rest[1] if len(rest) > 1 else node.kwargs.get("value")
+    return _pad_borders(importer, x, widths, mode, value or 0.0)
+
+
+def _pad_borders(
+    importer: ExportedProgramImporter, x: relax.Expr, widths: Sequence[int], mode: str, value: float
+) -> relax.Var:
+    """Pad as the importer of ONNX does; `widths` begin at the last axis, negative ones cut."""
+    builder, rest = importer.block_builder, [0] * (len(x.ty.shape) - len(widths) // 2)
+    before, after = ([*rest, *reversed([int(width) for width in widths[side::2]])] for side in (0, 1))
+    for axis, (first, last) in enumerate(zip(before, after)):
+        if first < 0 or last < 0:
+            end = shape(x)[axis] + min(last, 0)
+            x = builder.emit(relax.op.strided_slice(x, [axis], [max(-first, 0)], [end]))
+    before, after = ([max(width, 0) for width in side] for side in (before, after))
+    if mode == "reflect":
+        return builder.emit_te(topi.nn.mirror_pad, x, before, after, "REFLECT")
+    if mode in ("circular", "replicate"):
+        kernel = topi.nn.circular_pad if mode == "circular" else topi.nn.replicate_pad
+        return builder.emit_te(kernel, x, before, after)
+    pairs = [width for pair in zip(before, after) for width in pair]
+    return builder.emit(relax.op.nn.pad(x, pairs, "constant", value))
+
+
+def _index(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
+    """Convert ``index`` by tensors of whole numbers, which may be negative.
+
+    The importer's reads in front of the tensor then, and takes several indices beside a whole axis as if each
+    were of an axis of its own.
+    """
+    x, indices = importer.retrieve_args(node)[:2]
+    places = {axis: index for axis, index in enumerate(indices) if index is not None}
+    if any("int" not in str(index.ty.dtype) for index in places.values()):
+        raise NotImplementedError("an index by a mask is not supported: its size depends on the data")
+    emit = importer.block_builder.emit
+    if len(places) == 1:
+        ((axis, index),) = places.items()
+        return emit(relax.op.take(x, index, axis, mode="wrap"))
+    dims, axes = shape(x), list(places)
+    begin = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0  # else the result has them first
+    rest = [axis for axis in range(len(dims)) if axis not in places]
+    x = emit(relax.op.permute_dims(x, [*rest[:begin], *axes, *rest[begin:]]))
+    rows = math.prod(dims[axis] for axis in axes)
+    before, after = ([dims[axis] for axis in part] for part in (rest[:begin], rest[begin:]))
+    x = emit(relax.op.reshape(x, (*before, rows, *after)))
+    row: relax.Expr = relax.const(0, "int64")
+    for axis, index in places.items():
+        wide, size = emit(relax.op.astype(index, "int64")), relax.const(dims[axis], "int64")
+        is_negative = emit(relax.op.less(wide, relax.const(0, "int64")))
+        wide = emit(relax.op.where(is_negative, emit(relax.op.add(wide, size)), wide))
+        row = emit(relax.op.add(emit(relax.op.multiply(row, size)), wide))
+    return emit(relax.op.take(x, row, begin, mode="clip"))
 
 
 # Operators that would be decomposed into several, though they have a converter.
-KEPT_OPERATORS = tuple(f"reflection_pad{axes}d.default" for axes in (1, 2, 3))
+KEPT_OPERATORS = (
+    *(f"reflection_pad{axes}d.default" for axes in (1, 2, 3)),
+    "pad.default",
+    *torch_resize.CONVERTERS,
+)
 # By name of the operator, as TVM's importer takes it.
-CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
+CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "grid_sampler_2d.default": _grid_sample,
     "div.Tensor_mode": _divide,
     "div.Scalar_mode": _divide,
-    **dict.fromkeys(KEPT_OPERATORS, _reflect),
+    "elu.default": _elu,
+    "index.Tensor": _index,
+    "pad.default": _pad,
+    **dict.fromkeys(KEPT_OPERATORS[:3], _reflect),
+    **torch_pooling.CONVERTERS,
+    **torch_resize.CONVERTERS,
 }

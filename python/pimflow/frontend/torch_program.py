@@ -27,8 +27,10 @@ from pimflow.frontend.torch_caches import (
     converters,
     program_runner,
     with_buffers_as_inputs,
+    without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 
 def is_program(model: object) -> bool:
-    """Whether `model` is an ExportedProgram or the path of a ``.pt2`` file."""
+    """Whether `model` is a program of PyTorch, imported or not, or the path of a ``.pt2`` file."""
+    if isinstance(model, TorchProgram):
+        return True
     if isinstance(model, str | os.PathLike):
         return Path(model).suffix == ".pt2"
     loaded = sys.modules.get("torch.export")
@@ -52,18 +56,24 @@ class TorchProgram:
     name : str
     module : IRModule
         Layers have the names of their torch modules.
+    inputs : tuple of str
+        Names of the inputs, in order, without buffers that it writes to.
     results : tuple of str
         Names of the outputs, in order. New values of buffers that it writes to are the first.
     caches : dict of str to str
         By input that is a cache, the output that is this cache with tokens written into it or behind it.
     buffers : dict of str to str
         Buffers that it writes to, by the input that has their values.
+    program : ExportedProgram
+        The program as it was.
     reference : Reference
         PyTorch as the reference.
     """
 
     name: str
+    program: torch.export.ExportedProgram
     module: tvm.IRModule
+    inputs: tuple[str, ...]
     results: tuple[str, ...]
     caches: dict[str, str]
     buffers: dict[str, str]
@@ -72,6 +82,12 @@ class TorchProgram:
     def canonical(self, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
         """The canonical module for these input shapes; raises the errors of `relax_module.with_shapes`."""
         return relax_module.canonical(relax_module.with_shapes(self.module, shapes), self.name)
+
+    def reads(self, name: str) -> bool:
+        """Whether an operator reads an input."""
+        main = relax_module.main(self.module)
+        (param,) = (param for param in main.params if param.name == name)
+        return param in relax.analysis.free_vars(main.body)
 
     @property
     def data(self) -> list[onnx.ValueInfoProto]:
@@ -91,8 +107,8 @@ def _value(name: str, tensor: relax.TensorType) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, dtype, relax_module.sizes(tensor))
 
 
-def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgram:
-    """Import an exported program.
+def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram) -> TorchProgram:
+    """Import an exported program; one that is imported stays as it is.
 
     Raises
     ------
@@ -101,13 +117,15 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgra
     ModelError, UnsupportedOpError
         If the file is not an exported program, or the program cannot be imported.
     """
+    if isinstance(model, TorchProgram):
+        return model
     program = open_program(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             functional = program.run_decompositions(_decompositions())
-            imported = with_buffers_as_inputs(functional)
+            imported = without_constant_inputs(with_buffers_as_inputs(functional))
             mod = _import(imported)
         except NotImplementedError as error:
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
@@ -116,22 +134,29 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> TorchProgra
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     buffers = written_buffers(functional)
+    inputs = tuple(map(str, functional.graph_signature.user_inputs))
     # Decomposition renames results; what the caller knows are the names in the file.
     decomposed = list(map(str, imported.graph_signature.user_outputs))
     results = (*decomposed[: len(buffers)], *map(str, program.graph_signature.user_outputs))
     names = dict(zip(decomposed, results, strict=True))
     return TorchProgram(
         name=name,
+        program=program,
         module=mod,
+        inputs=inputs,
         results=results,
         caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
-        reference=Reference(lambda: program_runner(program, buffers)),
+        reference=Reference(lambda: program_runner(program, inputs, buffers)),
     )
 
 
-def open_program(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def open_program(
+    model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram,
+) -> torch.export.ExportedProgram:
     """The exported program, which is read if `model` is a path; raises the errors of `load`."""
+    if isinstance(model, TorchProgram):
+        return model.program
     return _read(model) if isinstance(model, str | os.PathLike) else model
 
 
@@ -148,7 +173,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
     logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
         torch_archive.require_plain(path)
-        with torch_archive.weights_only():
+        with torch_archive.weights_only(), torch_archive.plain_containers():
             return torch.export.load(path)
     except ModelError:
         raise
@@ -175,15 +200,16 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     layers = {
         node: result
         for node, result in importer.env.items()
-        if node.op == "call_function" and path_of(node) and isinstance(result, relax.Var)
+        if node.op == "call_function" and isinstance(result, relax.Var)
     }
     products = Counter(path_of(n) for n, result in layers.items() if anchor_of(result, builder) is not None)
     names: dict[relax.Var, str] = {}
     for node, result in layers.items():
         if result not in names:
             # The only product of a torch module has the module's name; other operators get a suffix.
-            is_only_product = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
-            layer = path_of(node) if is_only_product else f"{path_of(node)}.{node.name}"
+            path, is_product = path_of(node), anchor_of(result, builder) is not None
+            is_only_product = bool(path) and products[path] == 1 and is_product
+            layer = path if is_only_product else ".".join(filter(None, (path, node.name)))
             names |= layer_names(result, layer, builder, names)
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 

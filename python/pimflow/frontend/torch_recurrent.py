@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from tvm import relax
 
 from pimflow.frontend.onnx_graph import import_onnx
 from pimflow.relay_passes.flat import main_bindings, shape, substitute
+from pimflow.zoo.foreign.builder import NodeBuilder
 
 if TYPE_CHECKING:
     import torch
@@ -63,11 +63,12 @@ def _model(
     if len(weights) != layers * directions * count:
         raise NotImplementedError(f"{kind} with projections is not supported")
     names = ["x", "h", "c"][:results]
-    builder = _GraphBuilder()
+    builder = NodeBuilder("recurrent")
     (batch, steps, _) = shapes[0] if batch_first else (shapes[0][1], shapes[0][0], 0)
     hidden = shapes[1][2]
-    value = builder.emit("Transpose", ["x"], perm=[1, 0, 2]) if batch_first else "x"
-    states = [builder.split(name, layers, directions) for name in names[1:]]
+    order = [1, 0, 2] if batch_first else [0, 1, 2]
+    value = builder.move_axes("x", order)
+    states = [builder.split(name, [directions] * layers, 0) for name in names[1:]]
     finals: list[list[str]] = []
     for layer in range(layers):
         first = layer * directions * count
@@ -81,12 +82,11 @@ def _model(
         y, *last = builder.emit_tuple(
             kind, operands, results, hidden_size=hidden, direction=direction, **attributes
         )
-        flat = builder.constant(np.array([steps, batch, directions * hidden]))
-        value = builder.emit("Reshape", [builder.emit("Transpose", [y], perm=[0, 2, 1, 3]), flat])
+        value = builder.reshape(builder.move_axes(y, [0, 2, 1, 3]), [steps, batch, directions * hidden])
         finals.append(last)
-    outputs = [builder.emit("Transpose", [value], perm=[1, 0, 2]) if batch_first else value]
-    outputs += [builder.concat(list(parts)) for parts in zip(*finals)]
-    return builder.model(dict(zip(names, shapes)), outputs)
+    outputs = [builder.move_axes(value, order)]
+    outputs += [builder.concat(parts, 0) for parts in zip(*finals)]
+    return _network(builder, dict(zip(names, shapes)), outputs)
 
 
 def _reorder(weights: np.ndarray, gates: Sequence[int]) -> np.ndarray:
@@ -95,44 +95,11 @@ def _reorder(weights: np.ndarray, gates: Sequence[int]) -> np.ndarray:
     return np.concatenate([parts[gate] for gate in gates])
 
 
-class _GraphBuilder:
-    """The nodes and constants of a network."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-        self.numbers = itertools.count()
-
-    def emit(self, op: str, operands: Sequence[str], **attributes: Any) -> str:
-        return self.emit_tuple(op, operands, 1, **attributes)[0]
-
-    def emit_tuple(self, op: str, operands: Sequence[str], results: int, **attributes: Any) -> list[str]:
-        """Add a node; returns the names of its results."""
-        names = [f"v{next(self.numbers)}" for _ in range(results)]
-        self.nodes.append(helper.make_node(op, operands, names, f"n{names[0]}", **attributes))
-        return names
-
-    def constant(self, array: np.ndarray) -> str:
-        """Add an initializer; returns its name."""
-        name = f"w{next(self.numbers)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def split(self, value: str, parts: int, size: int) -> list[str]:
-        """Parts of `value` along its first axis."""
-        if parts == 1:
-            return [value]
-        sizes = self.constant(np.array([size] * parts))
-        return self.emit_tuple("Split", [value, sizes], parts, axis=0)
-
-    def concat(self, values: Sequence[str]) -> str:
-        return values[0] if len(values) == 1 else self.emit("Concat", values, axis=0)
-
-    def model(self, inputs: dict[str, tuple[int, ...]], outputs: Sequence[str]) -> onnx.ModelProto:
-        """The network of all nodes, with fp32 inputs of these shapes."""
-        declared = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()
-        ]
-        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        graph = helper.make_graph(self.nodes, "recurrent", declared, results, self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+def _network(
+    builder: NodeBuilder, inputs: dict[str, tuple[int, ...]], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    """The network of all nodes of `builder`, with fp32 inputs of these shapes."""
+    declared = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(builder.nodes, "recurrent", declared, results, builder.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])

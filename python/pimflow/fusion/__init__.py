@@ -11,7 +11,7 @@ from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import layers_from_onnx
 from pimflow.fusion.plan import FusionPlan, GroupReport
 from pimflow.fusion.region_layers import layers_from_regions
-from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, FusionRules, fuse_layers
+from pimflow.fusion.search import OBJECTIVES, SEARCHES, FusionRules, fuse_layers
 from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 

@@ -6,18 +6,20 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import numpy as np
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, channels_on_chip, run_weights, single_run
-from pimflow.fusion.fragments import FRAGMENT, MAX_SUMS, STAGING_BYTES, ProductTile, is_product
+from pimflow.fusion.fragments import FRAGMENT, MAX_SUMS, STAGE_BYTES, STAGING_BYTES, ProductTile, is_product
 from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
-REUSES = ("none", "lifetime", "deep")
+Reuse = Literal["none", "lifetime", "deep"]
+REUSES: tuple[Reuse, ...] = get_args(Reuse)
 CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # vector lengths that channels are padded to in kernels of a network
 
 
@@ -27,8 +29,8 @@ class Group:
 
     Attributes
     ----------
-    reuse : str
-        One of `REUSES`. ``none``: every tile has memory of its own; ``lifetime``: tiles and weights that are
+    reuse : Reuse
+        ``none``: every tile has memory of its own; ``lifetime``: tiles and weights that are
         not live at the same time share memory; ``deep``: also, results overwrite consumed operands.
     resident : frozenset of str
         Layers whose weights stay on chip over all tiles; those of others are loaded for each tile.
@@ -46,7 +48,7 @@ class Group:
     begin: int
     end: int
     tiling: GroupTiling = field(default_factory=GroupTiling)
-    reuse: str = "deep"
+    reuse: Reuse = "deep"
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()
     weights_placed: bool = True
@@ -291,6 +293,24 @@ class Placement:
     on_chip_bytes: int
     offsets_bytes: Mapping[str, int]
     lifetimes: tuple[Lifetime, ...]
+
+    def with_gaps(self) -> Placement:
+        """The tiles each in bytes of its own, behind each a gap as long as the longest tile.
+
+        Raises `ValueError` if results overwrite operands.
+        """
+        if any(life.alias for life in self.lifetimes):
+            raise ValueError("results overwrite operands, which therefore lie in one place")
+        pitch = 2 * max(-(-life.size_bytes // STAGE_BYTES) * STAGE_BYTES for life in self.lifetimes)
+        offsets_bytes = {life.name: index * pitch for index, life in enumerate(self.lifetimes)}
+        return replace(self, on_chip_bytes=pitch * len(self.lifetimes), offsets_bytes=offsets_bytes)
+
+    def regions_bytes(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each tile."""
+        return tuple(
+            (self.offsets_bytes[life.name], self.offsets_bytes[life.name] + life.size_bytes)
+            for life in self.lifetimes
+        )
 
 
 def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:

@@ -53,7 +53,8 @@ class GrowingGroup:
     """A group that grows from its last layer towards the front."""
 
     def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
-        self.graph, self.candidates, self.reuse = graph, candidates, reuse
+        self.graph, self.candidates = graph, candidates
+        self.shares_memory, self.overlays_results = reuse != "none", reuse == "deep"  # see `group.Reuse`
         self.positions: list[int] = []  # the last layer first
         count = len(candidates.tiles)
         self.required: dict[str, tuple[Hull, ...]] = {}
@@ -105,7 +106,7 @@ class GrowingGroup:
             self.filters[step] = layer.filter_elements
         for source, maps in zip(layer.inputs, layer.maps):
             self._require(source, [read_spans(m, *part) for m, part in zip(maps, fresh)], step)
-        if self.reuse == "deep":
+        if self.overlays_results:
             self._add_overlay_savings(layer, tile, step)
 
     def _tile(self, required: tuple[Hull, ...], channels: int) -> tuple[Tile, list[Hull]]:
@@ -149,9 +150,9 @@ class GrowingGroup:
         self.tiles[name], self.first[name] = tile, first
 
     def _add_live(self, tile: Tile, first: int, last: int, sign: int) -> None:
-        resident = tile.elements * (True if self.reuse == "none" else tile.retained)
+        resident = tile.elements * (tile.retained if self.shares_memory else True)
         self.resident_elements += sign * resident
-        if self.reuse != "none":
+        if self.shares_memory:
             rows = slice(last, first + 1)
             self.live[rows] += sign * (tile.elements - resident)
 
@@ -206,7 +207,7 @@ class GrowingGroup:
                 for name, tile in self.tiles.items()
             )  # fmt: skip
             return functools.reduce(np.add, elements)
-        if self.reuse == "none":
+        if not self.shares_memory:
             return self.resident_elements
         rows = slice(0, len(self.positions))
         return (self.live[rows] - self.saved[rows]).max(axis=0) + self.resident_elements
@@ -218,7 +219,7 @@ class GrowingGroup:
         """
         rows = slice(0, len(self.positions))
         weights = sum(size for size, _ in self.weights)
-        if self.reuse == "none":
+        if not self.shares_memory:
             return (self.resident_elements + weights,) * 2
         alive = self.live[rows] - self.saved[rows]
         resident = (alive - self.saved_by_weights[rows]).max(axis=0) + self.resident_elements + weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 
@@ -14,6 +15,8 @@ from pimflow.zoo import dims_of, is_weight
 from pimflow.zoo.nodes import ACTIVATIONS, ARITHMETIC, VIEWS, attributes
 
 # Axes of NHWC by ONNX axis, for each rank.
+# Kind of a layer, the maps of its operands, and further fields of the `Layer`.
+_LayerParts = tuple[str, list[Maps], dict[str, Any]]
 NHWC_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
 
 
@@ -97,7 +100,9 @@ class _OnnxLayerReader:
         for extra in node.output[1:]:  # masks and indices that inference does not use
             self.alias[extra] = result
 
-    def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
+    def _layer(
+        self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts: Any
+    ) -> None:
         sources = [self.alias.get(tensor, tensor) for tensor in data]
         fitting = [
             axes
@@ -148,7 +153,7 @@ def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -
     return tuple(windows)
 
 
-def _conv(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _conv(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     x, filters = reader.shape(data[0]), reader.dims.get(node.input[1])
     if filters is None or len(filters) != 4 or len(data) > 1:
         return _opaque(reader, node, data, result)
@@ -160,7 +165,7 @@ def _conv(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], resul
     return "convolution", [maps], dict(filters=filters[0], macs=macs, operations=2 * macs + bias)
 
 
-def _pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     x, kernel = reader.shape(data[0]), attributes(node).get("kernel_shape", ())
     if len(kernel) != 2:
         return _opaque(reader, node, data, result)
@@ -169,13 +174,15 @@ def _pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], resul
     return "pooling", [maps], dict(operations=math.prod(result) * math.prod(kernel))
 
 
-def _global_pool(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _global_pool(
+    reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape
+) -> _LayerParts:
     x = reader.shape(data[0])
     maps = (RangeMap.same(x[0]), RangeMap.whole(x[1], 1), RangeMap.whole(x[2], 1), RangeMap.same(x[3]))
     return "pooling", [maps], dict(operations=math.prod(x))
 
 
-def _product(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _product(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     x = reader.shape(data[0])
     if len(data) > 1 or data[0] != node.input[0] or len(reader.dims[data[0]]) > 3:
         return _opaque(reader, node, data, result)
@@ -184,13 +191,17 @@ def _product(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], re
     return "inner_product", [maps], dict(filters=result[3], macs=macs, operations=2 * macs)
 
 
-def _activation(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _activation(
+    reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape
+) -> _LayerParts:
     weights = reader.vectors(node) if node.op_type == "PRelu" else 0
     counts = dict(weight_elements=weights, operations=math.prod(result), in_place=True)
     return "relu", [elementwise_maps(result)], counts
 
 
-def _elementwise(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _elementwise(
+    reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape
+) -> _LayerParts:
     maps = [broadcast_maps(reader.shape(name), result) for name in data]
     counts = dict(
         weight_elements=reader.vectors(node),
@@ -200,21 +211,21 @@ def _elementwise(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str]
     return "eltwise" if len(data) > 1 else "scale", maps, counts
 
 
-def _softmax(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _softmax(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     rank = len(reader.dims[data[0]])
     axis = NHWC_PLACES[rank][attributes(node).get("axis", -1) % rank]
     maps = [RangeMap.whole(s, s) if place == axis else RangeMap.same(s) for place, s in enumerate(result)]
     return "softmax", [tuple(maps)], dict(operations=3 * math.prod(result))  # exponential, sum, quotient
 
 
-def _lrn(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _lrn(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     size = attributes(node)["size"]
     channels = RangeMap(extent=result[3], window=size, pad_before=(size - 1) // 2, pad_after=size // 2)
     maps = (*map(RangeMap.same, result[:3]), channels)
     return "lrn", [maps], dict(operations=math.prod(result) * (2 * size + 2))  # squares, sum; power, quotient
 
 
-def _concat(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _concat(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     rank = len(reader.dims[node.output[0]])
     axis = NHWC_PLACES[rank][attributes(node)["axis"] % rank]
     if len(data) < len(node.input):
@@ -229,7 +240,7 @@ def _concat(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], res
     return "concat", maps, {}
 
 
-def _opaque(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape):
+def _opaque(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape) -> _LayerParts:
     """An operator that is not known in detail: every result may read all elements."""
     return (
         "other",
@@ -238,7 +249,7 @@ def _opaque(reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], res
     )
 
 
-_RULES: dict[str, Callable] = {
+_RULES: dict[str, Callable[..., _LayerParts]] = {
     "Conv": _conv,
     "MaxPool": _pool,
     "AveragePool": _pool,

@@ -10,11 +10,11 @@ import numpy as np
 
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.channels import SUM_BYTES, ChannelRun, fitting_runs
-from pimflow.fusion.group import Group
+from pimflow.fusion.group import Group, Reuse
 from pimflow.fusion.growing import MAX_LAYERS, GrowingGroup
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import GroupTiling
-from pimflow.fusion.tiling_candidates import TilingCandidates
+from pimflow.fusion.tiling_candidates import Halo, TilingCandidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class CostedGroup:
     channel_runs: tuple[ChannelRun, ...] = ()
     bound_elements: int = 0
 
-    def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
+    def group(self, graph: LayerGraph, reuse: Reuse, begin: int) -> Group:
         """The group in a graph where its layers begin at `begin`."""
         return Group(
             graph=graph,
@@ -95,8 +95,8 @@ class RunCosts:
         self,
         graph: LayerGraph,
         objective: Objective,
-        reuse: str,
-        halo: str,
+        reuse: Reuse,
+        halo: Halo,
         progress: Callable[[float], None],
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress

@@ -11,13 +11,13 @@ from pimflow.core.options import OptionSet, option
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover
-from pimflow.fusion.group import REUSES, Placement, place
+from pimflow.fusion.group import REUSES, Placement, Reuse, place
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.plan import FusionPlan
 from pimflow.fusion.run_costs import CostedGroup, Objective, RunCosts
+from pimflow.fusion.tiling_candidates import HALOS, Halo
 
 SEARCHES = ("greedy", "runs", "optimal")
-HALOS = ("recompute", "retain")
 OBJECTIVES = ("traffic", "time", "energy")
 
 
@@ -27,13 +27,13 @@ class FusionRules(OptionSet, group="search"):
 
     Attributes
     ----------
-    reuse : str
-        One of `REUSES`; see `Group`.
+    reuse : Reuse
+        See `Group`.
     search : str
         ``greedy``: grow a group by the next layer while it fits with some tiling and moves less (Figure 6);
         ``runs``: the best cut of the layer order; ``optimal``: the best cover of the layers by the groups of
         `ConvexCover`, which may skip layers of other branches.
-    halo : str
+    halo : Halo
         ``recompute``: elements that tiles share are loaded or computed for each tile; ``retain``: rows may
         stay on chip.
     objective : str
@@ -52,13 +52,13 @@ class FusionRules(OptionSet, group="search"):
         "how groups are found: {choices} (default: %(default)s)",
         choices=SEARCHES,
     )
-    halo: str = option(
+    halo: Halo = option(
         "recompute",
         "--halo HOW",
         "what is done with rows that tiles share: {choices} (default: %(default)s)",
         choices=HALOS,
     )
-    reuse: str = option(
+    reuse: Reuse = option(
         "deep",
         "--reuse HOW",
         "reuse of on-chip memory inside a group: {choices} (default: %(default)s)",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import AxisParts, GroupTiling
 
+Halo = Literal["recompute", "retain"]  # what is done with rows that tiles share
+HALOS: tuple[Halo, ...] = get_args(Halo)
 # Numbers of parts that an axis is cut into, up to its extent: all small numbers, then in ratios of about
 # 7:6. There are more for rows than for columns: whole rows are contiguous in DRAM, and their halos are in
 # one direction.
@@ -24,8 +27,8 @@ class TilingCandidates:
     axes: tuple[AxisParts, ...]
 
     @classmethod
-    def from_graph(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
-        """Tilings to try for a network; `halo` is one of `search.HALOS`."""
+    def from_graph(cls, graph: LayerGraph, halo: Halo) -> TilingCandidates:
+        """Tilings to try for a network."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]

@@ -46,7 +46,7 @@ class Setting:
         Raises
         ------
         UsageError
-            For another form, a value of another type, or a name that several devices have.
+            For text of another form, a value of another type, or a name that several devices have.
         UnknownNameError
             For a name that no device has.
         """
@@ -73,8 +73,8 @@ class Setting:
                 raise UnknownNameError(
                     f"--set {self.owner}.{self.field}", self.key, getattr(device, self.field)
                 )
-            changed = {**getattr(device, self.field), self.key: value} if self.key else value
-            return replace(system, **{self.owner: replace(device, **{self.field: changed})})
+            field_value = {**getattr(device, self.field), self.key: value} if self.key else value
+            return replace(system, **{self.owner: replace(device, **{self.field: field_value})})
         except (ValueError, SpecError) as error:
             raise UsageError(f"--set {self.name}={value}: {error}") from error
 
@@ -115,9 +115,9 @@ def _expand_progressions(parts: list[str], text: str) -> list[str]:
     if not any(part in ELLIPSES for part in parts):
         return parts
     try:
-        dots = next(index for index, part in enumerate(parts) if part in ELLIPSES)
-        first, second = map(int, parts[max(dots - 2, 0) : dots])
-        last = int(parts[dots + 1])
+        ellipsis = next(index for index, part in enumerate(parts) if part in ELLIPSES)
+        first, second = map(int, parts[max(ellipsis - 2, 0) : ellipsis])
+        last = int(parts[ellipsis + 1])
     except (ValueError, IndexError):
         raise UsageError(f"--set {text}: write two whole numbers before … and one after") from None
     step = second - first
@@ -126,7 +126,7 @@ def _expand_progressions(parts: list[str], text: str) -> list[str]:
     if (last - second) // step > MAX_VALUES:
         raise UsageError(f"--set {text}: more than {MAX_VALUES} values")
     between = [str(value) for value in range(second + step, last, step)]
-    return parts[:dots] + between + _expand_progressions(parts[dots + 1 :], text)
+    return parts[:ellipsis] + between + _expand_progressions(parts[ellipsis + 1 :], text)
 
 
 def _parse_value(text: str, kind: object, setting_text: str) -> Value:

@@ -57,24 +57,24 @@ def pool_view(
         another is drawn as an outline only.
     """
     rows = _rectangle_rows(rectangles)
-    lines = [
+    bound_rows = [
         {"bytes": pool_bytes / MB, "what": f"pool: {pool_bytes / MB:.3f} MB"},
         {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},
     ]
-    high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # a line of text
+    has_room = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # for a line of text
     label_position: Chart = {
         "x": {"field": "middle", "type": "quantitative"},
         "y": {"field": "centre", "type": "quantitative"},
     }
     bounds: Chart = {
-        "data": {"values": lines},
+        "data": {"values": bound_rows},
         "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True},
         "encoding": {
             "y": {"field": "bytes", "type": "quantitative"},
             "strokeDash": {
                 "field": "what",
                 "type": "nominal",
-                "scale": {"domain": [line["what"] for line in lines], "range": [[1, 0], [6, 4]]},
+                "scale": {"domain": [row["what"] for row in bound_rows], "range": [[1, 0], [6, 4]]},
                 "legend": {"orient": "top", "title": None, "symbolType": "stroke", "labelLimit": 400},
             },
         },
@@ -82,7 +82,7 @@ def pool_view(
     last_step = max((end for _, _, end, _, _ in rectangles), default=1)
     return {
         "data": {"values": rows},
-        "layer": [_boxes(last_step), bar_names("label", "begin", "end", label_position, high), bounds],
+        "layer": [_boxes(last_step), bar_names("label", "begin", "end", label_position, has_room), bounds],
     }
 
 
@@ -148,8 +148,8 @@ def _outermost(rectangles: Sequence[tuple[str, int, int, int, int]]) -> set[str]
     for rectangle in by_area:
         _, begin, end, offset, size = rectangle
         is_inside = any(
-            b <= begin and end <= e and low <= offset and offset + size <= low + high
-            for _, b, e, low, high in outermost
+            b <= begin and end <= e and low <= offset and offset + size <= low + height
+            for _, b, e, low, height in outermost
         )
         if not is_inside:
             outermost.append(rectangle)

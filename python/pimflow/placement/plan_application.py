@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
@@ -138,10 +138,22 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
         )
     else:
         table = _table_with_transitions(search_result, generator)
-        candidates, table = _plan_candidates(graph, generator, table, search_result.plan)
+        candidates, table = _plan_candidates(
+            graph, generator, table, search_result.plan, _unchanged_candidates(search_result, graph)
+        )
     return Charges(
         graph=graph, evaluation=evaluate(graph, candidates, table, search_result.system), baseline=baseline
     )
+
+
+def _unchanged_candidates(search_result: SearchResult, graph: RegionGraph) -> dict[Choice, Candidate]:
+    """By choice, the candidates of `search_result` whose regions are the same in `graph`."""
+    searched = search_result.graph
+    return {
+        choice: candidate
+        for choice, candidate in zip(search_result.plan.choices, search_result.candidates, strict=True)
+        if all(graph.region(name) == searched.region(name) for name in choice.regions)
+    }
 
 
 def _table_with_transitions(search_result: SearchResult, generator: CandidateGenerator) -> CostTable:
@@ -199,13 +211,22 @@ def plan_evaluation(search_result: SearchResult, plan: Plan) -> Evaluation | Non
 
 
 def _plan_candidates(
-    graph: RegionGraph, generator: CandidateGenerator, table: CostTable, plan: Plan
+    graph: RegionGraph,
+    generator: CandidateGenerator,
+    table: CostTable,
+    plan: Plan,
+    known: Mapping[Choice, Candidate] | None = None,
 ) -> tuple[tuple[Candidate, ...], CostTable]:
-    """The candidates of a plan with PIM, and `table` with the transforms between them."""
-    chosen_candidates = (_choice_candidate(graph, generator, table, choice) for choice in plan.choices)
+    """The candidates of a plan with PIM, and `table` with the transforms between them.
+
+    Choices in `known` have the candidates there.
+    """
+    known = known or {}
     candidates = tuple(
-        _with_choice_channels(generator, candidate, choice)
-        for candidate, choice in zip(chosen_candidates, plan.choices)
+        known[choice]
+        if choice in known
+        else _with_choice_channels(generator, _choice_candidate(graph, generator, table, choice), choice)
+        for choice in plan.choices
     )
     plan_transforms = channel_modes.transforms(generator, candidates)  # a split may be missing in the table
     return candidates, replace(table, transforms=table.transforms | plan_transforms)

@@ -33,7 +33,7 @@ def write(path: str | os.PathLike, selection: Selection) -> None:
     OutputError
         The file cannot be written.
     """
-    pictures.save(path, figure(selection), f"{selection.problem.graph.name}: primitives")
+    pictures.save(path, figure(selection), f"{selection.graph.name}: primitives")
 
 
 def figure(selection: Selection) -> Chart:
@@ -56,7 +56,7 @@ def figure(selection: Selection) -> Chart:
         layers_view(selection.problem, {"fastest": quick, "selected": selection.selected.choice}),
         families_view(selection.front, over),
     ]
-    return arrange_panels(f"{selection.problem.graph.name}, {selection.profile.device.name}", panels, 3)
+    return arrange_panels(f"{selection.graph.name}, {selection.device.name}", panels, 3)
 
 
 def arrange_panels(title: str, panels: Sequence[Chart], columns: int) -> Chart:
@@ -199,7 +199,7 @@ def speedups_view(points: Sequence[Point]) -> Chart:
     """Figure 10: time of the greedy selection over ours; budgets fall from left to right."""
     rows = []
     for point in reversed(points):
-        ratio = point.greedy.time_ns / point.selected.sums.time_ns if point.greedy else 0.0
+        ratio = point.greedy.time_ns / point.time_ns if point.greedy else 0.0
         told = _short(ratio) if point.greedy else "none"
         rows.append({"name": _budget(point), "value": ratio, "told": told})
     return _bars(rows, "speed-up over greedy", "greedy's time / ours", label="budget (MiB)")

@@ -288,7 +288,9 @@ def _logical_index(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, 
     return n, h, w, block * BLOCK + c
 
 
-def _layout_index(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
+def _layout_index(
+    layout: str, n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, c: tirx.Expr
+) -> tuple[tirx.Expr, ...]:
     if layout == "HWC":
         return n, h, w, c
     return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)

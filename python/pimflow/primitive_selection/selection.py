@@ -9,20 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, Provenance
+from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums
+from pimflow.primitive_selection.problem import (
+    Budgets,
+    SelectionProblem,
+    SelectionResult,
+    Sums,
+    is_guess,
+)
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
+    Device,
     NetworkTime,
     Profile,
     applicable_primitives,
     count_unmeasured,
 )
 from pimflow.primitive_selection.report import (
+    Baseline,
     ChosenPrimitive,
     Figures,
     OtherLayer,
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 
 # Baselines of the paper (Figure 5): one family, in its layout, for all layers.
 UNIFORM_FAMILIES = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
+DIRECT_FAMILIES = ("direct", "depthwise", "loops")  # without a workspace, the best first
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
 
 
@@ -72,6 +81,16 @@ class Selection:
     front: tuple[Point, ...]
     solve_seconds: float
     network: NetworkTime | None = None
+
+    @property
+    def graph(self) -> RegionGraph:
+        """The regions of the network."""
+        return self.problem.graph
+
+    @property
+    def device(self) -> Device:
+        """The device that is timed."""
+        return self.profile.device
 
     @property
     def choices(self) -> dict[str, Primitive]:
@@ -179,11 +198,12 @@ def baselines(problem: SelectionProblem) -> dict[str, Sums]:
 
     by_name = {"fastest": fastest(problem).sums}
     for name, family in UNIFORM_FAMILIES.items():
-        kinds = [
-            family_filter(family, LAYOUT_OF.get(name)),
-            *map(family_filter, ("direct", "depthwise", "loops", "operator")),
-        ]
-        by_name[name] = uniform_selection(problem, kinds)
+        direct, operator = [*map(family_filter, DIRECT_FAMILIES)], family_filter("operator")
+        if family == "direct":
+            by_name[name] = uniform_selection(problem, direct, [operator])
+        else:
+            kind = family_filter(family, LAYOUT_OF.get(name))
+            by_name[name] = uniform_selection(problem, [kind], [*direct, operator])
     return by_name
 
 
@@ -193,7 +213,7 @@ def summary(selection: Selection) -> SelectionReport:
     others = problem.layout_choices(choice)
     time_sources = {
         False: "measured",
-        True: ANALYTIC if selection.profile.device.cpu == ANALYTIC else "predicted",
+        True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted",
     }
     return SelectionReport(
         network=problem.graph.name,
@@ -221,10 +241,10 @@ def summary(selection: Selection) -> SelectionReport:
         ),
         transforms=tuple(sums.transforms),
         greedy_time_ns=selection.greedy and selection.greedy.time_ns,
-        baselines={name: _figures(entry) for name, entry in selection.baselines.items()},
+        baselines={name: _baseline(entry) for name, entry in selection.baselines.items()},
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
-        device=selection.profile.device.name,
+        device=selection.device.name,
         measured=_times_report(selection),
         network_time=selection.network.summary() if selection.network else None,
         front=tuple(map(_front_point, selection.front)) or None,
@@ -233,7 +253,7 @@ def summary(selection: Selection) -> SelectionReport:
 
 def _times_report(selection: Selection) -> TimesReport:
     """How many times are known of the candidates of `selection`."""
-    problem, target = selection.problem, selection.profile.device.target
+    problem, target = selection.problem, selection.device.target
     layers = set(Layers(problem.graph, target).primitive_layers.values())
     missing = count_unmeasured(selection.profile, layers)
     possible = sum(len(applicable_primitives(layer, target)) for layer in layers)
@@ -241,20 +261,24 @@ def _times_report(selection: Selection) -> TimesReport:
     all_layouts = Layers(problem.graph, target).layouts
     return TimesReport(
         primitives=possible - missing,
-        of=possible,
+        applicable=possible,
         predicted=len(selection.profile.predicted_ns),
         failed=len(selection.profile.failed),
         layouts_untimed=sum(len(all_layouts[name]) - len(problem.placements(name)) for name in others),
     )
 
 
-def is_guess(candidate: Candidate) -> bool:
-    """Whether the time of a candidate is not measured."""
-    return any(task.known is not Provenance.MEASURED for task in candidate.tasks)
-
-
 def _figures(sums: Sums) -> Figures:
-    return Figures(time_ns=sums.time_ns, memory_bytes=sums.memory_bytes, workspace_bytes=sums.workspace_bytes)
+    return Figures(
+        time_ns=sums.time_ns,
+        memory_bytes=sums.memory_bytes,
+        workspace_bytes=sums.workspace_bytes,
+        guessed_ns=sums.guessed_ns,
+    )
+
+
+def _baseline(sums: Sums) -> Baseline:
+    return Baseline(**vars(_figures(sums)), substituted=sums.substituted)
 
 
 def _front_point(point: Point) -> SelectionFrontPoint:
@@ -286,8 +310,8 @@ def text(selection: Selection) -> str:
         f"greedy: {_ms(row.greedy_time_ns)}",
         *(f"{name}: {entry.text()}" for name, entry in row.baselines.items()),
         f"{measured.primitives} times of the model (analytic), fp32, for {row.device}"
-        if selection.profile.device.cpu == ANALYTIC
-        else f"measured {measured.primitives} of {measured.of} times of primitives that apply, "
+        if selection.device.cpu == ANALYTIC
+        else f"measured {measured.primitives} of {measured.applicable} times of primitives that apply, "
         f"{measured.predicted} predicted, on {row.device}",
     ]
     if row.front:

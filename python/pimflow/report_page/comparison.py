@@ -19,7 +19,7 @@ _MODES = tuple(mode.value for mode in MODES)
 
 
 def render_comparison(directories: Sequence[Path]) -> bytes:
-    """Write the page; raises `ArtifactError` if a directory is no compiled one or of another version."""
+    """Write the page; raises `ArtifactError` for a directory that is not compiled, or by another version."""
     plans: dict[str, StoredPlan] = {}
     for directory in directories:
         plan = StoredPlan.load(directory)
@@ -91,12 +91,12 @@ def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
             for bar in plan.bars
             if not (is_repeated and bar.row == GPU_ONLY)
         ]
-    latest = max(plan.report["latency_ns"] for plan in plans.values())
+    longest_ns = max(plan.report["latency_ns"] for plan in plans.values())
     yield (
         '<div class="controls"><input id="timeline-search" type="search" placeholder="search a layer" '
         'aria-label="search a layer"></div>'
     )
-    yield page.chart("timeline", charts.timeline(bars, latest / 1e3, is_searchable=True))
+    yield page.chart("timeline", charts.timeline(bars, longest_ns / 1e3, is_searchable=True))
 
 
 def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
@@ -131,9 +131,9 @@ def _mode_text(row: Row) -> str:
 def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     values: list[Row] = []
     for name, plan in plans.items():
-        own = conventions(plan.report)[0][0]
+        accounted_label = conventions(plan.report)[0][0]
         for label, kind, speedup in by_kind(plan.report):
-            label = ACCOUNTED if label == own else label
+            label = ACCOUNTED if label == accounted_label else label
             values.append({"what": label, "plan": f"{name}, {kind}", "x": speedup})
     title = "speed-up over the GPU alone"
     yield page.chart("conventions", charts.bar_groups(values, "what", "plan", "x", title, ".3f"))
@@ -151,12 +151,12 @@ def _speedup_rows(values: Sequence[Row], names: Sequence[str]) -> list[Row]:
         cells: dict[str, str] = {}
         speedups = {value["plan"]: float(value["x"]) for value in values if value["what"] == label}
         for kind in KINDS:
-            known = {
+            plan_speedups = {
                 n: speedups[key] for n, name in enumerate(names) if (key := f"{name}, {kind}") in speedups
             }
-            cells |= {f"{kind}{number}": f"{speedup:.3f}x" for number, speedup in known.items()}
-            if len(known) == len(names):
-                cells[f"mean {kind}"] = f"{geometric_mean(known.values()):.3f}x"
+            cells |= {f"{kind}{number}": f"{speedup:.3f}x" for number, speedup in plan_speedups.items()}
+            if len(plan_speedups) == len(names):
+                cells[f"mean {kind}"] = f"{geometric_mean(plan_speedups.values()):.3f}x"
         rows.append({"what": label, **cells})
     return rows
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, REPORT_VERSION, TIMELINE, Interface
+from pimflow.compiler.artifact import PLAN, REPORT, REPORT_VERSION, TIMELINE
+from pimflow.compiler.interface import INTERFACE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8

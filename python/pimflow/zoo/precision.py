@@ -249,8 +249,9 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _convert(graph: onnx.GraphProto, kinds: Container[int], kept: Container[str]) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in kinds and value.name not in kept:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
+        kind = _tensor_type(value.type)
+        if kind.elem_type in kinds and value.name not in kept:
+            kind.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
         if tensor.name not in kept:
             _convert_tensor(tensor, kinds)
@@ -263,6 +264,13 @@ def _convert(graph: onnx.GraphProto, kinds: Container[int], kept: Container[str]
                 _convert_tensor(attribute.t, kinds)
             elif attribute.name in ("to", "dtype") and attribute.i in kinds and not is_kept:
                 attribute.i = TensorProto.FLOAT
+
+
+def _tensor_type(kind: onnx.TypeProto) -> onnx.TypeProto.Tensor:
+    """The type of a tensor, or of the tensors in a sequence or an optional value."""
+    while (field := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, field).elem_type
+    return kind.tensor_type
 
 
 def _convert_tensor(tensor: TensorProto, kinds: Container[int]) -> None:

@@ -20,6 +20,7 @@ from pimflow.commands.compile.conventions import (
     with_gains,
 )
 from pimflow.commands.compile.options import ALL, CompileOptions
+from pimflow.commands.compile.torch_call import Example, ModuleCall
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.inputs import network_keywords
 from pimflow.commands.shared.report import Report
@@ -63,6 +64,8 @@ class Compiled:
         The contents of ``report.json``, which `Report.to_json` gives.
     convention_search : ConventionSearch
         See `with_conventions`.
+    module_call : ModuleCall
+        See `__call__`.
     directory : WrittenDirectory, optional
         Where it was written.
     """
@@ -73,7 +76,15 @@ class Compiled:
     verification: Verification
     report: Report
     convention_search: ConventionSearch
+    module_call: ModuleCall
     directory: WrittenDirectory | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a network that came from PyTorch, with the arguments and results of its module.
+
+        See `ModuleCall`, which says what is raised.
+        """
+        return self.module_call(*args, **kwargs)
 
     @property
     def plan(self) -> Plan:
@@ -135,9 +146,12 @@ class Compiled:
 @public(CompileOptions, *SEARCH)
 def compile(
     model: Model,
-    out: str | os.PathLike[str] | None = None,
+    args: Sequence[Any] | str | os.PathLike[str] | None = None,
     *,
-    target_system: System | None = None,
+    out: str | os.PathLike[str] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    system: System | None = None,
     force: bool = False,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -146,14 +160,19 @@ def compile(
 
     Parameters
     ----------
-    model, target_system, plan, options, goal, profiling, **keywords
+    model, system, plan, options, goal, profiling, **keywords
         See `pimflow.search`. If layers are decomposed, outputs are verified against those of the
         decomposed network; the report says how far these are from the original's, and which layers stay.
+        A ``torch.nn.Module`` is exported first, for `args`.
+    args, kwargs, dynamic_shapes
+        Of a ``torch.nn.Module``, what ``torch.export.export`` takes: ``compile(module, (x,))``. The arguments
+        are what the network is verified on, and say the shapes that `dynamic_shapes` leaves open. Of any
+        other network, `out` may stand in the second place: ``compile("toy", "build/toy")``.
     out : path, optional
         Directory to write; nothing is written if None.
     pim_channels : str, optional
         ``auto``: the number of PIM channels that is best for the network (`choose_channels`), in place of
-        that of `target_system`. The report has the figures for each number.
+        that of `system`. The report has the figures for each number.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too, which run, are verified
         and timed if there is a CUDA device. ``c``: C source of the whole network too, for any compiler; it
@@ -184,6 +203,9 @@ def compile(
     check_kernels : bool
         Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
         accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
+    cuda_graphs : bool
+        Whether ``cuda+pim`` captures runs of kernels in CUDA graphs at the first inference, and replays them
+        (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional
@@ -201,15 +223,22 @@ def compile(
         `VerificationError` if a result is wrong, and then nothing is written; others as their classes say.
     """
     begin = time.perf_counter()
+    if isinstance(args, str | os.PathLike):
+        if out is not None:
+            raise UsageError("out is given twice: by its name, and in the second place")
+        args, out = None, args
+    example = Example.from_arguments(model, args, kwargs, dynamic_shapes)
     settings, search_keywords = _split(keywords)
-    convention_names(settings.conventions, as_system(target_system))  # raises before the work
+    inputs, search_keywords = example.with_example(settings, search_keywords)
+    settings, model = replace(settings, **inputs), example.model
+    convention_names(settings.conventions, as_system(system))  # raises before the work
     search_keywords = network_keywords(model, settings, search_keywords)
     choice = None
     if settings.pim_channels:
-        choice = _channels(model, target_system, progress, search_keywords)
-        target_system = choice.system
+        choice = _channels(model, system, progress, search_keywords)
+        system = choice.system
     request = steps.CompileRequest(
-        **vars(SearchRequest.from_arguments(target_system, **search_keywords)),
+        **vars(SearchRequest.from_arguments(system, **search_keywords)),
         **vars(settings),
         channel_counts=None if choice is None else choice.counts,
         out=out,
@@ -218,7 +247,7 @@ def compile(
     )
     request = steps.check_request(request)
     with ir_dump.dump_ir(request.dump_ir, force=force):
-        compiled = _compile(request, model, begin)
+        compiled = _compile(request, example, begin)
     return compiled.with_conventions(settings.conventions, progress)
 
 
@@ -229,8 +258,9 @@ def _split(keywords: Mapping[str, Any]) -> tuple[CompileOptions, dict[str, Any]]
     return settings, {name: value for name, value in keywords.items() if name not in names}
 
 
-def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compiled:
+def _compile(request: steps.CompileRequest, example: Example, begin: float) -> Compiled:
     """Compile a network without searches under other conventions; `begin` is when it began."""
+    model = example.model
     prepared, reference = steps.prepare_network(request, model)
     placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
@@ -242,6 +272,7 @@ def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compi
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    extras = replace(extras, part=steps.decoder_part(model, prepared.network))
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)
@@ -259,6 +290,12 @@ def _compile(request: steps.CompileRequest, model: Model, begin: float) -> Compi
         verification=verification,
         report=report,
         convention_search=convention_search,
+        module_call=ModuleCall(
+            example=example,
+            build=next(built for built in build_set.builds if built.can_run_here),
+            interface=reference.interface,
+            search_result=placed.search_result,
+        ),
         directory=directory,
     )
 

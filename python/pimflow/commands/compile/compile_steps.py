@@ -22,17 +22,19 @@ from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.inputs import inputs_by_name
+from pimflow.commands.shared.memory_report import PoolReport
 from pimflow.commands.shared.prepare import PreparedNetwork
-from pimflow.commands.shared.report import ExtraReports, GpuPart, PoolReport, Report
+from pimflow.commands.shared.report import ExtraReports, GpuPart, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
 from pimflow.commands.shared.search_arguments import plan_modes, require_effect
 from pimflow.commands.simulate import trace as tracing
 from pimflow.compiler import artifact, build, ir_dump
-from pimflow.compiler.artifact import ArtifactFiles, Interface
+from pimflow.compiler.artifact import ArtifactFiles
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.conditioning import OutputReference
+from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
 from pimflow.compiler.verification import Verification, nan_count, require_finite, verify
@@ -86,8 +88,9 @@ def check_request(request: CompileRequest) -> CompileRequest:
     request.profiling.require(request.system, plan_modes(goal, request.plan))
     if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
-    if request.check_kernels:
-        require_cuda(request.target)
+    for option, is_set in (("check_kernels", request.check_kernels), ("cuda_graphs", request.cuda_graphs)):
+        if is_set:
+            require_cuda(option, request.target)
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
     if request.calibration is not None and request.options.decomposition_request is None:
@@ -285,17 +288,24 @@ def build_targets(
     stored = request.out is not None
     builds = tuple(
         build.build(
-            network, search_result, targets.target_by_name(name), cpu_choices, layouts, keep_code=stored
+            network,
+            search_result,
+            targets.target_by_name(name),
+            cpu_choices,
+            layouts,
+            keep_code=stored,
+            cuda_graphs=request.cuda_graphs,
         )
         for name in dict.fromkeys([request.target, "llvm+pim"])
     )
     if not request.in_c:
         return BuildSet(builds=builds, c_part=None)
     request.progress("building C")
-    outputs = OutputReference(
-        expected=reference.expected[0], perturbed=network.perturbed, tolerance=request.tolerance
-    )
-    c_part = c_code.c_network(network, request.system, choices, layouts, reference.inputs, outputs)
+    references = [
+        OutputReference(expected=expected, perturbed=network.perturbed, tolerance=request.tolerance)
+        for expected in reference.expected
+    ]
+    c_part = c_code.c_network(network, request.system, choices, layouts, reference.samples, references)
     return BuildSet(builds=builds, c_part=c_part)
 
 
@@ -316,7 +326,8 @@ def verify_builds(
                 )
                 verification.require()
                 verifications.append(verification)
-    return max(verifications, key=lambda verification: verification.worst.error_over_bound)
+    worst = max(verifications, key=lambda verification: verification.worst.error_over_bound)
+    return replace(worst, samples=len(verifications))
 
 
 def with_kernel_times(
@@ -358,6 +369,18 @@ def extra_reports(
     )
 
 
+def decoder_part(model: Model, network: Network) -> str | None:
+    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied."""
+    notes = []
+    if isinstance(model, str) and model in zoo.decoder_names():
+        decoder = zoo.decoder(model)
+        if not decoder.has_weights:
+            notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
+    if not network.states and zoo.past_name(0, "key") in network.inputs:
+        notes.append("each step copies the cache; --context N keeps one of N tokens in place")
+    return "; ".join(notes) or None
+
+
 def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """`points` with the names of their plan files in place of plans, if they are written."""
     if request.out is None:
@@ -393,9 +416,8 @@ def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[
     if target_build.target != "llvm+pim" and target_build.can_run_here:
         measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
         measured_on = str(target_build.device.device_name)
-    kernels = target_build.kernels
     return GpuPart.from_search(
-        search_result, target_build.target, kernels.compiler, kernels.problem, measured_ns, measured_on
+        search_result, target_build.target, target_build.kernels, measured_ns, measured_on
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pimflow.commands.compile.options import ALL, NONE
+from pimflow.commands.shared.plan_report import AccountingTerm, Convention, ConventionsReport
 from pimflow.commands.shared.prepare import with_other_copies
-from pimflow.commands.shared.report import AccountingTerm, Convention, ConventionsReport, Report
+from pimflow.commands.shared.report import Report
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
@@ -40,8 +41,8 @@ class ConventionSystem(NamedTuple):
 def convention_systems(base: System) -> dict[str, ConventionSystem]:
     """All conventions that differ from those of `base`, by the names that `--conventions` takes."""
     gpu_ns, accounting = base.gpu.launch_ns, "paper" if base.accounting == "full" else "full"
-    published = accounting == "paper" and "ramulator-pimflow" in timings(base.pim)
-    timing = "ramulator-pimflow" if published else "strict"
+    uses_published_timing = accounting == "paper" and "ramulator-pimflow" in timings(base.pim)
+    timing = "ramulator-pimflow" if uses_published_timing else "strict"
     copies = with_other_copies(base)
     launches = next(name for name in LAUNCHES if name != base.launches)
 
@@ -95,7 +96,7 @@ class ConventionGain:
     ----------
     same_plan, searched_again : float or None
     gap : float
-        See `report.Convention`.
+        See `plan_report.Convention`.
     terms : tuple of AccountingTerm
         The steps between both accountings, if the convention is the other accounting.
     """
@@ -130,7 +131,7 @@ class ConventionSearch:
         """The gain under a convention, from the profile cache if it is there.
 
         Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine. Nothing is
-        where substitutions are registered, since the cache does not know their code.
+        cached if substitutions are registered, since the cache does not know their code.
         """
         cache = self.search_result.costs.profiling.cache
         if cache is None or SUBSTITUTIONS:
@@ -141,7 +142,7 @@ class ConventionSearch:
         if gain is None:
             gain = self._gain(name)
             if gain.gap == 0:
-                cache.put({key: asdict(gain)}, code)
+                cache.put({key: gain}, code)
         return gain
 
     def search_under(self, name: str) -> SearchResult:
@@ -188,7 +189,9 @@ class ConventionSearch:
         evaluation, searched_again = plan_evaluation(search_result, plan), search_result.speedup
         same_plan = search_result.baseline.latency_ns / evaluation.latency_ns if evaluation else None
         if same_plan and search_result.goal.objective == "latency":
-            searched_again = max(searched_again, same_plan)  # its shares of splits may be no candidates here
+            searched_again = max(
+                searched_again, same_plan
+            )  # its splits may not be candidates under the convention
         return ConventionGain(
             same_plan=same_plan, searched_again=searched_again, gap=search_result.gap, terms=terms
         )
@@ -221,8 +224,8 @@ class ConventionSearch:
 
 def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]) -> Report:
     """Return `report`, of a plan for `base`, with the gains under further conventions."""
-    systems, known = convention_systems(base), report.conventions
-    by_name = {convention.name: convention for convention in known.searched} | {
+    systems, earlier = convention_systems(base), report.conventions
+    by_name = {convention.name: convention for convention in earlier.searched} | {
         name: Convention(
             name=name,
             what=systems[name].text,
@@ -235,7 +238,9 @@ def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]
     conventions = ConventionsReport(
         searched=tuple(by_name[name] for name in systems if name in by_name),
         missing=tuple(name for name in systems if name not in by_name),
-        accounting_terms=next((gain.terms for gain in gains.values() if gain.terms), known.accounting_terms),
+        accounting_terms=next(
+            (gain.terms for gain in gains.values() if gain.terms), earlier.accounting_terms
+        ),
     )
     return replace(report, conventions=conventions)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.commands.shared.layer_details import all_candidates, schedule_text
-from pimflow.commands.shared.report import Baselines, Estimate
+from pimflow.commands.shared.plan_report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region

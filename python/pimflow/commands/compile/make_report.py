@@ -14,14 +14,12 @@ from pimflow.commands.shared.layer_details import (
     program_reports,
     schedule_text,
 )
+from pimflow.commands.shared.memory_report import MemoryReport, PoolReport
+from pimflow.commands.shared.plan_report import ConventionsReport, PlanReport
 from pimflow.commands.shared.report import (
-    ConventionsReport,
     EnergyReport,
     ExtraReports,
     GpuPart,
-    MemoryReport,
-    PlanReport,
-    PoolReport,
     RegionReport,
     Report,
     SystemReport,
@@ -96,6 +94,7 @@ def _verification(verification: Verification, search_result: SearchResult) -> Ve
         tolerance=verification.bound,
         reference_deviation=verification.worst.reference_deviation,
         outputs=verification.outputs,
+        samples=verification.samples,
         regions_verified=len(_matching_regions(verification, search_result)),
         timing_violations=violations,
         timing_violations_of=None if violations is None else CHECKED_TIMING,
@@ -124,6 +123,7 @@ def _regions(
         rows.append(
             RegionReport(
                 name=region.name,
+                reads=tuple(dict.fromkeys(n for n in region.inputs if not n.startswith("%"))),
                 covers=candidate.covers,
                 mode=candidate.rewrite.mode,
                 gpu_share=candidate.rewrite.gpu_share,

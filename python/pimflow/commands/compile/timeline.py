@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.report import BASELINE, MIXTURE
+from pimflow.commands.shared.plan_report import BASELINE, MIXTURE
 from pimflow.commands.shared.search_arguments import SEARCH
-from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, convert_read_errors
-from pimflow.core.candidate import RESOURCES
+from pimflow.compiler.artifact import TIMELINE
+from pimflow.compiler.interface import INTERFACE, Interface, convert_read_errors
+from pimflow.core.candidate import RESOURCES, Resource
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, JsonTree, report_from
 from pimflow.core.table_files import read_json
@@ -44,17 +45,17 @@ class TracedTask:
         Regions that it is part of.
     launched : int
         Number of kernels or PIM programs that it launches.
-    also : tuple of str
+    also : tuple of Resource
         Other resources that it occupies after its launch (`core.candidate.Task`).
     """
 
     name: str
-    resource: str
+    resource: Resource
     start_us: float
     duration_us: float
     regions: tuple[str, ...]
     launched: int
-    also: tuple[str, ...] = ()
+    also: tuple[Resource, ...] = ()
 
     @property
     def end_us(self) -> float:
@@ -174,7 +175,7 @@ class PlanTrace(JsonTree):
         """Write a file for Perfetto; raises `OutputError` if that is not possible."""
         replace_file(path, self.to_perfetto().encode())
 
-    def tasks_on(self, resource: str) -> list[TracedTask]:
+    def tasks_on(self, resource: Resource) -> list[TracedTask]:
         """The plan's tasks on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
 
@@ -250,7 +251,7 @@ def _trace_tasks(evaluation: Evaluation) -> tuple[TracedTask, ...]:
 
 
 @public(*SEARCH)
-def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> PlanTrace:
+def trace_plan(source: Model, system: System | None = None, **options: Any) -> PlanTrace:
     """The timeline of a compiled directory, or of the plan that a search finds.
 
     Parameters
@@ -262,7 +263,7 @@ def trace_plan(source: Model, target_system: System | None = None, **options: An
         return PlanTrace.load(source)
     from pimflow.commands.shared.search import search  # loads TVM, so only for a network
 
-    return PlanTrace.from_search(search(source, target_system, **options))
+    return PlanTrace.from_search(search(source, system, **options))
 
 
 def draw(path: str | os.PathLike[str], trace: PlanTrace) -> None:

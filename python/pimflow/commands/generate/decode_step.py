@@ -6,13 +6,20 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import onnx
 
-from pimflow.commands.generate.decoding import CompiledStep, Lengths, compile_step, place_step, step_regions
+from pimflow.commands.generate.decoding import (
+    CompiledStep,
+    Lengths,
+    StepGraph,
+    compile_step,
+    place_step,
+    step_regions,
+)
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
+from pimflow.frontend.exported_decoder import LOGITS
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges, graph_charges
@@ -29,25 +36,30 @@ class DecodeStep:
     Parameters
     ----------
     graph : callable
-        Gives the ONNX graph of a step that attends to so many tokens.
+        Gives the network of a step that attends to so many tokens.
     context, batch : int
         Places of the caches, and number of sequences.
     grows : bool
         Whether there are graphs for fewer tokens than the context. If not, a step always attends to all.
+    roles, logits
+        See `LanguageModel`.
     """
 
     def __init__(
         self,
-        graph: Callable[[int], onnx.ModelProto],
+        graph: Callable[[int], StepGraph],
         search_request: SearchRequest,
         context: int,
         batch: int,
         *,
         grows: bool = True,
+        roles: Mapping[str, str] | None = None,
+        logits: str = LOGITS,
     ) -> None:
         self.context, self.batch = context, batch
         self._grows = grows and context > MIN_TOKENS
         self._graph, self._search_request = graph, search_request
+        self._roles, self._logits = roles or {}, logits
         self._charges: dict[int, Charges] = {}
 
     def lengths(self, tokens: int) -> Lengths:
@@ -67,13 +79,19 @@ class DecodeStep:
     def compile(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
     ) -> CompiledStep:
-        """Build the step and verify it on `inputs`; raises as `compile_step`."""
-        graph, lengths, search_result = (
+        """Search the step unless that is done, build and verify it; raises as `compile_step`."""
+        step = compile_step(
             self._graph(self.context),
+            self._search_request,
             self.lengths(self.context),
-            self.search_result,
+            inputs,
+            progress,
+            vars(self).get("search_result"),
+            roles=self._roles,
+            logits=self._logits,
         )
-        return compile_step(graph, self._search_request, lengths, inputs, progress, search_result)
+        self.search_result = step.search_result
+        return step
 
     def effective_tokens(self, tokens: int) -> int:
         """The number of tokens that a step over `tokens` is charged for."""

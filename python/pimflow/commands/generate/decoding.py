@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -20,66 +21,111 @@ from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
+from pimflow.frontend.exported_decoder import LOGITS, MASK, PLACES, TOKENS, UNREAD
+from pimflow.frontend.torch_program import TorchProgram
 from pimflow.host.garbage_collection import release_memory
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import SearchResult
 from pimflow.relay_passes.canonical.keep_states import POSITION
 
 PAST, PRESENT = "past_key_values.", "present."
+StepGraph: TypeAlias = onnx.ModelProto | TorchProgram
 InputTypes = Mapping[str, tuple[tuple[int, ...], str]]
 Caches = Mapping[str, np.ndarray]
 
 
 def step_inputs(
     input_types: InputTypes,
+    roles: Mapping[str, str],
     tokens: np.ndarray,
     past_lengths: np.ndarray,
     begin: np.ndarray,
-    caches: Caches | None = None,
 ) -> dict[str, np.ndarray]:
-    """Inputs of a step by name, of the shapes and types in `input_types`.
+    """Inputs of a step by name, of the shapes and types in `input_types`, but for caches.
 
     Parameters
     ----------
+    roles : mapping of str to str
+        By name of an input, what it is for, if it is not called so; see `ExportedDecoder`.
     tokens : ndarray, [batch, n]
         The tokens of the step.
     past_lengths : ndarray, [batch]
         Number of earlier tokens of each sequence, which are in the cache.
     begin : ndarray, [batch]
         Place in the cache of the step's first token; the earlier tokens end before it.
-    caches : mapping of str to ndarray, optional
-        Keys and values of the earlier tokens, by input, [batch, heads, at least held, head_size]; without
-        them the result has no caches.
     """
     new, first = np.arange(tokens.shape[1]), (begin - past_lengths)[:, None]
-    places = np.arange(input_types["attention_mask"][0][1])
-    values = {
-        "input_ids": tokens,
-        "attention_mask": (places >= first) & (places <= begin[:, None] + new[-1]),
-        "position_ids": past_lengths[:, None] + new,
-        POSITION: begin,
-    }
-    inputs = {name: values[name].astype(dtype) for name, (_, dtype) in input_types.items() if name in values}
+    inputs = {}
     for name, (shape, dtype) in input_types.items():
-        if caches is not None and name.startswith(PAST):
-            inputs[name] = np.zeros(shape, dtype)
-            for row, (start, count) in enumerate(zip(first[:, 0], past_lengths)):
-                if count:
-                    inputs[name][row, :, start : start + count] = caches[name][row, :, :count]
+        role = roles.get(name, name)
+        if role == TOKENS:
+            value = tokens
+        elif role == MASK:
+            places = np.arange(shape[-1])
+            value = (places >= first) & (places <= begin[:, None] + new[-1])
+        elif role == PLACES:
+            value = past_lengths[:, None] + new
+        elif role == POSITION:
+            value = begin
+        elif role == UNREAD:
+            value = np.zeros(shape)
+        else:
+            continue
+        inputs[name] = value.reshape(shape).astype(dtype)
+    return inputs
+
+
+def cache_inputs(
+    input_types: InputTypes, caches: Caches, past_lengths: np.ndarray, begin: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Contents of caches before a step, by input: `caches` at the places before `begin`, and zeros.
+
+    Parameters
+    ----------
+    caches : mapping of str to ndarray
+        Keys and values of the earlier tokens, by input, [batch, heads, at least held, head_size].
+    """
+    inputs = {}
+    for name, values in caches.items():
+        shape, dtype = input_types[name]
+        inputs[name] = np.zeros(shape, dtype)
+        for row, count in enumerate(past_lengths):
+            start = begin[row] - count
+            inputs[name][row, :, start : start + count] = values[row, :, :count]
     return inputs
 
 
 def verification_inputs(
-    network: Network, tokens: np.ndarray, past_lengths: np.ndarray, caches: Caches
+    network: Network,
+    tokens: np.ndarray,
+    past_lengths: np.ndarray,
+    caches: Caches,
+    roles: Mapping[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Inputs for the verification of a step: as `step_inputs`, with tokens where its reference reads them.
+    """Inputs for the verification of a step, with tokens where its reference reads them.
 
     The reference of a step whose caches grow takes full caches only: their tokens end at the last place.
     """
-    places = network.inputs["attention_mask"][0][1]
-    has_places = network.states and not network.position
-    begin = past_lengths if has_places else np.full(len(past_lengths), places - tokens.shape[1])
-    return step_inputs(network.inputs, tokens, past_lengths, begin, caches)
+    roles = step_roles(network, roles or {})
+    begin = past_lengths
+    if network.position:
+        begin = np.full(len(past_lengths), network.table_rows[network.position] - 1)
+    elif not network.states:
+        begin = np.full(len(past_lengths), _places(network.inputs, roles) - tokens.shape[1])
+    inputs = step_inputs(network.inputs, roles, tokens, past_lengths, begin)
+    others = network.inputs.keys() - inputs.keys()
+    filled = {name: caches.get(name, np.zeros((*network.inputs[name][0][:2], 0, 1))) for name in others}
+    return inputs | cache_inputs(network.inputs, filled, past_lengths if caches else 0 * begin, begin)
+
+
+def step_roles(network: Network, roles: Mapping[str, str]) -> dict[str, str]:
+    """What inputs of a step are for, that of an added position too."""
+    return {**roles, **({network.position: POSITION} if network.position else {})}
+
+
+def _places(input_types: InputTypes, roles: Mapping[str, str]) -> int:
+    """Places that a step without resident caches attends to."""
+    return next(shape[-1] for name, (shape, _) in input_types.items() if roles.get(name, name) == MASK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +161,10 @@ class CompiledStep:
         Resident caches. Without them the step returns the caches that it was given, with its tokens added.
     outputs : tuple of str
         Names of its results, in order.
+    roles : mapping of str to str
+        What inputs are for; see `step_inputs`.
+    logits_index : int
+        Index of the result with logits.
     verification : Verification
         Of one run: every PIM region, all outputs, commands and their times.
     results : tuple of ndarray
@@ -125,6 +175,8 @@ class CompiledStep:
     input_types: dict[str, tuple[tuple[int, ...], str]]
     states: tuple[State, ...]
     outputs: tuple[str, ...]
+    roles: Mapping[str, str]
+    logits_index: int
     search_result: SearchResult
     build: Build
     verification: Verification
@@ -133,7 +185,7 @@ class CompiledStep:
     @property
     def logits(self) -> np.ndarray:
         """The logits in `results`, [batch, tokens, vocabulary]."""
-        return self.results[self.outputs.index("logits")]
+        return self.results[self.logits_index]
 
     def caches(self) -> dict[str, np.ndarray]:
         """Keys and values of the step's own tokens in `results`, as `step_inputs` takes them."""
@@ -236,20 +288,25 @@ class StepRunner:
         """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `past_lengths` [batch] tokens a
         sequence.
         """
-        for name, value in step_inputs(self.step.input_types, tokens, past_lengths, past_lengths).items():
+        step = self.step
+        inputs = step_inputs(step.input_types, step.roles, tokens, past_lengths, past_lengths)
+        for name, value in inputs.items():
             self._set(name, value)
         self._executor["run"]()
-        logits: np.ndarray = self._executor["get_output"](self.step.outputs.index("logits")).numpy()
+        logits: np.ndarray = self._executor["get_output"](self.step.logits_index).numpy()
         return logits
 
 
 def compile_step(
-    graph: onnx.ModelProto,
+    graph: StepGraph,
     search_request: SearchRequest,
     lengths: Lengths,
     inputs: Callable[[Network], Mapping[str, np.ndarray]],
     progress: Callable[[str], None],
     search_result: SearchResult | None = None,
+    *,
+    roles: Mapping[str, str] | None = None,
+    logits: str = LOGITS,
 ) -> CompiledStep:
     """Search a step of a decoder, build it for the CPU that stands in for the GPU, and verify it.
 
@@ -259,6 +316,8 @@ def compile_step(
         Gives the inputs of the verification for a network.
     search_result : SearchResult, optional
         The result of `place_step` for this step, if it is known.
+    roles, logits
+        See `LanguageModel`.
 
     Raises
     ------
@@ -271,7 +330,8 @@ def compile_step(
     arrays, perturbed = inputs(network), prepared.perturbed
     expected = network.reference(arrays)
     require_finite(expected)
-    input_types, states = network.inputs, network.states
+    input_types, states, outputs = network.inputs, network.states, network.output_names
+    roles = step_roles(network, roles or {})
     del network  # its weights take as much memory as those of the build
     step_build = build.build(prepared, search_result, targets.target_by_name(search_request.target))
     release_memory()
@@ -285,7 +345,9 @@ def compile_step(
         lengths=lengths,
         input_types=input_types,
         states=states,
-        outputs=tuple(output.name for output in graph.graph.output),
+        outputs=outputs,
+        roles=roles,
+        logits_index=outputs.index(logits) if logits in outputs else 0,
         search_result=search_result,
         build=step_build,
         verification=verification,
@@ -294,7 +356,7 @@ def compile_step(
 
 
 def place_step(
-    graph: onnx.ModelProto,
+    graph: StepGraph,
     search_request: SearchRequest,
     lengths: Lengths,
     search_result: SearchResult | None = None,
@@ -311,11 +373,11 @@ def place_step(
     return network, prepared.network, search_result
 
 
-def step_regions(graph: onnx.ModelProto, search_request: SearchRequest, lengths: Lengths) -> RegionGraph:
+def step_regions(graph: StepGraph, search_request: SearchRequest, lengths: Lengths) -> RegionGraph:
     """The regions that a search of a step places."""
     return search_request.prepare_network(_network(graph, lengths)).regions
 
 
-def _network(graph: onnx.ModelProto, lengths: Lengths) -> Network:
+def _network(graph: StepGraph, lengths: Lengths) -> Network:
     places = lengths.places or None
     return frontend.load(graph, context=places and lengths.attended, places=places)

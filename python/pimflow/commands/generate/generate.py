@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from pimflow.commands.generate.generation import Completion, DecodeCostModel, Ge
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
@@ -35,7 +36,7 @@ from pimflow.compiler.verification import Verification
 from pimflow.core.goal import GoalOptions
 from pimflow.core.options import field_names
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.errors import UsageError
+from pimflow.errors import InfeasibleError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import release_memory
@@ -80,6 +81,11 @@ class GenerationJob:
         Tokens that the caches have room for.
     batch : int
         Number of sequences.
+    sampler : Sampler
+    stops : sequence of str
+        Texts before which a text ends.
+    assume_room : bool
+        Whether a shape may take more than the PIM channels have.
     """
 
     language: LanguageModel
@@ -88,6 +94,9 @@ class GenerationJob:
     n: int
     context: int
     batch: int
+    sampler: Sampler
+    stops: Sequence[str]
+    assume_room: bool
     on_text: Callable[[str], None]
     progress: Progress
 
@@ -106,7 +115,7 @@ class GenerationJob:
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    target_system: System | None = None,
+    system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -117,14 +126,14 @@ def generate(
     values into resident caches, at the next place of each sequence, and attends to the tokens so far; its
     time and energy are charged for these (`commands.generate.decode_step`). If the model is a graph of
     one token, prompts run token by token. Regions on PIM run by their commands. Each token is the one of
-    the largest logit (greedy). Of a model whose weights the zoo does not have, one block runs on random
-    values, and figures are those of all blocks and the output layer.
+    the largest logit (greedy) unless there is a temperature; see `Sampler`. Of a model whose weights the zoo
+    does not have, one block runs on random values, and figures are those of all blocks and the output layer.
 
     Parameters
     ----------
     model : str, path or ModelProto
         Name of a language model of the zoo, an ONNX decoder with a cache whose inputs have Optimum's names
-        (`frontend.onnx_decoder`), a GGUF file
+        (`frontend.onnx_decoder`), a program of PyTorch (`frontend.torch_decoder`), a GGUF file
         (`zoo.language.gguf_decoder`), or a folder of Hugging Face's (`zoo.language.hf_decoder`).
     n : int
         Number of new tokens; fewer if the model ends its text.
@@ -134,16 +143,28 @@ def generate(
         Tokens that the caches have room for: the longest prompt and the new ones by default.
     batch : int
         Number of sequences, all from one prompt; of several prompts each is a sequence.
+    temperature, top_k, top_p, seed
+        How tokens are drawn; see `Sampler`.
+    stop : str or sequence of str, optional
+        Texts before which a text ends.
+    chat : bool
+        Whether prompts are what a user says, to be written as the model's chat template has it.
+    tokenizer : path, optional
+        A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    assume_room : bool
+        Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
-    target_system, **keywords
+    system, **keywords
         As for `pimflow.search`.
 
     Raises
     ------
     UnknownNameError, UsageError
         If there is no such model; for an empty prompt, unknown tokens, or more tokens than `context`.
+    InfeasibleError
+        If weights and caches of all blocks of a shape do not fit the PIM channels.
     UnsupportedOpError
         If a cache cannot be resident; see `relay_passes.canonical.keep_states`.
     VerificationError
@@ -151,11 +172,13 @@ def generate(
     """
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
-    language = open_language_model(model)
-    prompts = language.tokenize_prompts(options.prompt, options.tokens)
+    sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
+    language = open_language_model(model, options.tokenizer)
+    prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
+    stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(len(prompts), options.batch)
-    search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    search_request = SearchRequest.from_arguments(system, **keywords).validate()
     search_request.system.require_network_dtype()
     job = GenerationJob(
         language=language,
@@ -164,11 +187,16 @@ def generate(
         n=options.n,
         context=context,
         batch=batch,
+        sampler=sampler,
+        stops=stops,
+        assume_room=options.assume_room,
         on_text=on_text,
         progress=progress,
     )
     if language.decoder is not None and not language.decoder.has_weights:
         return _estimate_tokens(job, language.decoder)
+    if options.assume_room:
+        raise UsageError("--assume-room has no effect on a model with weights, which must fit; leave it out")
     return _TokenGenerator(job).generate()
 
 
@@ -208,7 +236,15 @@ class _TokenGenerator:
         language, batch, system = job.language, job.batch, job.search_request.system
         self.job = job
         self.requests = [
-            GenerationRequest(language, ids, system.dtype, job.n, (lambda _: None) if number else job.on_text)
+            GenerationRequest(
+                language,
+                ids,
+                system.dtype,
+                job.n,
+                (lambda _: None) if number else job.on_text,
+                sampler=replace(job.sampler, request=number),
+                stops=job.stops,
+            )
             for number, ids in enumerate(job.prompts)
         ]
         self.copies = batch // len(self.requests)  # sequences of each request
@@ -218,6 +254,8 @@ class _TokenGenerator:
             job.context,
             batch,
             grows=language.fixed_context is None,
+            roles=language.roles,
+            logits=language.logits,
         )
         self.checks: list[Verification] = []
 
@@ -267,6 +305,8 @@ class _TokenGenerator:
             Lengths(attended=attended, tokens=longest, batch=job.batch),
             self._bind_inputs({}, self._next_tokens(longest)),
             job.progress,
+            roles=job.language.roles,
+            logits=job.language.logits,
         )
         for number, request in enumerate(self.requests):
             logits = self._rows(first.logits, number)[:, len(request.pending_tokens) - 1]
@@ -278,9 +318,7 @@ class _TokenGenerator:
         return caches, costs
 
     def _compile_step(self, caches: Caches) -> CompiledStep:
-        """Place and compile the step of a token."""
-        self.job.progress("placing the step of a token")
-        _ = self.decode.search_result
+        """Compile the step of a token."""
         self.job.progress("compiling the step of a token")
         for request in self.requests:
             # compilation needs the memory that the weights of references take
@@ -319,7 +357,11 @@ class _TokenGenerator:
         self, caches: Caches, tokens: np.ndarray
     ) -> Callable[[Network], Mapping[str, np.ndarray]]:
         return functools.partial(
-            verification_inputs, tokens=tokens, past_lengths=self._past_lengths(), caches=caches
+            verification_inputs,
+            tokens=tokens,
+            past_lengths=self._past_lengths(),
+            caches=caches,
+            roles=self.job.language.roles,
         )
 
     def _past_lengths(self) -> np.ndarray:
@@ -338,25 +380,28 @@ class _TokenGenerator:
 def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
-    job.progress("compiling a block for the prompt")
-    graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
-    lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
+    job.progress("searching the output")
+    _, _, head = place_step(
+        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
+    )
+    job.progress("searching a block for a token")
     decode = DecodeStep(
         lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
         search_request,
         job.context,
         batch,
     )
+    held_bytes = decoder.layers * _resident_bytes(decode.search_result) + _resident_bytes(head)
+    if not job.assume_room:
+        _require_room(job, held_bytes)
+    job.progress("compiling a block for the prompt")
+    graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
+    lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
+    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
     job.progress("compiling a block for a token")
     step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]
-    job.progress("searching the output")
-    _, _, head = place_step(
-        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
-    )
     model_costs = functools.partial(_model_costs, decoder, StepCosts.from_search(head))
-    search_result = decode.search_result
     return _report(
         job,
         ttft=model_costs(first.search_result),
@@ -368,7 +413,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
             step_lengths=job.step_lengths,
         ),
         requests=tuple(Completion(prompt_tokens=len(ids), tokens=None, text=None) for ids in job.prompts),
-        held_bytes=decoder.layers * _resident_bytes(search_result) + _resident_bytes(head),
+        held_bytes=held_bytes,
         regions=step.regions,
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
@@ -378,6 +423,23 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
         sure_tokens=0,
         timing_violations=_violations(checks),
     )
+
+
+def _require_room(job: GenerationJob, held_bytes: int) -> None:
+    """Raise `InfeasibleError` unless weights and caches of all blocks fit the PIM channels."""
+    room_bytes = _room_bytes(job.search_request.system)
+    if held_bytes > room_bytes:
+        raise InfeasibleError(
+            f"weights and caches of all blocks of '{job.language.name}' in the PIM channels",
+            held_bytes,
+            room_bytes,
+            "B",
+            ["--assume-room, which times banks with as many rows as that takes"],
+        )
+
+
+def _room_bytes(system: System) -> int:
+    return system.pim.bytes_per_channel * system.pim_channels
 
 
 def _model_costs(decoder: Decoder, output: StepCosts, block: SearchResult | Charges) -> StepCosts:
@@ -440,7 +502,7 @@ def _report(
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
-        room_bytes=system.pim.bytes_per_channel * system.pim_channels,
+        room_bytes=_room_bytes(system),
         verified=True,  # else an error was raised
         **figures,
     )

@@ -19,16 +19,18 @@ def add_arguments(sub: CommandParser) -> None:
     from pimflow.core.options import declarations
 
     sub.show_first(
-        "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
+        "--prompt", "--tokens", "-n", "--chat", "--context", "--batch", "--system", "--pim-channels", "--json"
     )
     sub.positional(
         "model",
         "MODEL",
-        "language model of the zoo, .onnx decoder with a cache, .gguf file, or folder with config.json",
+        "language model of the zoo, .onnx, .pt2 or .gguf decoder with a cache, or folder with config.json",
     )
     sub.add_fields(GenerateOptions, "prompt", "tokens", action="append")
     sub.add_fields(GenerateOptions, "n", required=True)
-    sub.add_fields(GenerateOptions, "context", "batch")
+    sub.add_fields(GenerateOptions, "context", "batch", "temperature", "top_k", "top_p", "seed")
+    sub.add_fields(GenerateOptions, "stop", action="append")
+    sub.add_fields(GenerateOptions, "chat", "tokenizer", "assume_room")
     options.system_options(sub)
     without = ("max_error", "primitives")  # nothing is decomposed
     sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))
@@ -47,17 +49,18 @@ def run(args: argparse.Namespace) -> None:
     for name in ("prompt", "tokens"):
         keywords[name] = keywords[name] and _unwrap_single(keywords[name])
     prompts = args.prompt or [""] * len(args.tokens or [""])
+    end = "\n" if args.chat else ""  # of what a user says
     unprinted = prompts[:1]  # printed with the first new token, when arguments are known to be valid
 
     def show(text: str) -> None:
         """Print a piece of text, before the first one the prompt."""
-        print("".join(unprinted) + text, end="", flush=True)
+        print("".join(prompt + end for prompt in unprinted) + text, end="", flush=True)
         unprinted.clear()
 
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+    with output.status(args) as progress, options.profiling(args) as profiling:
         generation = generate(
             args.model,
-            target_system=target_system,
+            system=target_system,
             profiling=profiling,
             progress=progress,
             on_text=(lambda _: None) if args.json else show,
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     for prompt, request in zip(prompts[1:], generation.requests[1:]):
         if request.tokens:
             text = " ".join(map(str, request.tokens)) if request.text is None else request.text
-            print(f"{prompt}{text}")
+            print(f"{prompt}{end}{text}")
     print(generation.table())
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -16,10 +16,13 @@ import onnx
 from pimflow import zoo
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
-from pimflow.frontend.onnx_decoder import PLACES, OnnxDecoder, OnnxReference, open_decoder
+from pimflow.frontend import onnx_decoder, torch_decoder
+from pimflow.frontend.exported_decoder import LOGITS, PLACES, ExportedDecoder, ExportedReference
 from pimflow.frontend.onnx_runtime import reference_with_roundings
 from pimflow.frontend.reference import Fp16Storage
-from pimflow.zoo.language import graph
+from pimflow.frontend.torch_program import TorchProgram
+from pimflow.zoo.language import graph, hf_tokens
+from pimflow.zoo.language.chat_template import ChatTemplate, folder_template
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.decoder_files import is_decoder_file, read_decoder, read_tokenizer, storage_types
 from pimflow.zoo.language.reference import ReferenceDecoder
@@ -34,7 +37,7 @@ class TokenReference(Protocol):
 
 
 PerturbedLogits = Callable[[frozenset[str], np.ndarray], Iterator[np.ndarray]]
-StepGraphFunction = Callable[[int, int, int], onnx.ModelProto]
+StepGraphFunction = Callable[[int, int, int], onnx.ModelProto | TorchProgram]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ class LanguageModel:
     uses : int
         Query heads that read an element of the cache.
     step : callable
-        Gives the ONNX graph of a step, for the tokens that its last token attends to, the tokens of each
+        Gives the network of a step, for the tokens that its last token attends to, the tokens of each
         sequence, and the number of sequences.
     reference : callable
         Creates a `TokenReference`; references in use share their weights.
@@ -61,8 +64,14 @@ class LanguageModel:
         each time with other roundings of the layers' results.
     tokenizer : Tokenizer, optional
         None where tokens stand for themselves.
+    chat_template : ChatTemplate, optional
+        What it reads around what a user says.
     weights : str
         Source of its weights, and their storage type.
+    roles : mapping of str to str
+        By input of a step, what it is for, if it is not called so; see `ExportedDecoder`.
+    logits : str
+        Name of the output with logits.
     ends : frozenset of int
         Tokens that end a text.
     decoder : Decoder, optional
@@ -87,6 +96,9 @@ class LanguageModel:
     perturbed_logits: PerturbedLogits
     tokenizer: Tokenizer | None
     weights: str
+    roles: Mapping[str, str] = field(default_factory=dict)
+    logits: str = LOGITS
+    chat_template: ChatTemplate | None = None
     ends: frozenset[int] = frozenset()
     decoder: Decoder | None = None
     by_token: bool = False
@@ -95,17 +107,29 @@ class LanguageModel:
     error_hint: str = ""
 
     def tokenize_prompts(
-        self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
+        self,
+        prompt: str | Sequence[str] | None,
+        tokens: Sequence[int] | Sequence[Sequence[int]] | None,
+        chat: bool = False,
     ) -> list[list[int]]:
-        """Tokenize one prompt or several; raises as `tokenize`."""
+        """Tokenize one prompt or several, through the chat template if `chat`; raises as `tokenize`."""
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt) or [""]
         is_batch = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
         ids = cast("Sequence[Sequence[int] | None]", tokens if is_batch else [tokens])
         if len(prompts) > 1 and tokens is not None:
             return [self.tokenize(prompts[0], ids[0])]  # raises, since both are given
-        return [self.tokenize(text, numbers) for text in prompts for numbers in ids]
+        return [self.tokenize(text, numbers, chat) for text in prompts for numbers in ids]
 
-    def tokenize(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
+    def require_stops(self, stop: str | Sequence[str] | None) -> tuple[str, ...]:
+        """The texts before which a text ends; raises `UsageError` for an empty one or no tokenizer."""
+        stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self.tokenizer is None:
+            raise UsageError(f"--stop {stops[0]}: '{self.name}' comes without a tokenizer; give --tokenizer")
+        if "" in stops:
+            raise UsageError("--stop: give a text that is not empty")
+        return stops
+
+    def tokenize(self, prompt: str | None, tokens: Sequence[int] | None, chat: bool = False) -> list[int]:
         """Tokenize a prompt, or check its tokens.
 
         Raises
@@ -117,12 +141,21 @@ class LanguageModel:
         if (prompt is None) == (tokens is None):
             raise UsageError("give a prompt: --prompt TEXT, or --tokens with the numbers of its tokens")
         if prompt is not None and self.tokenizer is None:
-            raise UsageError(f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt")
+            raise UsageError(
+                f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt, or --tokenizer"
+            )
+        if chat and (prompt is None or self.chat_template is None):
+            what = f"'{self.name}' has no chat template" if prompt is not None else "what a user says is text"
+            raise UsageError(f"--chat: {what}; {'leave it out' if prompt is not None else 'give --prompt'}")
         if prompt is not None:
             assert self.tokenizer is not None
             if not is_utf8(prompt):
                 raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8")
-            ids = self.tokenizer.encode(prompt)
+            if chat:
+                assert self.chat_template is not None
+                ids = self.tokenizer.encode(self.chat_template.render(prompt), special=False)
+            else:
+                ids = self.tokenizer.encode(prompt)
         else:
             ids = [int(token) for token in tokens or ()]
         if not ids:
@@ -135,20 +168,55 @@ class LanguageModel:
         return ids
 
 
-def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
-    """Open a language model of the zoo, of an ONNX or GGUF file, or of a folder of Hugging Face's.
+def open_language_model(
+    model: str | os.PathLike[str] | onnx.ModelProto, tokenizer: str | os.PathLike[str] | None = None
+) -> LanguageModel:
+    """Open a language model of the zoo, of an ONNX, PyTorch or GGUF file, or of a folder of Hugging Face's.
+
+    Parameters
+    ----------
+    tokenizer : path, optional
+        A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
 
     Raises
     ------
     UnknownNameError
         If there is none of that name.
     UsageError
-        If it is a network of the zoo that is no language model.
+        If it is a network of the zoo that is no language model, or tokenizers cannot be read here.
     ModelError
         If the file cannot be read, or has no cache.
     """
+    language = _open_model(model)
+    if tokenizer is not None:
+        return _with_tokenizer(language, Path(tokenizer), required=True)
+    is_file = not isinstance(model, onnx.ModelProto) and Path(model).suffix in (".onnx", ".pt2")
+    beside = Path(str(model)).parent / hf_tokens.FILE if is_file else None
+    return _with_tokenizer(language, beside) if beside and beside.is_file() else language
+
+
+def _with_tokenizer(language: LanguageModel, path: Path, *, required: bool = False) -> LanguageModel:
+    """`language` with a tokenizer of Hugging Face's, and what the files beside that say of chats and ends."""
+    path = path / hf_tokens.FILE if path.is_dir() else path
+    tokenizer = hf_tokens.read_tokens(path, language.vocabulary)
+    if tokenizer is None and required:
+        reason = (
+            "no such file" if not path.is_file() else "needs the library tokenizers: pip install tokenizers"
+        )
+        raise UsageError(f"--tokenizer {path}: {reason}")
+    return replace(
+        language,
+        tokenizer=tokenizer,
+        chat_template=folder_template(path.parent),
+        ends=hf_tokens.end_tokens(path.parent, language.vocabulary),
+    )
+
+
+def _open_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
-        return _from_onnx(open_decoder(model))
+        return _from_exported(onnx_decoder.open_decoder(model))
+    if Path(model).suffix == ".pt2":
+        return _from_exported(torch_decoder.open_decoder(model))
     if is_decoder_file(Path(model)):
         return _from_file(Path(model))
     if isinstance(model, str) and model in zoo.decoder_names():
@@ -186,9 +254,9 @@ def _from_zoo(decoder: Decoder) -> LanguageModel:
 
 def _from_file(path: Path) -> LanguageModel:
     decoder = read_decoder(path)
-    tokenizer, ends = read_tokenizer(path, decoder.vocabulary)
+    tokenizer, ends, template = read_tokenizer(path, decoder.vocabulary)
     language = _from_decoder(decoder, tokenizer, f"{storage_types(decoder.file)}, widened")
-    return replace(language, ends=ends)
+    return replace(language, ends=ends, chat_template=template)
 
 
 def _from_decoder(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:
@@ -213,27 +281,26 @@ def _from_decoder(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -
     )
 
 
-def _from_onnx(decoder: OnnxDecoder) -> LanguageModel:
+def _from_exported(decoder: ExportedDecoder) -> LanguageModel:
     def stepwise_logits(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         """Logits after each of `tokens`, computed token by token, with random roundings."""
-        length = decoder.context or max(tokens.size, 2)  # one graph for all steps, so its length is fixed
-        run = reference_with_roundings(lambda: decoder.step(length, 1, 1), Fp16Storage(layers=layers))
+        begin = decoder.reference_with_roundings(tokens.size, layers)
         for _ in range(RUNS):
-            yield OnnxReference(replace(decoder, context=length), run).step(tokens)
+            yield begin().step(tokens)
 
-    def reference(previous: OnnxReference | None) -> OnnxReference:
-        return OnnxReference(decoder, previous.run if previous else decoder.run())
+    def reference(previous: ExportedReference | None) -> ExportedReference:
+        return ExportedReference(decoder, previous.run if previous else decoder.run())
 
     def single_step_logits(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         return _single_step_logits(decoder.step, layers, tokens, 1)
 
-    has_positions = PLACES in decoder.kinds or decoder.counted
+    has_positions = PLACES in decoder.roles.values() or decoder.counted
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
         max_context=decoder.context,
         fixed_context=decoder.context,
-        kv_elements=2 * decoder.layers * decoder.kv_heads * decoder.head_size,
+        kv_elements=decoder.kv_elements,
         uses=decoder.uses,
         step=decoder.step,
         reference=_share_weights(reference),
@@ -241,6 +308,8 @@ def _from_onnx(decoder: OnnxDecoder) -> LanguageModel:
         by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
+        roles=decoder.roles,
+        logits=decoder.logits,
         min_cache=1,
         error_hint=""
         if has_positions
@@ -253,7 +322,9 @@ def _single_step_logits(
 ) -> Iterator[np.ndarray]:
     """Logits after each of `tokens`, computed in one step without a cache, with random roundings."""
     n = tokens.size
-    model = zoo.load_model(step(n + min_cache, n, 1), seed=None)
+    graph = step(n + min_cache, n, 1)
+    assert isinstance(graph, onnx.ModelProto)  # a program of PyTorch draws roundings by itself
+    model = zoo.load_model(graph, seed=None)
     inputs = {
         "input_ids": tokens[None],
         "attention_mask": (np.arange(n + min_cache) >= min_cache)[None],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,3 +40,31 @@ class GenerateOptions(OptionSet, group="network"):
         "tokens that the caches have room for (default: the longest prompt's and the new ones)",
     )
     batch: int = option(1, "--batch B", "sequences at once, from the same prompt")
+    temperature: float = option(
+        0.0,
+        "--temperature T",
+        "draw each token by its probability at this temperature (default: 0, always the largest logit)",
+    )
+    top_k: int | None = option(None, "--top-k K", "draw among the K most likely tokens")
+    top_p: float | None = option(
+        None, "--top-p P", "draw among the fewest tokens whose probabilities sum to P"
+    )
+    seed: int | None = option(
+        None, "--seed S", "of the draws (default: 0); the same seed gives the same text"
+    )
+    stop: str | Sequence[str] | None = option(
+        None, "--stop TEXT", "end a text before this; repeat it for several"
+    )
+    chat: bool = option(
+        False, "--chat", "write prompts as what a user says, by the model's chat template, and answer"
+    )
+    tokenizer: str | os.PathLike[str] | None = option(
+        None,
+        "--tokenizer FILE",
+        "tokenizer.json, or the folder with it (default: the model's own, or what is beside the model)",
+    )
+    assume_room: bool = option(
+        False,
+        "--assume-room",
+        "time a shape whose blocks do not all fit the PIM channels as if banks had as many rows as they need",
+    )

@@ -9,7 +9,36 @@ import numpy as np
 from pimflow.commands.generate.decoding import CompiledStep
 from pimflow.commands.generate.generation import Completion
 from pimflow.commands.generate.language import LanguageModel
+from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.token_judge import TokenVerifier
+
+
+class StopText:
+    """Ends a text before the first of some texts, and holds back what may become one of them."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held, self.is_found = stops, "", False
+
+    def push(self, piece: str, last: bool) -> str:
+        """The text that is certain once `piece` has come, all of it if it is the `last`."""
+        self._held += piece
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        self.is_found = bool(places)
+        end = min(places) if places else len(self._held) - (0 if last else self._open_characters())
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def _open_characters(self) -> int:
+        """Characters at the end that may be the begin of a stop."""
+        longest = max(map(len, self._stops), default=1) - 1
+        return next(
+            (
+                count
+                for count in range(min(longest, len(self._held)), 0, -1)
+                if any(stop.startswith(self._held[-count:]) for stop in self._stops)
+            ),
+            0,
+        )
 
 
 class GenerationRequest:
@@ -25,9 +54,19 @@ class GenerationRequest:
     """
 
     def __init__(
-        self, language: LanguageModel, ids: Sequence[int], dtype: str, n: int, on_text: Callable[[str], None]
+        self,
+        language: LanguageModel,
+        ids: Sequence[int],
+        dtype: str,
+        n: int,
+        on_text: Callable[[str], None],
+        *,
+        sampler: Sampler | None = None,
+        stops: Sequence[str] = (),
     ) -> None:
-        self.past_length, self.pending_tokens, self.verifier = 0, list(ids), TokenVerifier(language, dtype)
+        self._sampler, self._stop = sampler or Sampler(), StopText(stops)
+        self.past_length, self.pending_tokens = 0, list(ids)
+        self.verifier = TokenVerifier(language, dtype, self._sampler)
         self._prompt, self._n, self._ends = len(ids), n, language.ends
         self._new: list[int] = []
         self._parts: list[str] = []
@@ -37,8 +76,8 @@ class GenerationRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has all its tokens, or one that ends a text."""
-        return len(self._new) == self._n or not self._ends.isdisjoint(self._new[-1:])
+        """Whether it has all its tokens, or one that ends a text, or a text that does."""
+        return self._stop.is_found or len(self._new) == self._n or not self._ends.isdisjoint(self._new[-1:])
 
     def next_tokens(self, count: int) -> list[int]:
         """`count` tokens for a step: the pending ones, and padding that does not affect them."""
@@ -51,7 +90,7 @@ class GenerationRequest:
         self.past_length += len(tokens)
         del self.pending_tokens[: len(tokens)]
         if is_new:
-            self.pending_tokens = [int(logits[0].argmax())]
+            self.pending_tokens = [self._sampler.choose(logits[0], len(self._new))]
             self._emit_token(self.pending_tokens[0])
 
     def verify(self) -> None:
@@ -69,7 +108,8 @@ class GenerationRequest:
     def _emit_token(self, token: int) -> None:
         self._new.append(token)
         if self._decoder:
-            self._parts.append(self._decoder.text(token, self.is_done))
+            piece = self._decoder.text(token, self.is_done)
+            self._parts.append(self._stop.push(piece, self.is_done))
         self._on_text(self._parts[-1] if self._decoder else f"{token} ")
 
     def completion(self) -> Completion:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.commands.generate.language import LanguageModel, TokenReference
+from pimflow.commands.generate.sampling import Sampler
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, relative_error
 from pimflow.errors import VerificationError
 
@@ -20,17 +21,16 @@ class _TokenCheck:
     ----------
     position : int
         Index of the token in the sequence.
-    error, lead : float
-        The largest error, and the difference of the reference's two largest logits, both over its largest
-        logit.
-    is_new : bool
-        Whether the next token is a new one, not one of the prompt.
+    error, largest : float
+        The largest error over the reference's largest logit, and that logit.
+    new_token : int or None
+        The new token that was chosen by the logits; None within the prompt.
     """
 
     position: int
     error: float
-    lead: float
-    is_new: bool
+    largest: float
+    new_token: int | None
 
 
 class TokenVerifier:
@@ -46,11 +46,13 @@ class TokenVerifier:
     max_error, bound : float
         The largest error over the reference's largest logit, and its bound; final after `verify`.
     certain_tokens : int
-        New tokens that must equal the reference's, whose largest logit leads by more than twice the bound.
+        New tokens that all logits within the bound have in common: the largest logit leads by more than twice
+        the bound or, where tokens are drawn, the same draw gives the same token. They must be those of the
+        reference's logits.
     """
 
-    def __init__(self, language: LanguageModel, dtype: str) -> None:
-        self._language = language
+    def __init__(self, language: LanguageModel, dtype: str, sampler: Sampler | None = None) -> None:
+        self._language, self._sampler = language, sampler or Sampler()
         self._tokens: list[int] = []
         self._expected: list[np.ndarray] = []
         self._layers: frozenset[str] = frozenset()
@@ -79,10 +81,14 @@ class TokenVerifier:
         self._expected.append(self._reference.step(np.array(tokens)))
         expected = self._expected[-1][-1]
         error = relative_error(logits, np.broadcast_to(expected, logits.shape))
-        first, second = np.partition(expected, -2)[[-1, -2]] if expected.size > 1 else (np.inf, 0.0)
-        lead = float(first - second) / (float(np.abs(expected).max()) or 1.0)
+        number = sum(check.new_token is not None for check in self._checks)
         self._checks.append(
-            _TokenCheck(position=len(self._tokens) - 1, error=error, lead=lead, is_new=is_new)
+            _TokenCheck(
+                position=len(self._tokens) - 1,
+                error=error,
+                largest=float(np.abs(expected).max()),
+                new_token=self._sampler.choose(logits[0], number) if is_new else None,
+            )
         )
         self._require(error, LARGEST_BOUND)
 
@@ -105,13 +111,25 @@ class TokenVerifier:
             if is_exceeded
             else np.full(len(self._tokens), dtype_bound)
         )
-        for check in self._checks:
+        number = 0
+        for check, expected in zip(self._checks, self._expected, strict=True):
             bound = min(LARGEST_BOUND, float(bounds[check.position]))
             self.max_error, self.bound = max(self.max_error, check.error), max(self.bound, bound)
             self._require(check.error, bound)
-            # With errors within the bound, a logit that leads by twice the bound stays the largest.
-            self.certain_tokens += check.is_new and check.lead > 2 * bound
+            if check.new_token is not None:
+                self._verify_choice(check, number, expected[-1], bound)
+                number += 1
         self._expected.clear()  # it has the size of the vocabulary for each token
+
+    def _verify_choice(self, check: _TokenCheck, number: int, expected: np.ndarray, bound: float) -> None:
+        """Count a new token that every choice within the bound has; the reference's is the same."""
+        if not self._sampler.is_certain(expected, number, bound * check.largest):
+            return
+        self.certain_tokens += 1
+        if (token := self._sampler.choose(expected, number)) != check.new_token:
+            raise VerificationError(
+                f"new token {number} is {check.new_token}, and by the reference's logits {token}"
+            )
 
     def _deviations(self) -> np.ndarray:
         """After each token, twice the largest deviation so far that random roundings on PIM cause."""

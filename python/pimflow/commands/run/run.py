@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +16,16 @@ import tvm
 from pimflow.commands.run.options import RunOptions
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.inputs import Inputs, inputs_by_name
-from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, load_packed_states
+from pimflow.compiler.artifact import PlacedRegions, load_packed_states
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import FILES, CSource
+from pimflow.compiler.interface import LIBRARIES, Interface
 from pimflow.compiler.timing import call_times_ns
-from pimflow.compiler.verification import beyond_fp16, leaves_fp16
+from pimflow.compiler.verification import layer_of_symbol, require_fp16_range
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
-from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
 from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
@@ -338,19 +337,13 @@ class _Runner:
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Run one inference; raises `VerificationError` if values of a PIM region leave fp16."""
-        overflows: list[str] = []
-
-        def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
-            """Note the first region whose values are too large; the runtime calls this."""
-            if not overflows and leaves_fp16(operands, y):
-                overflows.append(symbol)
-
-        with codegen.observe_regions(check):
+        with require_fp16_range(self._layer):
             packed_outputs = inferred(self._network, self.states.pack(arrays), self._device)
-        placed = PlacedRegions.load(self._path) if overflows else None
-        if placed is not None and placed.dtype == "fp16":
-            raise VerificationError(beyond_fp16(_layer_of_symbol(overflows[0], placed)))
         return self.states.unpack(packed_outputs)
+
+    def _layer(self, symbol: str) -> str:
+        placed = PlacedRegions.load(self._path)
+        return layer_of_symbol(symbol, placed.graph) if placed.dtype == "fp16" else ""
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
         """Median time of a call, with inputs in the device's memory."""
@@ -365,17 +358,6 @@ class _Runner:
 
         run()
         return float(median(call_times_ns(run, calls)))
-
-
-def _layer_of_symbol(symbol: str, placed: PlacedRegions) -> str:
-    """The layer that a function of the runtime computes: the longest name that it begins with."""
-
-    def plain(name: str) -> str:
-        return re.sub(r"\W", "_", name)
-
-    variable = symbol.removeprefix("pim_")
-    names = [region.name for region in placed.graph.regions if variable.startswith(plain(region.name))]
-    return max(names, key=len, default=variable)
 
 
 class _CRunner:

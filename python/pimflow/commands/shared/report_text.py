@@ -6,15 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pimflow.commands.shared import channel_report, front
-from pimflow.commands.shared.report import (
-    MIXTURE,
-    GpuPart,
-    OrderReport,
-    PoolReport,
-    RegionReport,
-    Report,
-    SystemReport,
-)
+from pimflow.commands.shared.memory_report import PoolReport
+from pimflow.commands.shared.plan_report import MIXTURE
+from pimflow.commands.shared.report import GpuPart, OrderReport, RegionReport, Report, SystemReport
 from pimflow.core.output_error import error_text
 from pimflow.core.rewrite import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
@@ -82,8 +76,10 @@ def _head_lines(report: Report) -> list[str]:
         if any(r.on_pim for r in regions)
         else f"all {system.gpu_channels} channels on the GPU"
     )
+    part_line = [f"part      {report.extras.part}"] if report.extras.part else []
     launch_text = "" if system.launches == LAUNCHES[0] else f", launches {system.launches}"
     return [
+        *part_line,
         f"system    {system.gpu} ({_gpu_source_text(system)}) + {system.pim} ({system.timing}), {channels}, "
         f"accounting {system.accounting}{launch_text}, {system.dtype}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
@@ -130,9 +126,10 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
     system, check, extras = report.system, report.verification, report.extras
     legality = _legality_text(check.timing_violations, check.timing_violations_of, system.timing)
     verdict = "match" if check.verified else "DIFFER"
+    samples = f" on {check.samples} samples" if check.samples > 1 else ""
     lines = [
         f"check     {check.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
-        f"outputs {verdict} ({error_text(check.worst)}, {system.dtype}); {legality}",
+        f"outputs {verdict}{samples} ({error_text(check.worst)}, {system.dtype}); {legality}",
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pimflow.compiler import artifact
+from pimflow.compiler.interface import Interface
 from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
@@ -110,7 +111,7 @@ def trace_request(source: str, system: System) -> KernelTraceRequest:
 
 def _directory_request(directory: Path, system: System) -> KernelTraceRequest:
     placed = artifact.PlacedRegions.load(directory)
-    artifact.Interface.load(directory).check(directory, artifact.PLAN)
+    Interface.load(directory).check(directory, artifact.PLAN)
     plan = Plan.load(directory / artifact.PLAN)
     if placed.gpu != system.gpu.name:
         raise UsageError(f"{directory} was compiled for gpu '{placed.gpu}'; name that, or its file, as --gpu")

@@ -15,10 +15,11 @@ from pimflow.core.json_form import JsonTree, report_from
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.coverage import ProductCoverage, StoreCoverage, program_coverage
+from pimflow.simulators.pim.coverage import ProductCoverage, program_coverage
 from pimflow.simulators.pim.energy import CommandCounts, channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
+from pimflow.simulators.pim.store_coverage import StoreCoverage
 from pimflow.simulators.pim.timing import TimingResult, check_device
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.simulate import kernel_traces
 from pimflow.commands.simulate.kernel_traces import KernelTraces
+from pimflow.commands.simulate.trace_formats import COMMANDS, FORMATS, UNSUPPORTED_REASONS
 from pimflow.compiler import artifact
+from pimflow.compiler.interface import Interface
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import FORMS, parse_layer
@@ -31,37 +33,15 @@ from pimflow.host.files import file_sha256
 from pimflow.pim_backend.programs.attention import ORDERS
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimRun, PimTarget, check_rows
-from pimflow.simulators.exports import aim_isr, perfetto
-from pimflow.simulators.pim.expansion import command_counts, pim_text, pim_unsupported_reason
+from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
 from pimflow.simulators.pim.timing import check_device
 from pimflow.simulators.profiler import BuiltIn
-from pimflow.simulators.ramulator import load_store_trace
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 SUMMARY = "trace.json"
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", *OPTIONAL_COMMANDS)
 Advance = Callable[[float], None]
-Chunks = Iterator[tuple[bytes, int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramTrace:
-    """A program to write, and the contents of its files.
-
-    Attributes
-    ----------
-    run : PimRun
-    files : dict of str to Chunks
-        By path, chunks of text, each with the part of `total` that it has.
-    total : int
-        Number of commands, or of output pixels.
-    """
-
-    run: PimRun
-    files: dict[str, Chunks]
-    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,51 +105,12 @@ class Traces(JsonTree):
         return "\n".join(lines)
 
 
-def _pimprog(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    def chunks() -> Chunks:
-        yield run.program.to_json().encode(), 1
-
-    return ProgramTrace(run=run, files={f"{stem}.pimprog": chunks()}, total=1)
-
-
-def _pim(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    def chunks(channel: int) -> Chunks:
-        for text in pim_text(run.program, channel):
-            yield text, text.count(b"\n")
-
-    channels = range(len(run.program.channels))
-    files = {f"{stem}/channel{channel}.pim": chunks(channel) for channel in channels}
-    return ProgramTrace(run=run, files=files, total=_commands(run.program))
-
-
-def _aim(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    return ProgramTrace(
-        run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program)
-    )
-
-
-def _ramulator2(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    geometry = run.gpu_part or run.program.geometry
-    files = {f"{stem}.ldst": load_store_trace.export(geometry, run.program.dtype)}
-    return ProgramTrace(run=run, files=files, total=geometry.pixels)
-
-
-def _perfetto(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    files = {f"{stem}.perfetto.json": perfetto.export(run.program, system.pim)}
-    return ProgramTrace(run=run, files=files, total=_commands(run.program))
-
-
-FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
-# Formats that cannot represent every program: the name in messages, and a function that gives the reason.
-UNSUPPORTED_REASONS = {"pim": (".pim", pim_unsupported_reason), "aim": ("AiM", aim_isr.unsupported_reason)}
-
-
 @public()
 def trace(
     layer: str | os.PathLike[str],
     out: str | os.PathLike[str],
     format: str,
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     force: bool = False,
     advance: Advance = lambda _: None,
@@ -186,7 +127,7 @@ def trace(
         Directory to write.
     format : str
         One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
-    target_system : System, optional
+    system : System, optional
         `pimflow.system()` by default. For a compiled directory, its own PIM device, dtype and channels are
         used.
     force : bool
@@ -209,19 +150,19 @@ def trace(
     ArtifactError, TraceError
         For a directory that is no compiled one, a damaged program, or an output that cannot be written.
     """
-    target_system = target_system or default_system()
-    check_format(format, target_system.timing)
+    system = system or default_system()
+    check_format(format, system.timing)
     check_target(out, KIND, force=force)
     if format == kernel_traces.FORMAT:
-        request = kernel_traces.trace_request(os.fspath(layer), target_system)
+        request = kernel_traces.trace_request(os.fspath(layer), system)
         with new_directory(out, KIND, force=force) as directory:
             kernels = kernel_traces.write(directory, request, advance)
             _write_summary(directory, kernels)
         return kernels
     if Path(layer).is_dir():
-        target_system = _directory_system(Path(layer), target_system)
-    program_runs = source_runs(os.fspath(layer), target_system, format)
-    return write(out, program_runs, target_system, format, advance, force=force)
+        system = _directory_system(Path(layer), system)
+    program_runs = source_runs(os.fspath(layer), system, format)
+    return write(out, program_runs, system, format, advance, force=force)
 
 
 def _directory_system(directory: Path, system: System) -> System:
@@ -235,7 +176,7 @@ def _directory_system(directory: Path, system: System) -> System:
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
     """The GPU's part of every split region in a compiled directory."""
-    artifact.Interface.load(directory).check(directory, artifact.PLAN)
+    Interface.load(directory).check(directory, artifact.PLAN)
     graph, plan = artifact.PlacedRegions.load(directory).graph, Plan.load(directory / artifact.PLAN)
     parts = {}
     for choice in plan.choices:
@@ -301,7 +242,7 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
     UsageError
         If there is nothing to write.
     """
-    artifact.Interface.load(directory)
+    Interface.load(directory)
     programs = [PimProgram.load(path) for path in sorted((directory / "programs").glob("*.pimprog"))]
     parts = gpu_parts(directory) if format == "ramulator2" else {}
     if format == "ramulator2":
@@ -422,11 +363,6 @@ def _seals(directory: Path) -> Seals:
 
 
 KIND = DirectoryKind(name="a trace of pimflow", mark=SUMMARY, seals=_seals)
-
-
-def _commands(program: PimProgram) -> int:
-    counts = command_counts(program)
-    return sum(counts[name] for name in COMMANDS)
 
 
 def traceable_regions(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.c_report import CReport
 from pimflow.compiler.conditioning import OutputReference, output_checks
-from pimflow.core.output_error import max_error_check
+from pimflow.core.output_error import OutputCheck, max_error_check
 from pimflow.core.plan import Plan
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
@@ -44,8 +44,8 @@ def c_network(
     system: System,
     choices: Mapping[str, Primitive] | None,
     layouts: Mapping[str, str] | None,
-    inputs: Mapping[str, np.ndarray],
-    reference: OutputReference,
+    samples: Sequence[Mapping[str, np.ndarray]],
+    references: Sequence[OutputReference],
 ) -> CNetwork:
     """Write `network` in C; compile it, run it and compare outputs if there is a compiler.
 
@@ -55,8 +55,10 @@ def c_network(
         The primitive of each layer.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `compiler.build.with_primitives`.
-    inputs : mapping of str to ndarray
-        In the network's order and dtypes.
+    samples : sequence of mappings of str to ndarray
+        Inputs of each run, in the network's order and dtypes; times are taken on the first.
+    references : sequence of OutputReference
+        Of each run.
 
     Raises
     ------
@@ -75,10 +77,12 @@ def c_network(
     local = builds.local_compiler()
     if local is None:
         return CNetwork(source=source, report=replace(report, flaw=builds.NO_COMPILER))
-    library, values = builds.Library(source), list(inputs.values())
-    # On all cores, so that threads that write the same words show as wrong outputs.
-    outputs = library(values, library.max_threads)
-    checks = output_checks(reference, Fp16Storage(), system.dtype, inputs, outputs)
+    library, values = builds.Library(source), list(samples[0].values())
+    checks: list[OutputCheck] = []
+    for inputs, reference in zip(samples, references, strict=True):
+        # On all cores, so that threads that write the same words show as wrong outputs.
+        outputs = library(list(inputs.values()), library.max_threads)
+        checks += output_checks(reference, Fp16Storage(), system.dtype, inputs, outputs)
     check = max_error_check(checks)
     check.require_match("outputs of the C code")
     report = replace(

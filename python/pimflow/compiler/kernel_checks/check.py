@@ -144,10 +144,10 @@ def check_kernels(kernels: Iterable[ScheduledKernel], work: int = WORK) -> Itera
             )
 
 
-def require_cuda(target: str) -> None:
-    """Raise `UsageError` if kernels for `target` are none that `require_kernels` checks."""
+def require_cuda(option: str, target: str) -> None:
+    """Raise `UsageError` if `target` has no CUDA kernels, which `option` is about."""
     if target_by_name(target).kind.name != "cuda":
-        raise UsageError("--check-kernels checks CUDA kernels; give --target cuda+pim")
+        raise UsageError(f"--{option.replace('_', '-')} is about CUDA kernels; give --target cuda+pim")
 
 
 def require_kernels(network: Network, search_result: SearchResult) -> int:
@@ -174,6 +174,15 @@ def shared_elements(kernel: ScheduledKernel, seed: int = 0) -> dict[ir.Var, int]
     return {} if execution is None else execution.shared_elements()
 
 
+def used_regions(kernel: ScheduledKernel, seed: int = 0) -> tuple[tuple[int, int], ...]:
+    """`ScheduledKernel.regions_bytes`, each up to the last byte that is written; empty ones are left out."""
+    arrays = _draw_arrays(kernel, _results(kernel.lowered), seed)
+    execution = _separate_execution(kernel, arrays, lambda *_: None)
+    written = execution.written_bytes() if execution is not None else np.zeros(0, bool)
+    regions = ((begin, np.flatnonzero(written[begin:end])) for begin, end in kernel.regions_bytes)
+    return tuple((begin, begin + int(used[-1]) + 1) for begin, used in regions if used.size)
+
+
 def _separate_execution(
     kernel: ScheduledKernel, arrays: Mapping[ir.Var, npt.NDArray[Any]], report: Report
 ) -> KernelExecution | None:
@@ -188,7 +197,9 @@ def _separate_execution(
         """Some blocks at borders."""
         return np.array(launch.borders[:SHARED_BLOCKS], np.int64)
 
-    execution = KernelExecution(kernel.separate, copies, choose_blocks, report)
+    execution = KernelExecution(
+        kernel.separate, copies, choose_blocks, report, regions_bytes=kernel.regions_bytes
+    )
     execution.run()
     return execution
 

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from pimflow.compiler.kernel_checks.launch import nodes
 from pimflow.compiler.phases import kernel_phases
+from pimflow.fusion.kernels.tile_groups import REGIONS, TileGroups
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.flat import main_bindings, operator
@@ -46,7 +47,10 @@ class ScheduledKernel:
     lowered : PrimFunc
         As it is emitted, with threads, shared memory and barriers, in one function with its host code.
     separate : PrimFunc, optional
-        The same, with each buffer in shared memory of its own; None if that is no different.
+        The same, with each buffer in shared memory of its own; None if that is no different. A fused group's
+        tiles lie in one buffer with gaps between them.
+    regions_bytes : tuple of (int, int)
+        Begin and end of the parts of that buffer that may be accessed; empty if that is all.
     constants : mapping of int to ndarray
         By parameter, values that the network always gives it, such as the table of a fused group's tiles.
     """
@@ -55,6 +59,7 @@ class ScheduledKernel:
     plain: tirx.PrimFunc | relax.Function
     lowered: tirx.PrimFunc
     separate: tirx.PrimFunc | None = None
+    regions_bytes: tuple[tuple[int, int], ...] = ()
     constants: Arrays = field(default_factory=dict)
 
     @property
@@ -76,6 +81,8 @@ class PlainKernels:
         Those of the GPU that kernels are scheduled for.
     groups : mapping of str to Function
         By fused group, the layers that it computes.
+    with_gaps : mapping of str to PrimFunc
+        By fused group, its kernel with tiles that lie apart.
     constants : mapping of str to mapping of int to ndarray
         By kernel, see `ScheduledKernel`.
     """
@@ -84,32 +91,28 @@ class PlainKernels:
     target: tvm.target.Target
     multiprocessors: int
     groups: Mapping[str, relax.Function] = field(default_factory=dict)
+    with_gaps: Mapping[str, tirx.PrimFunc] = field(default_factory=dict)
     constants: Mapping[str, Arrays] = field(default_factory=dict)
 
     @classmethod
     def from_network(cls, module: tvm.IRModule, system: System, target: str = "cuda+pim") -> PlainKernels:
         """From a module to which a plan was applied, or any canonical module."""
-        resolved = target_by_name(target)
-        phases = kernel_phases(
-            resolved,
-            system.dtype,
-            views=system.uses_views,
-            tensor_cores=system.gpu.has_tensor_cores(system.dtype),
-        )
+        resolved, multiplies = target_by_name(target), system.gpu.has_tensor_cores(system.dtype)
+        phases = kernel_phases(resolved, system.dtype, views=system.uses_views, tensor_cores=multiplies)
         groups: dict[str, relax.Function] = {}
         with resolved:
             for phase in phases:
-                groups |= {
-                    gv.name_hint: func
-                    for gv, func in module.functions_items()
-                    if isinstance(func, relax.Function) and TILES in (func.attrs or {})
-                }
+                if of_layers := _tiled_functions(module, relax.Function):
+                    groups, grouped = of_layers, module
                 module = phase(module)
+            apart: Any = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
+            kernels = _tiled_functions(apart(grouped), tirx.PrimFunc).values() if groups else ()
         return cls(
             module=module,
             target=resolved,
             multiprocessors=system.gpu.sms,
             groups=groups,
+            with_gaps={_symbol(kernel): kernel for kernel in kernels},
             constants=_constants(module),
         )
 
@@ -133,10 +136,10 @@ class PlainKernels:
         scheduled = self.scheduled_module(functions)
         lowered = {gv.name_hint: func for gv, func in lower_kernels(scheduled, self.target).functions_items()}
         sharing = {
-            gv: func
-            for gv, func in scheduled.functions_items()
-            if _has_shared_memory(lowered[gv.name_hint]) and TILES not in (func.attrs or {})
+            gv: func for gv, func in scheduled.functions_items() if _has_shared_memory(lowered[gv.name_hint])
         }
+        apart = {gv: self.with_gaps[_symbol(func)] for gv, func in functions.items() if _is_tiled(func)}
+        sharing |= dict(self.scheduled_module(apart).functions_items())
         separate = lower_kernels(tvm.IRModule(sharing), self.target, disabled=_SHARING)
         separate_by_name = {gv.name_hint: func for gv, func in separate.functions_items()}
         return [
@@ -145,6 +148,7 @@ class PlainKernels:
                 plain=self.groups.get(_symbol(func), func),
                 lowered=lowered[gv.name_hint],
                 separate=separate_by_name.get(gv.name_hint),
+                regions_bytes=_regions_bytes(apart.get(gv)),
                 constants=self.constants.get(gv.name_hint, {}),
             )
             for gv, func in functions.items()
@@ -177,6 +181,24 @@ def lower_kernels(
 
 def _has_shared_memory(func: tirx.PrimFunc) -> bool:
     return any(alloc.buffer.scope().startswith("shared") for alloc in nodes(func.body, tirx.AllocBuffer))
+
+
+def _tiled_functions(module: tvm.IRModule, kind: type) -> dict[str, Any]:
+    """The functions of `kind` in a module that compute fused groups, by name."""
+    return {
+        gv.name_hint: func
+        for gv, func in module.functions_items()
+        if isinstance(func, kind) and _is_tiled(func)
+    }
+
+
+def _is_tiled(func: tirx.PrimFunc | relax.Function) -> bool:
+    return TILES in (func.attrs or {})
+
+
+def _regions_bytes(func: tirx.PrimFunc | None) -> tuple[tuple[int, int], ...]:
+    ends = [int(byte) for byte in func.attrs[REGIONS]] if func is not None else []
+    return tuple(zip(ends[::2], ends[1::2]))
 
 
 def _symbol(func: tirx.PrimFunc) -> str:

@@ -8,7 +8,7 @@ proves nothing by itself: `AccessLog` finds whatever another order could change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,8 @@ class KernelExecution(FragmentCalls):
         See `AccessLog`.
     addresses_only : bool
         Compute only what decides which elements of global memory are written, and write nothing.
+    regions_bytes : sequence of (int, int)
+        Begin and end of the parts of shared memory that may be accessed; empty if that is all.
     batch : int
         Threads that run at once.
     """
@@ -56,6 +58,7 @@ class KernelExecution(FragmentCalls):
     choose_blocks: Callable[[KernelLaunch, int], npt.NDArray[np.int64]]
     report: Report
     addresses_only: bool = False
+    regions_bytes: Sequence[tuple[int, int]] = ()
     batch: int = 1 << 16
     logs: dict[ir.Var, list[AccessLog]] = field(default_factory=dict)  # by memory, of launches that write it
     _memories: dict[ir.Var, Memory] = field(default_factory=dict)
@@ -144,12 +147,22 @@ class KernelExecution(FragmentCalls):
     def shared_elements(self) -> dict[ir.Var, int]:
         """By buffer in shared memory, the elements up to the last one that a block wrote."""
         sizes: dict[ir.Var, int] = {}
-        for buffer, memory in self._memories.items():
-            if memory.scope == "shared" and memory.log is not None:
-                written = memory.log.written().reshape(len(memory.data), -1).any(0)
-                size_bytes = int(np.flatnonzero(written).max(initial=-1) + 1) * memory.unit
-                sizes[buffer] = size_bytes // self._views[buffer].dtype.itemsize
+        for buffer, written in self._written_bytes().items():
+            size_bytes = int(np.flatnonzero(written).max(initial=-1) + 1)
+            sizes[buffer] = size_bytes // self._views[buffer].dtype.itemsize
         return sizes
+
+    def written_bytes(self) -> npt.NDArray[np.bool_]:
+        """By byte of the only buffer in shared memory, whether a block wrote it."""
+        (written,) = self._written_bytes().values()
+        return written
+
+    def _written_bytes(self) -> dict[ir.Var, npt.NDArray[np.bool_]]:
+        return {
+            buffer: memory.log.written().reshape(len(memory.data), -1).any(0).repeat(memory.unit)
+            for buffer, memory in self._memories.items()
+            if memory.scope == "shared" and memory.log is not None
+        }
 
     def _root(self, buffer: ir.Var, stmt: tirx.Stmt) -> ir.Var:
         """The variable of the memory that a buffer lies in, which `stmt` may declare."""
@@ -196,6 +209,7 @@ class KernelExecution(FragmentCalls):
         view, name = self._declare(buffer, buffer), buffer.name
         size_bytes = view.elements * view.dtype.itemsize
         unit = 1 if view.dtype.kind == "b" else 2
+        gaps = self._gaps(size_bytes) if scope.startswith("shared") else None
 
         def _run() -> None:
             lanes = self._running
@@ -204,7 +218,7 @@ class KernelExecution(FragmentCalls):
                     (len(lanes.blocks), -(-size_bytes // 16) * 16), 0xFF, np.uint8
                 )  # NaN as a float
                 log = AccessLog(name, data.size // unit, True, self.report, self._has_warp_barriers)
-                self._memories[buffer] = Memory(name, "shared", data, size_bytes, log, unit)
+                self._memories[buffer] = Memory(name, "shared", data, size_bytes, log, unit, gaps)
             elif scope.startswith("wmma"):
                 warps = lanes.count // WARP
                 fragments = np.full((warps, view.elements // FRAGMENT**2, FRAGMENT, FRAGMENT), np.nan)
@@ -216,12 +230,21 @@ class KernelExecution(FragmentCalls):
 
         return _run
 
+    def _gaps(self, size_bytes: int) -> npt.NDArray[np.bool_] | None:
+        """By byte of shared memory, whether it lies in none of `regions_bytes`; None if there are none."""
+        if not self.regions_bytes:
+            return None
+        gaps = np.ones(size_bytes, bool)
+        for begin, end in self.regions_bytes:
+            gaps[begin:end] = False
+        return gaps
+
     def _declbuffer(self, stmt: tirx.DeclBuffer) -> None:
         self._alias(stmt)
 
     def _bind(self, stmt: tirx.Bind) -> Statement | None:
         if self.addresses_only and stmt.var not in self._needed:
-            return None
+            return self._reads_back(stmt.value)
         variable, value = stmt.var, self._expression(stmt.value)
 
         def _run() -> None:
@@ -281,13 +304,16 @@ class KernelExecution(FragmentCalls):
         is_global = view.memory in self._memories and self._memories[view.memory].scope == "global"
         writes = not self.addresses_only or view.memory in self._needed
         if not writes and not is_global:
-            return None
+            return self._reads_back(stmt.value)
         if writes and _is_copied_in_place(stmt):
             return self._read_only(stmt.value)  # TVM's reductions end so
         position = self._position(view, stmt.indices)
         value = self._expression(stmt.value) if writes else None
+        reads = None if writes else self._reads_back(stmt.value)
 
         def _run() -> None:
+            if reads:
+                reads()
             stored = value().astype(view.dtype) if value else None
             self._store(view, position(), stored)
 
@@ -312,12 +338,19 @@ class KernelExecution(FragmentCalls):
         if name == "call_extern" and call.args[0].value == "__syncwarp":
             return self._warp_barrier
         if self.addresses_only:
+            self._no_reads_back(call)
             return None
         make = getattr(self, f"_call_{name}", None)
         if make is None:
             raise UnsupportedOpError(f"no meaning for the call of {name}")
         statement: Statement = make(*call.args)
         return statement
+
+    def _no_reads_back(self, call: ir.Call) -> None:
+        """Raise `UnsupportedOpError` for a call that accesses global memory that the launch writes."""
+        for load in nodes(call, ir.TensorLoad):
+            if self._is_written(self._views[load.source]):
+                raise UnsupportedOpError(f"no meaning for a result in the call of {call.op.name}")
 
     def _barrier(self, call: ir.Call) -> Statement | None:
         scope = call.args[0].value

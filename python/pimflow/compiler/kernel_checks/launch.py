@@ -115,9 +115,21 @@ def _depends_only_on(known: set[ir.Var], expr: ir.Expr) -> bool:
 
 
 def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> set[ir.Var]:
-    """Variables and buffers on which it depends which elements of global memory are written."""
+    """Variables and buffers that decide which elements launches write, and which of these they read."""
     roots = _memory_roots(body, parameters)
     expressions = [branch.condition for branch in nodes(body, tirx.IfThenElse)]
+    written = {roots.get(store.buffer, store.buffer) for store in nodes(body, tirx.BufferStore)}
+
+    def is_read_back(load: ir.TensorLoad) -> bool:
+        """Whether the launches write the memory that this reads."""
+        source = roots.get(load.source, load.source)
+        return source in written and source.scope() == "global"
+
+    for load in filter(is_read_back, nodes(body, ir.TensorLoad)):
+        expressions += list(load.indices)
+    for choice in filter(is_choice, nodes(body, ir.Expr)):
+        if any(map(is_read_back, nodes(choice, ir.TensorLoad))):
+            expressions.append(choice_parts(choice)[0])
     expressions += [loop.condition for loop in nodes(body, tirx.While)]
     for loop in nodes(body, tirx.For):
         expressions += [loop.min, loop.extent]
@@ -139,6 +151,36 @@ def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> set[ir.
                 needed |= {root, variable}
                 expressions += sources.get(root, [])
     return needed
+
+
+def operands(expr: ir.Expr) -> list[ir.Expr]:
+    """The expressions that an expression consists of, in the order of its fields."""
+    children: list[ir.Expr] = []
+
+    def visit(node: ir.Expr) -> tvm_ffi.structural.WalkResult:
+        """Keep what lies directly in `expr`."""
+        if node.same_as(expr):
+            return tvm_ffi.structural.WalkResult.ADVANCE
+        children.append(node)
+        return tvm_ffi.structural.WalkResult.SKIP
+
+    tvm_ffi.structural_walk(expr, [((ir.Expr,), visit)], order="pre")
+    return children
+
+
+def is_choice(expr: ir.Expr) -> bool:
+    """Whether an expression evaluates one of two others."""
+    if isinstance(expr, ir.Call):
+        return str(expr.op.name).rpartition(".")[2] == "if_then_else"
+    return isinstance(expr, tirx.Select)
+
+
+def choice_parts(choice: ir.Expr) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
+    """The condition of a choice, and what it gives if that holds and if not."""
+    if isinstance(choice, tirx.Select):
+        return choice.condition, choice.true_value, choice.false_value
+    condition, true_value, false_value = choice.args
+    return condition, true_value, false_value
 
 
 def _memory_roots(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> dict[ir.Var, ir.Var]:

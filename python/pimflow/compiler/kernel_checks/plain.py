@@ -9,9 +9,11 @@ import numpy.typing as npt
 import tvm
 from tvm import ir, relax, tirx
 
-from pimflow.relay_passes import keep_nan
+from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.kernels import round_bf16
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
+
+_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | grid_sample.LEGAL  # group_norm.LEGAL is judged by TVM's
 
 Arrays = Mapping[ir.Var, npt.NDArray[Any]]
 
@@ -56,7 +58,7 @@ def _layers(plain: relax.Function, arrays: Sequence[npt.NDArray[Any]]) -> npt.ND
     """The result of the layers of a group, whose operands are the first of `arrays`."""
     target = tvm.target.Target("llvm")
     function = relax.Function(plain.params, plain.body, plain.ret_ty).with_attr("global_symbol", "main")
-    module = relax.transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL)(tvm.IRModule({"main": function}))
+    module = relax.transform.LegalizeOps(_LEGAL)(tvm.IRModule({"main": function}))
     machine = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
     operands = [
         tvm.runtime.tensor(array.reshape([int(extent) for extent in parameter.ty.shape]))

@@ -100,7 +100,8 @@ class Memory:
     """A buffer's storage.
 
     `data` has the axes (element), (block, byte), (thread, element) or (warp, fragment, row, column), for
-    global and shared memory, registers, and fragments; `size_bytes` are those of one block or thread.
+    global and shared memory, registers, and fragments; `size_bytes` are those of one block or thread. `gaps`
+    are bytes of shared memory that nothing may access.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Memory:
     size_bytes: int = 0
     log: AccessLog | None = None
     unit: int = 2  # bytes of shared memory that are one element of its log
+    gaps: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

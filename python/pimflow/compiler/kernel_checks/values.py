@@ -12,6 +12,7 @@ from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import Accesses, Report
 from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.launch import choice_parts, is_choice, nodes, operands
 from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, SHUFFLES, Array
 from pimflow.compiler.kernel_checks.threads import (
     WARP,
@@ -79,6 +80,9 @@ class LaneValues:
         memory = self._memories[view.memory]
         size = memory.size_bytes // view.dtype.itemsize
         outside = (positions < 0) | (positions >= size)
+        if memory.gaps is not None:
+            first_bytes = np.where(outside, 0, positions) * view.dtype.itemsize
+            outside |= memory.gaps[first_bytes] | memory.gaps[first_bytes + view.dtype.itemsize - 1]
         if not outside.any():
             return positions
         wrong = outside if active is None else outside & active
@@ -146,6 +150,47 @@ class LaneValues:
             data[threads.block_index, positions] = values
         else:
             data[threads.index, positions] = values
+
+    def _is_written(self, view: View) -> bool:
+        """Whether a buffer lies in global memory that the launch writes."""
+        memory = self._memories.get(view.memory)
+        return memory is not None and memory.scope == "global" and memory.log is not None
+
+    def _reads_back(self, expr: ir.Expr) -> Callable[[], None] | None:
+        """What logs reads from global memory that the launch writes; None if an expression has none."""
+        if not any(self._is_written(self._views[load.source]) for load in nodes(expr, ir.TensorLoad)):
+            return None
+        if isinstance(expr, ir.TensorLoad) and self._is_written(self._views[expr.source]):
+            view, position = self._views[expr.source], self._position(self._views[expr.source], expr.indices)
+
+            def _read() -> None:
+                self._load(view, position())
+
+            return _read
+        if is_choice(expr):
+            condition, *sides = choice_parts(expr)
+            return self._chosen_reads(self._expression(condition), *map(self._reads_back, sides))
+        reads = [read for part in operands(expr) if (read := self._reads_back(part))]
+
+        def _run() -> None:
+            for read in reads:
+                read()
+
+        return _run
+
+    def _chosen_reads(
+        self, test: Expression, first: Callable[[], None] | None, second: Callable[[], None] | None
+    ) -> Callable[[], None]:
+        """The reads of the sides of a choice, each by the threads that take it."""
+
+        def _run() -> None:
+            holds, outer = test(), self._running.mask
+            for read, takes in ((first, holds), (second, ~holds)):
+                if read and self._restrict(takes, outer):
+                    read()
+                self._running.mask = outer
+
+        return _run
 
     # ---- Expressions: each becomes a function that returns an array of rows and columns
 

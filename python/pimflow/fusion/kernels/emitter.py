@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
+from tvm.tirx.script.builder.frame import ForFrame
 
 from pimflow.fusion import Group, Layer, Placement
 from pimflow.fusion.channels import SUM_BYTES
@@ -107,11 +108,11 @@ class TileEmitter:
         kind = "int32" if self.target.threads else "int64"
         return tirx.const(value, kind) if isinstance(value, int) else _cast(value, kind)
 
-    def serial(self, begin: tirx.Expr | int, end: tirx.Expr | int):
+    def serial(self, begin: tirx.Expr | int, end: tirx.Expr | int) -> ForFrame:
         """A loop, as a frame."""
         return T.serial(self.index(begin), self.index(end))
 
-    def vector(self, lanes: int):
+    def vector(self, lanes: int) -> ForFrame:
         """A loop over the elements of a vector, as a frame."""
         return T.vectorized(self.index(0), self.index(lanes)) if lanes > 1 else self.serial(0, 1)
 
@@ -235,7 +236,7 @@ class TileEmitter:
                     term = reduction.term(*reads, index, taps, reduced)
                     T.buffer_store(sums, reduction.combine(sums[register], term), [register])
 
-    def reader(self, layer: Layer):
+    def reader(self, layer: Layer) -> Read:
         """A function of an operand's number and an index that gives the element."""
         return lambda operand, index: self.element(self.address(layer.inputs[operand], index))
 
@@ -260,7 +261,7 @@ class TileEmitter:
         """Store a waiting sum in the pool."""
         T.buffer_store(self.waiting, value, [address])
 
-    def weights(self, layer: Layer):
+    def weights(self, layer: Layer) -> Weight | None:
         """A function of `k` and `f` that gives weight `k` of filter `f`; see `weight_layout`."""
         if self.target.network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]

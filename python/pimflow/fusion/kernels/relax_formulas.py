@@ -208,7 +208,9 @@ class _RegionReader:
         for part in parts:
             operand, end = self.operands.index(part), begin + self._dims(part)[3]
 
-            def result(read: Read, _, index: Index, __, operand=operand, begin=begin) -> tirx.Expr:
+            def result(
+                read: Read, _, index: Index, __, operand: int = operand, begin: int = begin
+            ) -> tirx.Expr:
                 return read(operand, (*index[:3], index[3] - begin))
 
             formulas.append(Formula(channels=(begin, end), result=result, same_taps=end - begin))

@@ -22,19 +22,20 @@ from pimflow.fusion import (
     place,
     tile_group,
 )
-from pimflow.fusion.fragments import WARPS
+from pimflow.fusion.default_tilings import TileMemory, default_tilings
+from pimflow.fusion.fragments import STAGE_BYTES, WARPS
 from pimflow.fusion.group import CPU_LANES, GPU_LANES, pad_channels
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORAGE_TYPES, KernelTarget, bounds
 from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.fusion.kernels.tensor_cores import pad_weights
-from pimflow.fusion.own_tiles import TileMemory, default_tilings
 from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 THREADS = 32 * WARPS  # in a block
+REGIONS = "pimflow.regions"  # attribute of a kernel whose tiles lie apart
 OPAQUE = 8  # TVM's pattern kind of kernels that are not fused
 
 
@@ -54,16 +55,25 @@ class TileGroups:
         Whether a CPU, too, has the tiles of the plan.
     tensor_cores : bool
         Whether a GPU multiplies fp16 on tensor cores.
+    with_gaps : bool
+        Whether tiles on chip lie apart, with gaps between them: to see that no access leaves its tile. The
+        attribute `REGIONS` of a kernel then has begin and end of each, in bytes.
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
     Preserves: names, types, and values up to the order of sums and the storage type between layers.
     """
 
     def __init__(
-        self, dtype: str = "fp32", on_gpu: bool = False, as_planned: bool = False, tensor_cores: bool = True
+        self,
+        dtype: str = "fp32",
+        on_gpu: bool = False,
+        as_planned: bool = False,
+        tensor_cores: bool = True,
+        with_gaps: bool = False,
     ):
         self.dtype, self.on_gpu, self.as_planned = dtype, on_gpu, as_planned or on_gpu
         self.tensor_cores = tensor_cores and on_gpu and dtype == "fp16"
+        self.with_gaps = with_gaps
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
@@ -96,6 +106,7 @@ class TileGroups:
         types[result] = str(function.ret_ty.dtype)
         graph = layers_from_regions(RegionGraph(name="tiled", regions=tuple(regions), outputs=(result,)))
         group, placement = self._place_group(str(function.attrs[TILES]), graph, computations)
+        placement = placement.with_gaps() if self.with_gaps else placement
         target = KernelTarget(
             threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types
         )
@@ -107,6 +118,8 @@ class TileGroups:
         }
         kernel = generate(name, group, placement, computations, target)
         marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
+        if self.with_gaps:
+            marks[REGIONS] = [byte for region in _regions_bytes(group, placement) for byte in region]
         weights = [item.weights for item in computations.values()]
         constants = [item.astype(STORAGE_TYPES[self.dtype]).ravel() for item in weights if item.size]
         return kernel.with_attrs(marks), [*constants, bounds(group)]
@@ -126,6 +139,12 @@ class TileGroups:
                 group = tile_group(graph, 0, len(graph.layers), tiling, lanes, self.tensor_cores)
                 return group, place(group, memory.element_bytes, memory.max_bytes)
         raise UnsupportedOpError(f"layers of '{graph.name}' do not fit on chip, whatever their tiles")
+
+
+def _regions_bytes(group: Group, placement: Placement) -> list[tuple[int, int]]:
+    """Begin and end of what a kernel has on chip: its tiles, and where warps stage operands."""
+    staged = [(placement.on_chip_bytes, placement.on_chip_bytes + WARPS * STAGE_BYTES)]
+    return [*placement.regions_bytes(), *(staged if group.staging_bytes else [])]
 
 
 def _pad_weights(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:

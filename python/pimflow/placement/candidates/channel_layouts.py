@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import Candidate
+from pimflow.core.candidate import Candidate, with_fields
 from pimflow.core.region import Region
 from pimflow.core.rewrite import LayerRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
@@ -98,6 +98,7 @@ class ChannelLayouts:
         }
 
 
+@functools.cache  # every candidate that reads or writes the tensor asks for all of its placements
 def from_row(row: int) -> TensorPlacement:
     """A feature map in the GPU channels above a row, and over all channels from it on."""
     return replace(IN_ALL_CHANNELS, first_row=row)
@@ -113,4 +114,4 @@ def with_placements(
 ) -> Candidate:
     """`candidate` with its `operands` and its `result` elsewhere."""
     name = f"{candidate.name} at {channels}"
-    return replace(candidate, name=name, channels=channels, input=operands, output=result)
+    return with_fields(candidate, name=name, channels=channels, input=operands, output=result)

@@ -191,10 +191,13 @@ class _SplitTiming:
         self.schedule = previous.schedule if previous else self.whole_costs[0][1].schedule
         self.costs = {split: cost for split, cost in previous.costs if split != WHOLE} if previous else {}
         self.lower_bounds_ns = dict(previous.least_ns) if previous else {}
+        self._orders: dict[Split, LoopOrder] = {}
 
     def _order(self, split: Split) -> LoopOrder:
-        layer = self.layer
-        return layer.pim_target.part_schedule(layer.geometry, layer.name, self.schedule, split)
+        if split not in self._orders:
+            target, geometry, name = self.layer.pim_target, self.layer.geometry, self.layer.name
+            self._orders[split] = target.part_schedule(geometry, name, self.schedule, split)
+        return self._orders[split]
 
     def cost(self, split: Split) -> LayerPimCost:
         """The cost of PIM's part."""

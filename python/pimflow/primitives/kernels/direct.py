@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import te
+from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
@@ -22,12 +22,12 @@ def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     channels, outputs = layer.c // layer.groups, layer.oc // layer.groups
     kh, kw, c = reduce_axes(layer.kh, layer.kw, channels)
 
-    def hwc_term(n, h, w, o):
+    def hwc_term(n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
         """An output in HWC."""
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, o // outputs * channels + c]
         return te.sum(value * filters[kh, kw, c, o], axis=[kh, kw, c])
 
-    def chw_term(n, o, h, w):
+    def chw_term(n: tirx.Expr, o: tirx.Expr, h: tirx.Expr, w: tirx.Expr) -> tirx.Expr:
         """An output in CHW."""
         value = source[n, o // outputs * channels + c, h * sh + kh * dh, w * sw + kw * dw]
         return te.sum(value * filters[o, c, kh, kw], axis=[c, kh, kw])
@@ -49,17 +49,17 @@ def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     n, height = layer.n, layer.oh
     row_bytes = FP32_BYTES * e.pixels * sw * sh * layer.c
 
-    def hwc_term(n, h, w, o):
+    def hwc_term(n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
         """The term of an output in HWC."""
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, c]
         return value * filters[o // e.lanes, kh, kw, c, o % e.lanes]
 
-    def chw_term(n, o, h, w):
+    def chw_term(n: tirx.Expr, o: tirx.Expr, h: tirx.Expr, w: tirx.Expr) -> tirx.Expr:
         """The term of an output in CHW."""
         value = source[n, c, h * sh + kh * dh, w * sw + kw * dw]
         return value * filters[o // e.places, c, kh, kw, o % e.places]
 
-    def block_term(n, b, h, w, o):
+    def block_term(n: tirx.Expr, b: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
         """The term of an output in CHWc16."""
         value = source[n, c // BLOCK, h * sh + kh * dh, w * sw + kw * dw, c % BLOCK]
         return value * filters[b, kh, kw, c, o]
@@ -89,13 +89,13 @@ def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     pad_top, pad_left = layer.padding[:2]
     kh, kw = reduce_axes(layer.kh, layer.kw)
 
-    def hwc_term(n, h, w, o):
+    def hwc_term(n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
         """The term of an output in HWC."""
         row, column = h * sh + kh * dh - pad_top, w * sw + kw * dw - pad_left
         value = stages.element_or_zero(x, [n, row, column, o], 1, row, column)
         return value * filters[o // e.lanes, kh, kw, o % e.lanes]
 
-    def chw_term(n, o, h, w):
+    def chw_term(n: tirx.Expr, o: tirx.Expr, h: tirx.Expr, w: tirx.Expr) -> tirx.Expr:
         return source[n, o, h * sh + kh * dh, w * sw + kw * dw] * filters[o, kh, kw]
 
     if primitive.layout == "CHW":

@@ -22,16 +22,16 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     kernel_h, kernel_w = (layer.kh, layer.kw)
     c_extent, height = layer.c, layer.oh
 
-    def hwc_element(n, h, w, k):
+    def hwc_element(n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         """An element of the matrix of windows in HWC."""
         kh, kw, c = k // (kernel_w * c_extent), k // c_extent % kernel_w, k % c_extent
         row, column = h * sh + kh * dh - pad_top, w * sw + kw * dw - pad_left
         return stages.element_or_zero(x, [n, 0, 0, c], 1, row, column)
 
-    def map_element(n, m, k):
+    def map_element(n: tirx.Expr, m: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         return hwc_element(n, m // layer.ow, m % layer.ow, k)
 
-    def chw_element(n, k, h, w):
+    def chw_element(n: tirx.Expr, k: tirx.Expr, h: tirx.Expr, w: tirx.Expr) -> tirx.Expr:
         """An element of the matrix of windows in CHW."""
         c, kh, kw = k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w
         row, column = h * sh + kh * dh - pad_top, w * sw + kw * dw - pad_left
@@ -73,7 +73,7 @@ def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     (sh, sw), (dh, dw), (pad_top, pad_left) = layer.stride, layer.dilation, layer.padding[:2]
     width = layer.kw * layer.c
 
-    def matrix_element(n, w, row, k):
+    def matrix_element(n: tirx.Expr, w: tirx.Expr, row: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         """An element of the matrix."""
         kw, c = k // layer.c, k % layer.c
         return stages.element_or_zero(x, [n, 0, 0, c], 1, row - pad_top, w * sw + kw * dw - pad_left)
@@ -81,7 +81,7 @@ def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     matrix = stages.spread(primitive.stages(layer)["lowered"], matrix_element, "lowered")
     kh, k = reduce_axes(layer.kh, width)
 
-    def terms(n, h, w, o):
+    def terms(n: tirx.Expr, h: tirx.Expr, w: tirx.Expr, o: tirx.Expr) -> tirx.Expr:
         return matrix[n, w, h * sh + kh * dh, k] * filters[o // e.lanes, kh * width + k, o % e.lanes]
 
     tile_sums = stages.sums((layer.n, e.pixels, layer.ow, e.channels),
@@ -110,7 +110,7 @@ def kn2(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     rows = layer.oh if accumulating else layer.h
     (c,) = reduce_axes(layer.c)
 
-    def terms(k, n, *index):
+    def terms(k: tirx.Expr, n: tirx.Expr, *index: tirx.Expr) -> tirx.Expr:
         """A term of a product, by the indices of the product."""
         o, h, w = index if chw else (index[2], *index[:2])
         if accumulating:
@@ -157,7 +157,7 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     e = primitive.extents(layer)
     chw, pixels = primitive.layout == "CHW", layer.h * layer.w
 
-    def input_element(n, m, c):
+    def input_element(n: tirx.Expr, m: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
         """An element of the input; `m` counts all pixels of the map."""
         row, column = m // layer.w, m % layer.w
         return x[n, c, row, column] if chw else x[n, row, column, c]
@@ -166,14 +166,14 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     if "pixels" in primitive.stages(layer):
         shape = primitive.stages(layer)["pixels"]
 
-        def pixel_element(n, i, j):
+        def pixel_element(n: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
             """A pixel, zero beyond the map."""
             m, c = (j, i) if chw else (i, j)
             return tirx.if_then_else(m < pixels, input_element(n, m, c), ZERO)
 
         padded_pixels = stages.spread(shape, pixel_element, "pixels")
 
-        def read(n, m, c):
+        def read(n: tirx.Expr, m: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
             return padded_pixels[n, c, m] if chw else padded_pixels[n, m, c]
 
     (c,) = reduce_axes(layer.c)
@@ -191,7 +191,7 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
             slab=stages.slab(1, pixel_bytes * e.places),
         )  # fmt: skip
 
-    def output_element(n, *index):
+    def output_element(n: tirx.Expr, *index: tirx.Expr) -> tirx.Expr:
         """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         m = h * layer.w + w

@@ -44,10 +44,10 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         """The real or the imaginary part of the transform along both axes."""
         re, im, (i,) = transform_rows("real"), transform_rows("imaginary"), reduce_axes(n)
 
-        def real(u, v, *tc):
+        def real(u: tirx.Expr, v: tirx.Expr, *tc: tirx.Expr) -> tirx.Expr:
             return te.sum(cos(u, i) * re(i, v, *tc) + sin(u, i) * im(i, v, *tc), axis=i)
 
-        def imaginary(u, v, *tc):
+        def imaginary(u: tirx.Expr, v: tirx.Expr, *tc: tirx.Expr) -> tirx.Expr:
             return te.sum(cos(u, i) * im(i, v, *tc) - sin(u, i) * re(i, v, *tc), axis=i)
 
         terms, shape = (real if part == "real" else imaginary), primitive.stages(layer)[part]
@@ -79,7 +79,7 @@ def _inverse_fft(stages: Stages, re: te.Tensor, im: te.Tensor) -> te.Tensor:
         "column_imaginary",
     )
 
-    def output_term(h, w, t):
+    def output_term(h: tirx.Expr, w: tirx.Expr, t: tirx.Expr) -> tirx.Expr:
         """An output, from the sums."""
         weight = tirx.Select(
             tirx.any(v == 0, v == half - 1), tirx.const(1 / n**2, "float32"), tirx.const(2 / n**2, "float32")
@@ -122,7 +122,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     (i,), (q,) = reduce_axes(a), reduce_axes(a)
     kh, c = reduce_axes(layer.kh, layer.c)
 
-    def forward(u, n, row, *tc):
+    def forward(u: tirx.Expr, n: tirx.Expr, row: tirx.Expr, *tc: tirx.Expr) -> tirx.Expr:
         """The transform of a piece of a row."""
         t, c = tc[::-1] if chw else tc
         column = t * m + i - layer.padding[1]
@@ -134,7 +134,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     shapes = primitive.stages(layer)
     transformed = _unrolled_stage(shapes["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
 
-    def terms(u, n, h, *to):
+    def terms(u: tirx.Expr, n: tirx.Expr, h: tirx.Expr, *to: tirx.Expr) -> tirx.Expr:
         """A term of a product, by the indices of the product."""
         t, o = to[::-1] if chw else to
         tc, wide = ((c, t), e.places) if chw else ((t, c), e.lanes)
@@ -142,7 +142,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
     products = stages.sums(shapes["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1))
 
-    def output_element(n, *index):
+    def output_element(n: tirx.Expr, *index: tirx.Expr) -> tirx.Expr:
         """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         to = (o, w // m) if chw else (w // m, o)
@@ -199,7 +199,7 @@ def _input_tiles(stages: Stages, x: te.Tensor, extents: tuple[int, int]) -> te.T
     height, width = tile_outputs(primitive, layer)
     chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
 
-    def element(i, j, *tc):
+    def element(i: tirx.Expr, j: tirx.Expr, *tc: tirx.Expr) -> tirx.Expr:
         """An element of a tile."""
         t, c = tc[::-1] if chw else tc
         n = tirx.min(t // (across * down), layer.n - 1)  # tiles that only pad repeat the last inference
@@ -219,7 +219,7 @@ def _products(stages: Stages, name: str, term: Callable[..., tirx.Expr], filters
     chw = primitive.layout == "CHW"
     wide = e.places if chw else e.lanes
 
-    def terms(u, v, *to):
+    def terms(u: tirx.Expr, v: tirx.Expr, *to: tirx.Expr) -> tirx.Expr:
         """A term of a product, by the indices of the product."""
         t, o = to[::-1] if chw else to
         tc = (c, t) if chw else (t, c)
@@ -235,7 +235,7 @@ def _output_stage(stages: Stages, element: Callable[..., tirx.Expr]) -> te.Tenso
     down, across = tile_counts(primitive, layer)
     chw = primitive.layout == "CHW"
 
-    def output_element(n, *index):
+    def output_element(n: tirx.Expr, *index: tirx.Expr) -> tirx.Expr:
         """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         t = (n * down + h // height) * across + w // width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
     from pimflow.compiler.build import Build
     from pimflow.core.plan import Plan
+    from pimflow.core.program import PimProgram
+    from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
 KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
 load_param_dict = tvm.runtime.load_param_dict
 
 
+@dataclass(eq=False, repr=False)
 class GraphExecutorFactoryModule:
     """A built network: ``lib["default"](device)`` is what `graph_executor.GraphModule` takes.
 
@@ -42,9 +46,13 @@ class GraphExecutorFactoryModule:
         The command streams, by region; a region that is split or pipelined may have several, by their parts.
     """
 
-    def __init__(self, module, ir_mod, target, params, plan, kernels, programs):
-        self.module, self.ir_mod, self.target = module, ir_mod, target
-        self.params, self.plan, self.kernels, self.programs = params, plan, kernels, programs
+    module: tvm.runtime.Module
+    ir_mod: tvm.IRModule
+    target: tvm.target.Target
+    params: dict[str, tvm.runtime.Tensor]
+    plan: Plan | None
+    kernels: CudaKernels
+    programs: dict[str, PimProgram]
 
     def __getitem__(self, name: str) -> object:
         try:
@@ -141,10 +149,11 @@ def build(
 
     Notes
     -----
-    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
-    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
-    ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
-    when the context is created, contradictory options are an error when the network is built.
+    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `system`, and
+    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir``,
+    ``pimflow.check_kernels`` and ``pimflow.cuda_graphs`` are those of `pimflow.compile` (docs/usage.md). An
+    invalid value is an error when the context is created, contradictory options are an error when the
+    network is built.
 
     What came from `frontend.from_onnx` is run on drawn inputs and compared with ONNX Runtime, if the device
     of the target is here, and `mod` has the inputs and outputs of the model. ``pimflow.verify: False`` leaves
@@ -195,14 +204,15 @@ def _build_with_pim(
     if options.get("primitives"):
         check_device(SelectionOptions(device=CUDA), name)
     system, folder = options.pop("system", None), options.pop("dump_ir", None)
-    checks_kernels = options.pop("check_kernels", False)
-    if checks_kernels:
-        require_cuda(name)
+    checks_kernels, cuda_graphs = (options.pop(key, False) for key in ("check_kernels", "cuda_graphs"))
+    for option, is_set in (("check_kernels", checks_kernels), ("cuda_graphs", cuda_graphs)):
+        if is_set:
+            require_cuda(option, name)
     with all_passes(), dump_ir(folder):
         network, search_result = search_network(frontend.load(mod), system, target=name, **options)
         if checks_kernels:
             require_kernels(network, search_result)
-        built = compilation.build(network, search_result, target)
+        built = compilation.build(network, search_result, target, cuda_graphs=cuda_graphs)
     if model is not None:
         verify_build(model, mod, network, built, search_result)
     return built, search_result.plan

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pimflow.zoo.language import gguf_decoder, gguf_file, gguf_tokens, hf_decoder, hf_tokens
+from pimflow.zoo.language.chat_template import ChatTemplate, folder_template, gguf_template
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.tokens import Tokenizer
 
@@ -31,8 +32,14 @@ def storage_types(path: str) -> str:
     return hf_decoder.storage_types(path) if Path(path).is_dir() else gguf_file.storage_types(path)
 
 
-def read_tokenizer(path: Path, vocabulary: int) -> tuple[Tokenizer | None, frozenset[int]]:
-    """The tokenizer, None if it is not supported, and the tokens that end a text; raises `ModelError`."""
+def read_tokenizer(
+    path: Path, vocabulary: int
+) -> tuple[Tokenizer | None, frozenset[int], ChatTemplate | None]:
+    """The tokenizer, None if it is not supported; the tokens that end a text; the chat template, if any.
+
+    Raises `ModelError`.
+    """
     if path.is_dir():
-        return hf_tokens.read_tokens(path, vocabulary), hf_tokens.end_tokens(path, vocabulary)
-    return gguf_tokens.read_tokens(path), gguf_tokens.end_tokens(path, vocabulary)
+        ends = hf_tokens.end_tokens(path, vocabulary)
+        return hf_tokens.read_tokens(path / hf_tokens.FILE, vocabulary), ends, folder_template(path)
+    return gguf_tokens.read_tokens(path), gguf_tokens.end_tokens(path, vocabulary), gguf_template(path)

@@ -41,10 +41,10 @@ class GgufTokens:
     def __init__(self, tokenizer: Tokenizer, spelled: Sequence[bytes], begin: int | None) -> None:
         self._tokenizer, self._spelled, self._begin = tokenizer, spelled, begin
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text; if the file says so, after the token for the begin of a text."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text; if `special` and the file says so, after that for the begin of a text."""
         token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return token_ids if self._begin is None else [self._begin, *token_ids]
+        return token_ids if self._begin is None or not special else [self._begin, *token_ids]
 
     def decoder(self) -> TokenText:
         """A new incremental decoder of tokens to text."""

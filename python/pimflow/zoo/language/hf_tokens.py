@@ -22,24 +22,23 @@ class HfTokens:
     def __init__(self, tokenizer: Tokenizer, spelled: list[bytes]) -> None:
         self._tokenizer, self._spelled = tokenizer, spelled
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, those before and after it included."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text, with those that are put before and after it if `special`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decoder(self) -> TokenText:
         """A new incremental decoder of tokens to text."""
         return TokenText(self._spelled)
 
 
-def read_tokens(folder: Path, vocabulary: int) -> HfTokens | None:
-    """Read the tokenizer of a folder; None if it has no ``tokenizer.json``, or the library is missing.
+def read_tokens(path: Path, vocabulary: int) -> HfTokens | None:
+    """Read a ``tokenizer.json``; None if there is no such file, or the library is missing.
 
     Raises
     ------
     ModelError
         If the file is damaged, or has tokens that the model does not have.
     """
-    path = folder / FILE
     if not path.is_file():
         return None
     try:

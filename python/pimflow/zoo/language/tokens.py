@@ -10,8 +10,8 @@ from typing import Protocol
 class Tokenizer(Protocol):
     """Converts text to tokens, and tokens to text, one by one."""
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text, with those that are put before and after it if `special`."""
 
     def decoder(self) -> TokenText:
         """A new incremental decoder of tokens to text."""
@@ -37,7 +37,7 @@ class TokenText:
 class ByteTokens:
     """A tokenizer whose tokens are the bytes of UTF-8."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         """The bytes of a text."""
         return list(text.encode())
 

@@ -15,8 +15,8 @@ from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
-CHUNKS = (8, 16, 32, 64)  # numbers of channels at a time that are tried
-TURN = 256  # overhead of a layer for each tile or chunk, in terms of sums (assumed)
+CHUNKS = (8, 16, 32, 64)  # channels that are computed at a time
+CHUNK_OVERHEAD_TERMS = 256  # of a layer, for each tile and chunk: as many terms take as long (assumed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,14 @@ def default_tilings(graph: LayerGraph, terms: Mapping[str, int], memory: TileMem
         run = single_run(graph.layers, chunk) if chunk else None
         if chunk and run is None:
             continue
-        turns = graph.layers[0].maps[0][3].output_extent // chunk if chunk else 1
-        cost = work + len(graph.layers) * tiles * turns * TURN
+        chunks = graph.layers[0].maps[0][3].output_extent // chunk if chunk else 1
+        cost = work + len(graph.layers) * tiles * chunks * CHUNK_OVERHEAD_TERMS
         if run and run.sums:  # sums are read and written for every chunk
-            cost = cost + 2 * turns * growing.tiles[graph.layers[-1].name].touched
+            cost = cost + 2 * chunks * growing.tiles[graph.layers[-1].name].touched
         sums = max(1, SUM_BYTES // memory.element_bytes)
         tile_bytes = growing.tile_elements(run, sums) * memory.element_bytes
-        uneven = -(-tiles // memory.cores) * memory.cores / tiles
-        cost = cost * np.maximum(1.0, tile_bytes / memory.near_bytes) * uneven
+        imbalance = -(-tiles // memory.cores) * memory.cores / tiles
+        cost = cost * np.maximum(1.0, tile_bytes / memory.near_bytes) * imbalance
         feasible = np.flatnonzero(growing.allowed & (tile_bytes <= memory.max_bytes))
         costed += [(float(cost[index]), chunk, int(index)) for index in feasible]
     for _, chunk, index in sorted(costed):
