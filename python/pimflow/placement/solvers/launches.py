@@ -65,10 +65,7 @@ class Running:
 
     def hidden_ns(self, resource: str, follows: bool) -> float:
         """How much of a candidate's launch is hidden; `follows`: whether it waits for the last region."""
-        return self._hidden_pair_ns(resource)[follows]
-
-    def _hidden_pair_ns(self, resource: str) -> tuple[float, float]:
-        return self._hidden_ns.get(resource, (0.0, self.waited_ns))
+        return self._hidden_ns.get(resource, (0.0, self.waited_ns))[follows]
 
     def advance(self, outstanding: OutstandingWork, longest_ns: Mapping[str, float]) -> Running:
         """The work in progress after another candidate; `longest_ns`: the longest launches, by resource.

@@ -181,7 +181,7 @@ class PlanMemory:
         peak_bytes = max(peak_bytes, max(map(span.moment_bytes, moments)) + copies)
         return (
             peak_bytes
-            + self.epilogue_operand_bytes(position, deferred_epilogues)
+            + self._epilogue_operand_bytes(position, deferred_epilogues)
             + self._epilogue_result_bytes(candidate, deferred_epilogues)
         )
 
@@ -205,21 +205,17 @@ class PlanMemory:
         fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(deferred_epilogues)
         return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
 
-    def epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
+    def _epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
         """Bytes of tensors that only deferred epilogues of `deferred_epilogues` regions keep live at
         `position`.
         """
-        return sum(self.epilogue_operands(position, deferred_epilogues).values())
-
-    def epilogue_operands(self, position: int, deferred_epilogues: Collection[str]) -> dict[str, int]:
-        """`epilogue_operand_bytes` by region whose result the tensor is."""
         operands = {
             name
             for region in deferred_epilogues
             for name in self.graph.region(region).inputs[self.graph.region(region).operands :]
             if name in self._order
         }
-        return {name: self._aligned_bytes[name] for name in operands if self._ends.get(name, 0) <= position}
+        return sum(self._aligned_bytes[name] for name in operands if self._ends.get(name, 0) <= position)
 
     def pool_bytes(self, candidates: Sequence[Candidate]) -> int:
         """Bytes of the pool of a plan of `candidates`."""

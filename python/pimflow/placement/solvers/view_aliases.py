@@ -71,7 +71,7 @@ class ViewAliases:
         if name not in self.sources:
             return placement
         choice = self.choices[name].get(placement)
-        return None if choice is None else choice.output
+        return choice.output if choice else None
 
     def begins_at(self, index: int) -> bool:
         """Whether the region of that number is such a view."""

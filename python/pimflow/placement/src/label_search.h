@@ -263,6 +263,9 @@ class LabelSearch {
   Result result_;
 };
 
+/*! \brief The best plan by searches with tighter and tighter bounds, and a lower bound of all plans (minimise.cc). */
+Result Minimise(LabelSearch& search, const Query& query);
+
 }  // namespace placement
 }  // namespace pimflow
 #endif  // PIMFLOW_PLACEMENT_LABEL_SEARCH_H_

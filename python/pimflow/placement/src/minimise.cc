@@ -2,8 +2,6 @@
  * \file minimise.cc
  * \brief Beams, and branch and bound on the peaks of the pools where their sum is bounded.
  */
-#include "minimise.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -13,6 +11,8 @@
 #include <queue>
 #include <utility>
 #include <vector>
+
+#include "label_search.h"
 
 namespace pimflow {
 namespace placement {

@@ -8,7 +8,6 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include "label_search.h"
-#include "minimise.h"
 
 namespace pimflow {
 namespace {
