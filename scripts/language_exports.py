@@ -330,6 +330,8 @@ def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarr
         if ".experts." in label:
             before, _, after = label.partition(".experts.")
             number, _, part = after.partition(".")
+            if not number.isdecimal():
+                raise NotImplementedError("its experts are one tensor, which the converter cuts")
             experts.setdefault(f"{before}.experts.{part}", {})[int(number)] = values
         elif not (config.get("tie_word_embeddings") and label == "lm_head.weight"):
             results[label] = values

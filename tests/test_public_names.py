@@ -1,6 +1,7 @@
 """What `import pimflow` gives."""
 
 import ast
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -124,6 +125,22 @@ def test_results_are_shown_in_a_line():
     assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
     with pytest.raises(UsageError, match=r"model is a name, a file, .*, not SearchResult"):
         pimflow.search(search_result)
+
+
+def test_notebooks_show_tables_and_lines_short_texts():
+    system = pimflow.system()
+    for spec in (system, system.gpu, system.pim):
+        assert len(repr(spec)) < 200 and type(spec).__name__ in repr(spec)
+        assert f"<td>{spec.name}</td>" in spec._repr_html_()
+    # What results are stored under tells systems apart that look alike.
+    other = dataclasses.replace(system, pim=dataclasses.replace(system.pim, gangs=system.pim.gangs * 2))
+    timing = dict(system.pim.timing) | {"nRCDR": 99}
+    slower = dataclasses.replace(system, pim=dataclasses.replace(system.pim, timing=timing))
+    assert len({system.identity, other.identity, slower.identity}) == 3 and repr(system) == repr(slower)
+    report = pimflow.trace_plan("toy").report()._repr_html_()
+    assert report.startswith("<pre>toy on pimflow: ") and "PIM stream" in report
+    rows = pimflow.sweep(["toy"], ["pim_channels=4"], modes="gpu")
+    assert "<th>pim_channels</th>" in rows._repr_html_() and "<td>4</td>" in rows._repr_html_()
 
 
 MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")

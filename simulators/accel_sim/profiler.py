@@ -25,6 +25,7 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.hardware.spec_text import fields_text
 from pimflow.simulators.accel_sim.kernels import (
     DTYPE,
     KERNELS_LIST,
@@ -127,7 +128,7 @@ class AccelSimLogs:
 
     def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
         """Kernels with exactly one log, with their simulated costs and those of the GPU model."""
-        key = repr((dataclasses.replace(gpu, sources={}), dtype))
+        key = repr((fields_text(dataclasses.replace(gpu, sources={})), dtype))
         if key not in self._references:
             references = []
             for (name, channels), runs in sorted(self._runs.items(), key=lambda item: item[0]):

@@ -97,5 +97,5 @@ def test_the_pass_context_takes_what_a_module_leaves_open():
     assert loading == {"shapes", "batch", "context", "states", "values"}
     declared = {name for cls in SEARCH for name in field_names(cls)}
     elsewhere = loading | {"target", "options", "goal", "select"}
-    own = {"system", "dump_ir", "check_kernels", "profiler", "verify"}
+    own = {"system", "dump_ir", "check_kernels", "cuda_graphs", "profiler", "verify"}
     assert set(pass_options.OPTIONS) == (declared - elsewhere) | own

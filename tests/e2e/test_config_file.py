@@ -63,6 +63,8 @@ WRONG = {
     "dtype = true": "dtype: a text, a number or a list, not True",
     'shape = "x"': "shape: ",
     "[": "not a TOML file",
+    'profiler = "gpu=evil:Code"': "profiler may name code, which only the command line may: --profiler",
+    '[compile]\nexecutor = "dask://there:1"': "executor may name code",
 }
 
 

@@ -118,6 +118,29 @@ FLOATS = {
         intercepts=[0.5, -0.5],
         targets=2,
     ),
+    "LinearClassifier": foreign_model(
+        [
+            helper.make_node(
+                *("LinearClassifier", ["x"], ["label", "y"], "node"),
+                domain=LEARNING,
+                coefficients=[1.0, -2.0, 3.0, 1.0, -1.0, 0.5],
+                intercepts=[0.5, -0.5, 0.1],
+                classlabels_ints=[7, 3, 5],
+                post_transform="SOFTMAX",
+            )
+        ],
+        {"x": (3, 2)},
+        {"label": (TensorProto.INT64, (3,)), "y": (3, 3)},
+    ),
+    "QuantizeLinear and DequantizeLinear of 16 bits": foreign_model(
+        [
+            helper.make_node(kind, [x, "s", "z"], [y], y, domain=MICROSOFT, axis=1)
+            for kind, x, y in (("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "y"))
+        ],
+        {"x": (2, 3, 4)},
+        {"y": (2, 3, 4)},
+        {"s": np.array([1e-3, 2e-3, 1e-5], "float32"), "z": np.array([5, -3, 40], "int16")},
+    ),
     "Imputer": single(
         *("Imputer", "x", (3, 2), (), LEARNING),
         x=(3, 2),

@@ -109,16 +109,29 @@ def test_products_in_8_bits():
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_other_activations():
-    matches_onnx_runtime(layer("LSTM", activations=["Relu", "Sigmoid", "Tanh"]))
+HARD = ["HardSigmoid", "LeakyRelu", "ScaledTanh"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        ("LSTM", {"activations": ["Relu", "Sigmoid", "Tanh"]}),
+        ("LSTM", {"activations": HARD, "activation_alpha": [0.3, 0.1, 2.0], "activation_beta": [0.4, 0.5]}),
+        ("LSTM", {"clip": 0.2}),
+        ("LSTM", {"input_forget": 1}),
+        ("GRU", {"clip": 0.1, "activations": ["hardsigmoid", "Softsign"]}),
+        ("RNN", {"activations": ["Affine"], "activation_alpha": [0.5], "activation_beta": [0.1]}),
+    ],
+)
+def test_other_activations(kind, attributes):
+    matches_onnx_runtime(layer(kind, **attributes))
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ({"steps": LIMIT + 1}, f"'layer': GRU over {LIMIT + 1} steps: {LIMIT} are supported"),
-        ({"clip": 1.0}, "'layer': GRU with 'clip' is not supported"),
-        ({"activations": ["Elu", "Tanh"]}, "'layer': GRU with 'activations' is not supported"),
+        ({"activations": ["Swish", "Tanh"]}, "'layer': GRU with the activation 'Swish' is not supported"),
     ],
 )
 def test_what_is_refused(arguments, why):

@@ -1,11 +1,13 @@
 """Error bounds of outputs where the network amplifies rounding errors.
 
 The bound of a storage type, `output_error.OUTPUT_BOUND`, holds for networks that do not amplify them. If an
-output exceeds it, the reference runs `RUNS` more times. Each run rounds sums, and the tensors that the
-build stores in a narrower type, in other random directions (`frontend.perturbed_onnx`). The bound of every
-output is then `DEVIATION_MULTIPLE` times the largest deviation of these runs. If no output exceeds the
-bound, the reference runs once. Elements that jump in these runs, such as an angle at its period or the place
-of a maximum where two values are nearly equal, are right if they are as in a run; there may be few of them.
+output exceeds it, the reference runs again: once with the tensors that the build stores in a narrower type
+rounded to the nearest, and `RUNS` times with these and all sums rounded in random directions
+(`frontend.perturbed_onnx`). The first counts where many weights are equal: all of them move the same way,
+which random directions do not. The bound of every output is then `DEVIATION_MULTIPLE` times the largest
+deviation of these runs. If no output exceeds the bound, the reference runs once. Elements that jump in these
+runs, such as an angle at its period or the place of a maximum where two values are nearly equal, are right if
+they are as in a run; there may be few of them.
 
 Both numbers are chosen for the worst case: an output whose error has one degree of freedom, such as a
 scalar. If the errors of the build and of the runs are from one normal distribution, the error of the build
@@ -82,7 +84,7 @@ def output_checks(
         pairs = zip(errors, floors)
         return tuple(OutputCheck(relative_error=error, bound=floor) for error, floor in pairs)
     run = perturbed(stored)
-    runs = [run(inputs) for _ in range(RUNS)]
+    runs = [run(inputs) for _ in range(1 + RUNS)]
     return tuple(
         _widened_check(y, y_expected, [outputs[i] for outputs in runs], floor)
         for i, (y, y_expected, floor) in enumerate(zip(outputs, expected, floors, strict=True))
@@ -129,6 +131,6 @@ def last_place(y: np.ndarray) -> float:
 def reference_deviations(
     run: Run, inputs: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]
 ) -> list[float]:
-    """The largest `relative_error` of every output in `RUNS` runs."""
-    runs_outputs = [run(inputs) for _ in range(RUNS)]
+    """The largest `relative_error` of every output in a run to the nearest, and in `RUNS` runs."""
+    runs_outputs = [run(inputs) for _ in range(1 + RUNS)]
     return [max(relative_error(outputs[i], y) for outputs in runs_outputs) for i, y in enumerate(expected)]

@@ -55,16 +55,29 @@ def reference(model: onnx.ModelProto, single: onnx.ModelProto | None = None) -> 
 def reference_with_roundings(read: Callable[[], onnx.ModelProto], roundings: Fp16Storage) -> Run:
     """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturb`.
 
-    Operators of other domains and recurrent layers are expanded first, so that their intermediate results are
-    rounded too.
+    The first run rounds to the nearest what is stored, as a build does: where many weights are equal, all of
+    them move the same way, which random directions never do. Operators of other domains and recurrent layers
+    are expanded first, so that their intermediate results are rounded too.
     """
-    model = read()
+
+    def sessions() -> Iterator[Run]:
+        """The session of each run; one at a time is held."""
+        yield _rounding_session(read(), roundings, to_nearest=True)
+        run = _rounding_session(read(), roundings, to_nearest=False)
+        while True:
+            yield run
+
+    session = sessions()
+    return lambda values: next(session)(values)
+
+
+def _rounding_session(model: onnx.ModelProto, roundings: Fp16Storage, to_nearest: bool) -> Run:
     recurrent = any(node.op_type in GATES for node in model.graph.node)
     if recurrent or foreign.has_foreign(model):
         foreign.expand(model, {tensor.name: tensor for tensor in model.graph.initializer})
         model = onnx.shape_inference.infer_shapes(model)
         model = onnx.shape_inference.infer_shapes(unroll(model)) if recurrent else model
-    return open_session(model, perturb(model, roundings))
+    return open_session(model, perturb(model, roundings, to_nearest))
 
 
 def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bool = True) -> Run:

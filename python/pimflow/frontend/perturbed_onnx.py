@@ -40,7 +40,7 @@ _WITHOUT_UNIFORM = 22  # opset from which ONNX Runtime has no RandomUniformLike 
 _ELEMENTWISE = (*ACTIVATIONS, *ARITHMETIC, "BatchNormalization", "Identity")
 
 
-def perturb(model: onnx.ModelProto, stored: Fp16Storage) -> onnx.ModelProto:
+def perturb(model: onnx.ModelProto, stored: Fp16Storage, to_nearest: bool = False) -> onnx.ModelProto:
     """`model` without its weights; each of its runs rounds in other random directions.
 
     Tensors that `stored` names are rounded to fp16, up or down at random: multiplied by a factor of 1 ±
@@ -53,12 +53,15 @@ def perturb(model: onnx.ModelProto, stored: Fp16Storage) -> onnx.ModelProto:
     ----------
     model : ModelProto
         A result of `zoo.load_model`, with inferred shapes and named nodes.
+    to_nearest : bool
+        Whether what `stored` names is rounded to the nearest instead, as a build does.
     """
-    return _RoundingInserter(model, stored).result()
+    return _RoundingInserter(model, stored, to_nearest).result()
 
 
 class _RoundingInserter:
-    def __init__(self, model: onnx.ModelProto, stored: Fp16Storage) -> None:
+    def __init__(self, model: onnx.ModelProto, stored: Fp16Storage, to_nearest: bool) -> None:
+        self.to_nearest = to_nearest
         self.stored, self.light, self.opset = stored, strip_weights(model), opset_of(model)
         graph = self.light.graph
         drawn_weights = [value for value in model.graph.input if zoo.is_weight(value)]
@@ -162,7 +165,7 @@ class _RoundingInserter:
                 self.nodes.append(helper.make_node("Identity", [change(exact_name)], [final]))
 
     def _round(self, name: str) -> str:
-        near = self._scale(name, FP16_ROUNDOFF)
+        near = name if self.to_nearest else self._scale(name, FP16_ROUNDOFF)
         half = self._add("Cast", [near], f"{name}.half", to=TensorProto.FLOAT16)
         return self._add("Cast", [half], f"{name}.rounded", to=TensorProto.FLOAT)
 

@@ -86,7 +86,7 @@ def reference_with_roundings(mod: tvm.IRModule, stored: Fp16Storage) -> Run:
     with stderr.hidden():  # warnings do not concern the user
         executable = tvm.compile(rounded, tvm.target.Target("llvm"))
     network = pack(executable, relax_module.inputs(rounded), relax_module.outputs(rounded))
-    seeds = itertools.count(1)
+    seeds = itertools.count()  # 0 rounds to the nearest, as `onnx_runtime.reference_with_roundings` says
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the module with roundings, for inputs by name."""
@@ -159,7 +159,10 @@ class _RelaxRoundingInserter:
             """The kernel."""
 
             def element(*index: tirx.Var) -> tirx.PrimExpr:
-                return _round(values(*index), _draw(index, values.shape, seed(), salt), roundoff, half)
+                unit = _draw(index, values.shape, seed(), salt)
+                if half:
+                    unit = tirx.Select(seed() == tirx.const(0, "int64"), tirx.const(0.0, "float32"), unit)
+                return _round(values(*index), unit, roundoff, half)
 
             return te.compute(values.shape, element, name="rounded")
 

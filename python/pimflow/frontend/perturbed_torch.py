@@ -11,6 +11,7 @@ from pimflow.frontend.reference import Fp16Storage, Run
 from pimflow.frontend.torch_caches import program_runner
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -38,7 +39,7 @@ def reference_with_roundings(
         return x * (1 + roundoff * (2 * torch.rand(x.shape, generator=draw) - 1))
 
     def round_to_fp16(x: torch.Tensor) -> torch.Tensor:
-        return scale(x, FP16_ROUNDOFF).half().float()
+        return (x if is_first else scale(x, FP16_ROUNDOFF)).half().float()
 
     class RoundingInterpreter(torch.fx.Interpreter):
         def __init__(self, module: torch.fx.GraphModule) -> None:
@@ -70,7 +71,17 @@ def reference_with_roundings(
                 return round_to_fp16(result)
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
-    return program_runner(read(), names, buffers, RoundingInterpreter, check_guards=False)
+    run_program = program_runner(read(), names, buffers, RoundingInterpreter, check_guards=False)
+    is_first = True  # it rounds to the nearest, as `onnx_runtime.reference_with_roundings` says
+
+    def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Results of the program for inputs by name."""
+        nonlocal is_first
+        results = run_program(values)
+        is_first = False
+        return results
+
+    return run
 
 
 def _operator(node: torch.fx.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,19 @@ _ACTIVATIONS = {
     "RNN": ("Tanh",),
     DYNAMIC: ("Sigmoid", "Tanh", "Tanh"),
 }
+
+
+# Activations and the attributes that they take, with their defaults.
+_PARAMETERS: dict[str, dict[str, float]] = {
+    **{name: {} for name in ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")},
+    "Affine": {"alpha": 1.0, "beta": 0.0},
+    "Elu": {"alpha": 1.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "LeakyRelu": {"alpha": 0.01},
+    "ScaledTanh": {"alpha": 1.0, "beta": 1.0},
+    "ThresholdedRelu": {"alpha": 1.0},
+}
+_SPELLINGS = {name.lower(): name for name in _PARAMETERS}  # ONNX does not distinguish cases
 
 
 def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -91,7 +105,8 @@ class _Direction:
         Of both.
     order : int
         1 for the order of the inputs, -1 for the opposite one.
-    activations : list of str
+    activations : list of functions
+        Each adds the nodes of an activation, and returns its result.
     peepholes : list of str
         Weights of the cell in the gates i, o and f of an LSTM; empty if it has none.
     """
@@ -99,7 +114,7 @@ class _Direction:
     matrices: tuple[_Matrix, _Matrix]
     biases: list[np.ndarray]
     order: int
-    activations: list[str]
+    activations: list[Callable[[str], str]]
     peepholes: list[str]
 
 
@@ -119,10 +134,8 @@ class _UnrolledLayer:
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
             attrs.get("direction", b"forward")
         ]
-        kinds = [a.decode() for a in attrs.get("activations", ())] or [
-            *_ACTIVATIONS[node.op_type] * len(directions)
-        ]
-        self._require_supported(attrs, kinds)
+        self.couples_gates = bool(attrs.get("input_forget"))
+        activations = self._activations(attrs, len(directions))
         self.steps, self.batch, width = self._sequence_sizes(values.get(x))
         self.linear_before_reset = bool(attrs.get("linear_before_reset"))
         matrices = [self._matrices(operands, index) for index in (1, 2)]
@@ -134,7 +147,7 @@ class _UnrolledLayer:
         self.zeros = self.builder.constant(np.zeros((self.batch, self.hidden), "float32"))
         emit, constant = self.builder.emit, self.builder.constant
         rows = emit("Reshape", [x, constant(np.array([self.steps * self.batch, width]))])
-        kinds_per_direction = len(kinds) // len(directions)
+        activation_count = len(activations) // len(directions)
         finals = []
         for d, direction in enumerate(directions):
             state = [self._initial(name, d) for name in (h0, c0)]
@@ -143,7 +156,7 @@ class _UnrolledLayer:
                 matrices=(matrices[0][d], matrices[1][d]),
                 biases=np.split(biases[d], 2),
                 order=direction,
-                activations=kinds[d * kinds_per_direction :],
+                activations=activations[d * activation_count :],
                 peepholes=self._split(weights, 3, 0, self.hidden) if weights else [],
             )
             finals.append(self._unroll(rows, state, layer_direction))
@@ -185,16 +198,34 @@ class _UnrolledLayer:
         name = mask if isinstance(mask, str) else self.builder.constant(mask)
         return self.builder.emit("Where", [name, inside, outside])
 
-    def _require_supported(self, attrs: dict, kinds: list[str]) -> None:
-        """Raise `UnsupportedOpError` for attributes that change what the layer computes."""
-        for name, value in (
-            ("clip", attrs.get("clip")),
-            ("input_forget", attrs.get("input_forget")),
-            ("layout", attrs.get("layout")),
-            ("activations", not set(kinds) <= {"Sigmoid", "Tanh", "Relu"}),
-        ):
-            if value:
-                raise self._unsupported(f"with '{name}' is not supported")
+    def _activations(self, attrs: dict, directions: int) -> list[Callable[[str], str]]:
+        """The activations of all directions; raises `UnsupportedOpError` for one that ONNX does not have."""
+        kinds = [kind.decode() for kind in attrs.get("activations", ())]
+        given = {name: list(attrs.get(f"activation_{name}", ())) for name in ("alpha", "beta")}
+        functions = []
+        for kind in kinds or _ACTIVATIONS[self.node.op_type] * directions:
+            name = _SPELLINGS.get(kind.lower())
+            if name is None:
+                raise self._unsupported(f"with the activation '{kind}' is not supported")
+            parameters = {
+                key: given[key].pop(0) if given[key] else default
+                for key, default in _PARAMETERS[name].items()
+            }
+            functions.append(functools.partial(self._activate, name, parameters, attrs.get("clip", 0.0)))
+        return functions
+
+    def _activate(self, kind: str, parameters: Mapping[str, float], bound: float, value: str) -> str:
+        """Add the nodes of an activation, of operands within `bound` of zero if that is not zero."""
+        emit, scalar = self.builder.emit, self.builder.scalar
+        if bound:
+            value = emit("Clip", [value, scalar(-bound), scalar(bound)])
+        if kind == "Affine":
+            scaled = emit("Mul", [value, scalar(parameters["alpha"])])
+            return emit("Add", [scaled, scalar(parameters["beta"])])
+        if kind == "ScaledTanh":
+            inner = emit("Tanh", [emit("Mul", [value, scalar(parameters["beta"])])])
+            return emit("Mul", [inner, scalar(parameters["alpha"])])
+        return emit(kind, [value], **parameters)
 
     def _sequence_sizes(self, x: onnx.ValueInfoProto | None) -> list[int]:
         """Steps, batch and width of the sequence `x`."""
@@ -222,7 +253,7 @@ class _UnrolledLayer:
 
     def _unroll(self, rows: str, state: list[str], direction: _Direction) -> tuple[list[str], list[str]]:
         """Add the nodes of a direction: hidden states in the order of the inputs, and the last state."""
-        halves, matrices, kinds = direction.biases, direction.matrices, direction.activations
+        halves, matrices, activations = direction.biases, direction.matrices, direction.activations
         separate = self.kind == "GRU" and self.linear_before_reset  # the reset gate scales this bias
         outer, inner = (
             (halves[0], halves[1]) if separate else (halves[0] + halves[1], np.zeros_like(halves[1]))
@@ -240,29 +271,33 @@ class _UnrolledLayer:
             if self.kind == "LSTM":
                 new = self._lstm(self._add(inputs[t], products[0](state[0])), state[1], direction)
             elif self.kind == "GRU":
-                new = [self._gru(inputs[t], state[0], products, hidden_bias, kinds)]
+                new = [self._gru(inputs[t], state[0], products, hidden_bias, activations)]
             else:
-                new = [self.builder.emit(kinds[0], [self._add(inputs[t], products[0](state[0]))])]
+                new = [activations[0](self._add(inputs[t], products[0](state[0])))]
             hidden[t] = self._choose(t, new[0], self.zeros)
             state = [self._choose(t, *pair) for pair in zip(new, state)]
         return hidden, state[: 2 if self.kind == "LSTM" else 1]
 
     def _lstm(self, sums: str, cell: str, direction: _Direction) -> list[str]:
         """The state after a step: hidden values and the cell."""
-        emit, kinds = self.builder.emit, direction.activations
+        emit, (activate, activate_cell, activate_state, *_) = self.builder.emit, direction.activations
 
         def gate(value: str, place: int, seen_cell: str) -> str:
             """An activated gate, which may see the cell."""
             if direction.peepholes:
                 value = self._add(value, emit("Mul", [seen_cell, direction.peepholes[place]]))
-            return emit(kinds[0], [value])
+            return activate(value)
 
         i, o, f, c = self._split(sums, 4, 1, self.hidden)
-        c = emit("Mul", [gate(i, 0, cell), emit(kinds[1], [c])])
-        c = self._add(emit("Mul", [gate(f, 2, cell), cell]), c)
-        return [emit("Mul", [gate(o, 1, c), emit(kinds[2], [c])]), c]
+        i = gate(i, 0, cell)
+        c = emit("Mul", [i, activate_cell(c)])
+        f = emit("Sub", [self.builder.scalar(1), i]) if self.couples_gates else gate(f, 2, cell)
+        c = self._add(emit("Mul", [f, cell]), c)
+        return [emit("Mul", [gate(o, 1, c), activate_state(c)]), c]
 
-    def _gru(self, x: str, h: str, products: list, hidden_bias: str, kinds: list[str]) -> str:
+    def _gru(
+        self, x: str, h: str, products: list, hidden_bias: str, activations: list[Callable[[str], str]]
+    ) -> str:
         """The hidden values after a step; of two products, the second is of the state that is reset."""
         emit = self.builder.emit
         xz, xr, xn = self._split(x, 3, 1, self.hidden)
@@ -271,9 +306,9 @@ class _UnrolledLayer:
         else:
             sums = self._add(products[0](h), hidden_bias)
             hz, hr, hn = self._split(sums, 3, 1, self.hidden)
-        z, r = (emit(kinds[0], [self._add(a, b)]) for a, b in ((xz, hz), (xr, hr)))
+        z, r = (activations[0](self._add(a, b)) for a, b in ((xz, hz), (xr, hr)))
         new = products[1](emit("Mul", [r, h])) if len(products) > 1 else emit("Mul", [r, hn])
-        new = emit(kinds[1], [self._add(xn, new)])
+        new = activations[1](self._add(xn, new))
         return self._add(new, emit("Mul", [z, emit("Sub", [h, new])]))
 
     def _product(self, x: str, matrix: _Matrix, bias: np.ndarray) -> str:

@@ -26,6 +26,8 @@ from pimflow.errors import UnknownNameError, UsageError
 NAME = "pimflow.toml"
 _COMMAND_LINE, _DEFAULT = "command line", "default"
 SHOW = "--show-config"
+# Options that may name code or programs: a file that a stranger left in a folder must not run them.
+_RUN_CODE = ("profiler", "executor")
 # Options of a single call.
 _NOT_STORED = ("help", SHOW.removeprefix("--"))
 
@@ -61,7 +63,15 @@ class ConfigFile:
         ------
         UnknownNameError
             For a key that is no option of the command that its table is of, or of any command.
+        UsageError
+            For an option that may run code.
         """
+        for table in (self.tables, *(table for table in self.tables.values() if isinstance(table, Mapping))):
+            for key in table:
+                if _option(key) in _RUN_CODE:
+                    raise UsageError(
+                        f"{self.path}: {key} may name code, which only the command line may: --{key} …"
+                    )
         top = {key: value for key, value in self.tables.items() if not isinstance(value, Mapping)}
         tables = {key: value for key, value in self.tables.items() if isinstance(value, Mapping)}
         of_command = tables.pop(command, {})

@@ -203,6 +203,9 @@ def compile(
     check_kernels : bool
         Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
         accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
+    cuda_graphs : bool
+        Whether ``cuda+pim`` captures runs of kernels in CUDA graphs at the first inference, and replays them
+        (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional
@@ -269,6 +272,7 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    extras = replace(extras, part=steps.decoder_part(model, prepared.network))
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)

@@ -59,7 +59,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "--layers", action="store_true", help="print every layer, and how the plan was found"
     )
-    sub.add_fields(CompileOptions, "check_kernels", "emit_traces", "dump_ir", "tolerance")
+    sub.add_fields(CompileOptions, "check_kernels", "cuda_graphs", "emit_traces", "dump_ir", "tolerance")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -135,7 +135,7 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.explain is not None:
         unused = ["output", "emit_traces", "dump_ir", "tolerance", "calibration", "pareto", "plot", "layers"]
-        unused += ["inputs", "input_values", "conventions", "check_kernels"]
+        unused += ["inputs", "input_values", "conventions", "check_kernels", "cuda_graphs"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         if args.pim_channels == "auto":
             refuse(args, ["plan"], "--pim-channels auto searches plans; give a number of channels")

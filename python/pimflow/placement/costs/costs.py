@@ -20,6 +20,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
+from pimflow.hardware.spec_text import fields_text
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
@@ -362,7 +363,7 @@ class Costs:
         return (
             "kernel",
             self.profiling.gpu.name,
-            repr(dataclasses.replace(self._gpu, sources={})),
+            fields_text(dataclasses.replace(self._gpu, sources={})),
             self._dtype,
         )
 

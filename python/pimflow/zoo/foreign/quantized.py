@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from pimflow.zoo.foreign.builder import ExpandedNode
 from pimflow.zoo.foreign.transformer import emit_heads
@@ -149,6 +149,37 @@ def qlinear_concat(node: ExpandedNode) -> None:
     parts = [_dequantize(node, begin) for begin in range(2, len(node.proto.input), 3)]
     joined = node.builder.emit("Concat", parts, axis=node.attrs["axis"])
     _quantize(node, joined, node.operand(0), node.operand(1))
+
+
+def dequantize_linear(node: ExpandedNode) -> None:
+    """Expand DequantizeLinear of com.microsoft, whose integers may have 16 bits."""
+    emit, scale, zero = node.builder.emit, *_by_axis(node)
+    value = emit("Cast", [node.operand(0)], to=TensorProto.FLOAT)
+    if zero:
+        value = emit("Sub", [value, emit("Cast", [zero], to=TensorProto.FLOAT)])
+    node.bind(emit("Mul", [value, scale]))
+
+
+def quantize_linear(node: ExpandedNode) -> None:
+    """Expand QuantizeLinear of com.microsoft, whose integers may have 16 bits."""
+    emit, scalar, (scale, zero) = node.builder.emit, node.builder.scalar, _by_axis(node)
+    kind = node.kind(2) if zero else TensorProto.UINT8
+    if kind not in (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16):
+        raise node.unsupported(f"to {TensorProto.DataType.Name(kind)} is not supported")
+    value = emit("Round", [emit("Div", [node.operand(0), scale])])
+    if zero:
+        value = emit("Add", [value, emit("Cast", [zero], to=TensorProto.FLOAT)])
+    bounds = np.iinfo(helper.tensor_dtype_to_np_dtype(kind))
+    node.bind(emit("Cast", [emit("Clip", [value, scalar(bounds.min), scalar(bounds.max)])], to=kind))
+
+
+def _by_axis(node: ExpandedNode) -> list[str]:
+    """Scale and zero point, along their axis if there are several; a missing zero point is empty."""
+    names = [node.operand(1), node.operand(2)]
+    if not node.rank(1) or node.shape(1) == [1]:
+        return names
+    rest = node.rank(0) - 1 - node.attrs.get("axis", 1) % node.rank(0)
+    return [name and node.builder.reshape(name, [-1, *[1] * rest]) for name in names]
 
 
 def _refuse_channels_last(node: ExpandedNode) -> None:

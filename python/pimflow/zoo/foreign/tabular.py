@@ -73,6 +73,32 @@ def linear_regressor(node: ExpandedNode) -> None:
     node.bind(builder.emit("Gemm", [_single(node, 0), builder.constant(matrix), builder.constant(bias)]))
 
 
+def linear_classifier(node: ExpandedNode) -> None:
+    """Expand LinearClassifier of numbered classes: scores are a product, the label has the largest."""
+    attrs, builder = node.attrs, node.builder
+    labels = attrs.get("classlabels_ints")
+    kind = attrs.get("post_transform", b"NONE").decode()
+    count = len(attrs["intercepts"]) if "intercepts" in attrs else len(labels or ())
+    if labels is None or count != len(labels) or len(labels) < 2:
+        raise node.unsupported("with text labels, or fewer scores than labels, is not supported")
+    if kind not in _TRANSFORMS:
+        raise node.unsupported(f"with post_transform '{kind}' is not supported")
+    matrix = np.array(attrs["coefficients"], "float32").reshape(count, -1).T
+    bias = np.array(attrs.get("intercepts", [0.0] * count), "float32")
+    scores = builder.emit("Gemm", [_single(node, 0), builder.constant(matrix), builder.constant(bias)])
+    place = builder.emit("ArgMax", [scores], axis=1, keepdims=0)
+    node.bind(builder.emit("Gather", [builder.constant(np.array(labels, "int64")), place]))
+    transform = _TRANSFORMS[kind]
+    if transform == "Softmax":
+        scores = builder.emit(transform, [scores], axis=1)
+    elif transform:
+        scores = builder.emit(transform, [scores])
+    node.bind(scores, 1)
+
+
+_TRANSFORMS = {"NONE": "", "SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
+
+
 def _single(node: ExpandedNode, index: int) -> str:
     """An operand in fp32."""
     return node.builder.emit("Cast", [node.operand(index)], to=TensorProto.FLOAT)
