@@ -13,6 +13,7 @@ This shares no code with the lowering. A program with another order, placement o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -119,10 +120,15 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = misactivated = 0
     rows: dict[int, tuple[int, ...]] = {}
+    known: dict[bytes, tuple[ProductCoverage, np.ndarray]] = {}
     for nodes in program.channels:
         table = _table(nodes, 0, rows)
-        channel_coverage, (pixels, outputs) = _channel_products(table, program)
-        reads.append(np.stack([pixels, outputs]))
+        origin, key = _relative_commands(table, program)
+        if key not in known:
+            channel_coverage, sums = _channel_products(table, program)
+            known[key] = channel_coverage, np.stack(sums) - origin
+        channel_coverage, relative_sums = known[key]
+        reads.append(relative_sums + origin)
         missing, repeated = missing + channel_coverage.missing, repeated + channel_coverage.repeated
         foreign, unread = foreign + channel_coverage.foreign, unread + channel_coverage.unread
         misstarted = misstarted + channel_coverage.misstarted
@@ -142,6 +148,24 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
         misstarted=misstarted,
         misactivated=misactivated,
     )
+
+
+def _relative_commands(table: np.ndarray, program: PimProgram) -> tuple[np.ndarray, bytes]:
+    """The first pixel and output of a channel, [2, 1], and a digest of its commands relative to these.
+
+    Of a dense layer, equal digests mean equal counts: pixels and outputs are only compared with one another,
+    and `lanes` of the last outputs are part of the digest. Other channels count from 0.
+    """
+    table = table[:, :_STEPS].copy()
+    kinds, origin = table[:, _KIND], np.zeros((2, 1), np.int64)
+    at_output = np.isin(kinds, (_READRES, _WRBIAS))
+    lanes = np.minimum(program.tile_banks, program.vector_geometry.oc - table[at_output, _B])
+    if program.geometry.groups == program.matrices == 1:
+        for axis, column, is_used in ((0, _A, at_output | (kinds == _GWRITE)), (1, _B, at_output)):
+            if is_used.any():
+                origin[axis] = table[is_used, column].min()
+                table[is_used, column] -= origin[axis]
+    return origin, hashlib.sha256(table.tobytes() + lanes.tobytes()).digest()
 
 
 def _channel_products(

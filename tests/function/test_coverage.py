@@ -1,5 +1,6 @@
 """Is what a program computes for its layer counted right? A changed command must show, if it matters."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -129,6 +130,20 @@ def test_a_shifted_command_is_not_exact(layer, schedule, name):
         with_stream(program, 0, [*stream[:index], shift(stream[index]), *stream[index + 1 :]])
     )
     assert not coverage_report.exact and coverage_report.missing > 0
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("layer, schedule", CASES)
+def test_channels_that_differ_in_place_are_counted_as_each_alone(monkeypatch, layer, schedule, name):
+    kind, shift = SHIFTS[name]
+    program = layer.lower(schedule)
+    for channel, nodes in enumerate(program.channels):
+        stream = flat(nodes)
+        index = first(stream, kind)
+        program = with_stream(program, channel, [*stream[:index], shift(stream[index]), *stream[index + 1 :]])
+    counts, digests = product_coverage(program), map(str, itertools.count())
+    monkeypatch.setattr(coverage_module, "_relative_commands", lambda *_: (0, next(digests)))
+    assert product_coverage(program) == counts and not counts.exact
 
 
 @given(st.sampled_from([case.values for case in CASES]), st.data())

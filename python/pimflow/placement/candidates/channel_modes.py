@@ -188,23 +188,24 @@ class ChannelVariants(ChannelLayouts):
     def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
         traffic, slowdown_ns = self._traffic(candidate), _slowdown_ns(candidate, wide_candidate)
+        *first, last = wide_candidate.tasks
         result_name, variants = candidate.covers[-1], []
-        for operands, result in itertools.product(WHOLE_PLACEMENTS, self.result_placements(result_name)):
-            if traffic is None:
-                share = 0.0 if operands == result == IN_ALL_CHANNELS else 1.0
-            else:
-                balance = traffic.balance(
-                    self.set_shares,
-                    self.tensor_shares("", operands),
-                    self.tensor_shares(result_name, result),
-                )
-                share = (balance - 1) / self._max_excess_balance
-            if share <= 1:
-                *first, last = wide_candidate.tasks
-                last = with_fields(last, execution_ns=last.execution_ns + share * slowdown_ns)
-                variant = with_fields(wide_candidate, tasks=(*first, last))
-                use = ChannelUse(reads=operands, writes=result)
-                variants.append(with_placements(variant, use, with_reader(candidate, operands), result))
+        results = [
+            (place, self.tensor_shares(result_name, place)) for place in self.result_placements(result_name)
+        ]
+        for operands in WHOLE_PLACEMENTS:
+            read_shares, reader = self.tensor_shares("", operands), with_reader(candidate, operands)
+            for result, result_shares in results:
+                if traffic is None:
+                    share = 0.0 if operands == result == IN_ALL_CHANNELS else 1.0
+                else:
+                    balance = traffic.balance(self.set_shares, read_shares, result_shares)
+                    share = (balance - 1) / self._max_excess_balance
+                if share <= 1:
+                    task = with_fields(last, execution_ns=last.execution_ns + share * slowdown_ns)
+                    variant = with_fields(wide_candidate, tasks=(*first, task))
+                    use = ChannelUse(reads=operands, writes=result)
+                    variants.append(with_placements(variant, use, reader, result))
         return variants
 
     @property
