@@ -85,14 +85,14 @@ def line(name: str, commit: str = "") -> str:
         return ""
     if name in SOURCES:
         page, source = SOURCES[name]
-        above = known_line((ROOT / page).read_text(encoding="utf-8"), source)
+        above = line_of_source((ROOT / page).read_text(encoding="utf-8"), source)
         if above is None:
             return ""
         commit = above["commit"]
     return f"*{_BY_NAME[name]}; commit {commit or git('rev-parse', '--short=8', 'HEAD')}*\n\n"
 
 
-def known_line(page_text: str, name: str) -> re.Match[str] | None:
+def line_of_source(page_text: str, name: str) -> re.Match[str] | None:
     """The line that stands above a table of a page."""
     match = re.search(block(name), page_text, flags=re.DOTALL)
     return match and re.match(LINE, match[2])

@@ -111,12 +111,12 @@ def test_the_configuration_stands_above_every_table_of_speed_ups(script):
     for page, tables in module.CONFIGURATIONS.items():
         text = (ROOT / page).read_text(encoding="utf-8")
         for name, configuration in tables.items():
-            above = module.known_line(text, name)
+            above = module.line_of_source(text, name)
             assert above is not None, f"{page}: {name}; run scripts/configurations.py"
             assert above["configuration"] == configuration, f"{page}: {name}"
     page = "<!-- copies begin: x -->\n| a |\n<!-- copies end -->"
     written = module.fill(page, "copies", "| b |")
-    assert module.known_line(written, "copies") is not None and written.count("| b |") == 1
+    assert module.line_of_source(written, "copies") is not None and written.count("| b |") == 1
     assert module.fill(written, "copies", "| b |") == written
 
 

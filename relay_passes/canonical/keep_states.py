@@ -171,7 +171,7 @@ class _AppendFinder:
             parts = list(producer.args[0].fields)
             if len(parts) == 2 and parts[0].same_as(past):
                 new = parts[1]
-        elif (placed := _written_place(producer, values)) is not None and placed[0].same_as(past):
+        elif (placed := _write_place(producer, values)) is not None and placed[0].same_as(past):
             _, new, position = placed
         elif (parts := append_operands(producer, values)) is not None:
             behind = values.get(parts[0])
@@ -205,7 +205,7 @@ def _require_supported_attention(mod: tvm.IRModule, appends: list[_StateAppend])
         if attention is None or attention.positioned:
             continue
         read = sum(operand in caches for operand in binding.value.args[1:3])
-        if read and attention.masked and (name := _placed_constant(binding.value.args[3], values)):
+        if read and attention.masked and (name := _place_dependent_tensor(binding.value.args[3], values)):
             raise UnsupportedOpError(
                 f"'{binding.var.name}': its mask follows from lengths by '{name}', which is no window of the "
                 "last tokens; over a cache of fixed length it would hide other tokens"
@@ -218,7 +218,7 @@ def _require_supported_attention(mod: tvm.IRModule, appends: list[_StateAppend])
             )
 
 
-def _placed_constant(mask: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> str:
+def _place_dependent_tensor(mask: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> str:
     """Name of a tensor that is computed from a constant with different values for the places of a cache.
 
     Empty if there is none. Tokens of a cache that grows are at its last places, of one that stays in place at
@@ -273,7 +273,7 @@ def _selects_all(value: relax.Expr) -> bool:
     return bool(places.size == size and (places == np.arange(size)).all())
 
 
-def _written_place(
+def _write_place(
     value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Var, relax.Var, relax.Var] | None:
     """Cache, token and position of ``where(arange == position, token, cache)``; None for other values."""

@@ -269,7 +269,7 @@ class _Grouping:
             bool(hosts and pim_groups) and max(hosts + pim_groups, key=self.groups.index) in pim_groups
         )
         if hosts and not is_epilogue:
-            return self._joined_hosts(hosts)
+            return self._join_hosts(hosts)
         group = KernelGroup()
         last = max(open_ends, key=self.groups.index, default=None)
         group.fusible_inputs |= {v for v in operands if self._is_read_once(v) and self._producers[v] is last}
@@ -306,7 +306,7 @@ class _Grouping:
             host for host in hosts if kind == "concat" and _has_slices(host) and self._can_move_later(host)
         ]
 
-    def _joined_hosts(self, hosts: Sequence[KernelGroup]) -> KernelGroup:
+    def _join_hosts(self, hosts: Sequence[KernelGroup]) -> KernelGroup:
         """The last of `hosts`, joined by the others that may be one kernel with it if one of them slices."""
         group = max(hosts, key=self.groups.index)
         for host in dict.fromkeys(hosts):
@@ -365,7 +365,7 @@ class _Grouping:
                 continue
             if is_overtaken and self._reads_pim(producer):
                 continue  # else the epilogue of the anchor would be a separate kernel
-            fused_terms = _inlined_terms(producer.bindings + inside[:-1])
+            fused_terms = _inline_terms(producer.bindings + inside[:-1])
             if max(fused_terms.values()) > MAX_TERMS:
                 continue
             self._terms |= fused_terms
@@ -480,7 +480,7 @@ def _term_count(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
     return 1 + OPERAND_USES.get(operator(value), 1) * read
 
 
-def _inlined_terms(bindings: Sequence[relax.VarBinding]) -> dict[relax.Var, int]:
+def _inline_terms(bindings: Sequence[relax.VarBinding]) -> dict[relax.Var, int]:
     """By variable, the terms of its expression if all `bindings` before it are inlined."""
     terms: dict[relax.Var, int] = {}
     for binding in bindings:

@@ -140,7 +140,7 @@ IDLE = {
 # How the work is done, or is told of, not what comes out; and inputs, by which it is judged.
 OTHERS = {"--inputs", "--input", "--value", "--solver", "--search-seconds", "--force", "--jobs"}
 OTHERS |= {"--executor", "--cache", "--quiet", "--verbose", "--show-config", "--json", "--layers"}
-OTHERS |= {"--dump-ir", "--check-kernels", "--help"}
+OTHERS |= {"--dump-ir", "--check-kernels", "--cuda-graphs", "--help"}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
 # Each day other pairs are judged, all of them on request.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))
@@ -312,11 +312,13 @@ def told(monkeypatch):
             "memory": memory.plan(()),
             "copies": (),
             "kernels": CudaKernels(),
-            "can_run_here": False,
             "calls": (),
             "states": PackedStates(),
         }
-        builds = tuple(SimpleNamespace(target=name, weight_bytes=0, **fake) for name in targets)
+        builds = tuple(
+            SimpleNamespace(target=name, weight_bytes=0, can_run_here=name == "llvm+pim", **fake)
+            for name in targets
+        )
         return BuildSet(builds=builds, c_part=None)
 
     def skip_verification(job, *_):

@@ -86,12 +86,12 @@ def output_checks(
     run = perturbed(stored)
     runs = [run(inputs) for _ in range(1 + RUNS)]
     return tuple(
-        _widened_check(y, y_expected, [outputs[i] for outputs in runs], floor)
+        _deviation_check(y, y_expected, [outputs[i] for outputs in runs], floor)
         for i, (y, y_expected, floor) in enumerate(zip(outputs, expected, floors, strict=True))
     )
 
 
-def _widened_check(
+def _deviation_check(
     y: np.ndarray, expected: np.ndarray, runs: Sequence[np.ndarray], floor: float
 ) -> OutputCheck:
     """Compare an output by what roundings do to the reference in `runs`."""

@@ -158,7 +158,7 @@ class Choice:
         if not isinstance(table, dict) or not isinstance(table.get("region"), str):
             raise PlanError(f"{where}: choice {index} has no 'region'")
         place = f"{where}: region '{table['region']}'"
-        row = _checked_row(table, place)
+        row = _choice_row(table, place)
         try:
             channels = ChannelUse.parse(row["channels"])
         except ValueError as error:
@@ -330,7 +330,7 @@ def _is_transferable(choice: Choice, graph: RegionGraph, views: bool, caches: bo
     return are_adjacent and (caches if is_attention else set(covers) <= set(graph.fusible))
 
 
-def _checked_row(table: dict[str, Any], place: str) -> dict[str, Any]:
+def _choice_row(table: dict[str, Any], place: str) -> dict[str, Any]:
     """All fields of a choice, with their types and ranges checked."""
     _require_fields(table, list(_CHOICE_FIELDS), ("mode", "gpu_share"), place)
     row = _CHOICE_FIELDS | table

@@ -122,9 +122,9 @@ class _ChainWriter:
         nodes, x = [], node.input[0]
         for position, (link, array) in enumerate(zip(chain.links, arrays, strict=True)):
             last = position == len(arrays) - 1
-            name = self._unused_name(f"{node.name}.{link.name}", self.node_names)
-            weight = self._unused_name(f"{name}.weight", self.value_names)
-            y = node.output[0] if last and not added else self._unused_name(f"{name}.out", self.value_names)
+            name = self._fresh_name(f"{node.name}.{link.name}", self.node_names)
+            weight = self._fresh_name(f"{name}.weight", self.value_names)
+            y = node.output[0] if last and not added else self._fresh_name(f"{name}.out", self.value_names)
             self._store_weight(array, weight)
             self.roles[name] = link.role
             kind, attributes = _link_operator(node, chain, position)
@@ -132,7 +132,7 @@ class _ChainWriter:
             nodes.append(helper.make_node(kind, operands, [y], name=name, **attributes))
             x = y
         if added:
-            name = self._unused_name(f"{node.name}.bias", self.node_names)
+            name = self._fresh_name(f"{node.name}.bias", self.node_names)
             nodes.append(helper.make_node("Add", [x, added], node.output[:1], name=name))
         return nodes
 
@@ -157,7 +157,7 @@ class _ChainWriter:
                 )
             old_bias = numpy_helper.to_array(self.tensors[bias_name]).reshape(-1)
             self._replace(bias_name)
-        bias = self._unused_name(f"{node.name}.{chain.links[-1].name}.bias", self.value_names)
+        bias = self._fresh_name(f"{node.name}.{chain.links[-1].name}.bias", self.value_names)
         self._store_weight(old_bias + bias_loss, bias)
         return ([], bias) if node.op_type == "MatMul" else ([bias], "")
 
@@ -170,7 +170,7 @@ class _ChainWriter:
     def _store_weight(self, array: np.ndarray, name: str) -> None:
         self.weights.append(numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name))
 
-    def _unused_name(self, name: str, used_names: set[str]) -> str:
+    def _fresh_name(self, name: str, used_names: set[str]) -> str:
         name = unique_name(name, used_names)
         used_names.add(name)
         return name

@@ -120,11 +120,11 @@ def channels_on_chip(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dic
     channel_counts: dict[str, int] = {}
     for run in runs:
         names = [layers[step].name for step in run.forming_steps]
-        channel_counts |= dict.fromkeys((*names, *sorted(_streamed_operands(layers, run))), run.channels)
+        channel_counts |= dict.fromkeys((*names, *sorted(_operands_by_chunk(layers, run))), run.channels)
     return channel_counts
 
 
-def _streamed_operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
+def _operands_by_chunk(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
     """Tensors that a run loads channel by channel: only it reads them, and no layer all channels at once."""
     layer_names = {layer.name for layer in layers}
     run_layers = layers[run.begin : run.end]
@@ -152,7 +152,7 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
     for begin, first in enumerate(layers):
         if sums and sums_channels(first):
             run = ChannelRun(begin=begin, end=begin + 1, sums=True)
-            if first.inputs[0] in _streamed_operands(layers, run):
+            if first.inputs[0] in _operands_by_chunk(layers, run):
                 yield run
         if not (keeps_channels(first) or forms_channels(first)):
             continue
@@ -165,7 +165,7 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
             if end > begin + 1 and not keeps_channels(layer):
                 run = ChannelRun(begin=begin, end=end, sums=True)
                 can_sum = sums and sums_channels(layer) and last_reader < end
-                if can_sum and layer.inputs[0] in formed_names | _streamed_operands(layers, run):
+                if can_sum and layer.inputs[0] in formed_names | _operands_by_chunk(layers, run):
                     yield run
                 break
             formed_names.add(layer.name)

@@ -189,7 +189,7 @@ def prepare(
     )
     requested = replace(options, optimize_skips=optimize_skips, fuse_activations=fuse_activations)
     request.inspect(network, change)
-    options = _switched_options(network, requested, target_system, request)
+    options = _options_for_memory(network, requested, target_system, request)
     if options.optimize_skips is not None:
         request.progress("optimising skip connections")
     skip_optimisation = reduce_skips(network, change, options, request.minimum_pools(target_system))
@@ -214,7 +214,7 @@ def prepare(
     )
 
 
-def _switched_options(
+def _options_for_memory(
     network: Network, options: NetworkOptions, system: System, request: PreparationRequest
 ) -> NetworkOptions:
     """Return `options` with those switched on that the plan has, or that the goal needs."""

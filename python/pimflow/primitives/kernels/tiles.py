@@ -51,7 +51,7 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
             return te.sum(cos(u, i) * im(i, v, *tc) - sin(u, i) * re(i, v, *tc), axis=i)
 
         terms, shape = (real if part == "real" else imaginary), primitive.stages(layer)[part]
-        return _unrolled_stage(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
+        return _flat_stage(shape, terms, part, [0, 0, 1, 0], _lane(primitive, 2))
 
     xr, xi = transform_columns("real"), transform_columns("imaginary")
     re = _products(stages, "products_real", lambda index, w: xr(*index) * w(0) - xi(*index) * w(1), filters)
@@ -99,7 +99,7 @@ def _winograd_squares(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     columns = _inner_stage(
         (a, a, *tile.shape[2:]), lambda u, v, *tc: te.sum(data(u, i) * tile(i, v, *tc), axis=i), "columns"
     )
-    transformed = _unrolled_stage(
+    transformed = _flat_stage(
         primitive.stages(layer)["transformed"],
         lambda u, v, *tc: te.sum(data(v, j) * columns(u, j, *tc), axis=j),
         "transformed", [0, 0, 1, 0], _lane(primitive, 2),
@@ -132,7 +132,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         )
 
     shapes = primitive.stages(layer)
-    transformed = _unrolled_stage(shapes["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
+    transformed = _flat_stage(shapes["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
 
     def terms(u: tirx.Expr, n: tirx.Expr, h: tirx.Expr, *to: tirx.Expr) -> tirx.Expr:
         """A term of a product, by the indices of the product."""
@@ -149,7 +149,7 @@ def _winograd_rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         return te.sum(out(w % m, q) * products(q, n, h, *to), axis=q)
 
     axis = 3 if chw else 2
-    y = _unrolled_stage(output_shape(primitive, layer), output_element, "result", [axis, m], -1 if chw else 3)
+    y = _flat_stage(output_shape(primitive, layer), output_element, "result", [axis, m], -1 if chw else 3)
     return x, filters, y
 
 
@@ -162,7 +162,7 @@ def _inner_stage(shape: Sequence[tirx.Expr], element: Callable[..., tirx.Expr], 
     return te.compute(tuple(shape), element, name=name, attrs={INSIDE: 1})
 
 
-def _unrolled_stage(
+def _flat_stage(
     shape: Sequence[int], element: Callable[..., tirx.Expr], name: str, unroll_sizes: list[int], lane: int
 ) -> te.Tensor:
     return te.compute(tuple(shape), element, name=name, attrs={UNROLLED: [*unroll_sizes, lane]})
@@ -242,7 +242,7 @@ def _output_stage(stages: Stages, element: Callable[..., tirx.Expr]) -> te.Tenso
         return element(h % height, w % width, (o, t) if chw else (t, o))
 
     axis = 2 if chw else 1
-    return _unrolled_stage(
+    return _flat_stage(
         output_shape(primitive, layer),
         output_element,
         "result",
