@@ -127,9 +127,9 @@ def _bounds_an_index(branch: tirx.IfThenElse) -> bool:
 
 
 def _shifted(store: tirx.BufferStore) -> tirx.BufferStore | None:
-    """A store one element further on; None for padding in shared memory, in rows that no result reads."""
+    """A store one element further on; None for padding, which may lie in rows that no result reads."""
     is_constant = isinstance(store.value, tirx.FloatImm | tirx.IntImm | tirx.Broadcast)
-    if is_constant and store.buffer.scope().startswith("shared"):
+    if is_constant and store.buffer.scope() != "local":
         return None
     *outer, last = store.indices
     if isinstance(last, tirx.Ramp):

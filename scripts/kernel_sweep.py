@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,16 +108,19 @@ def check_numbered_case(number: int) -> CaseResult:
 
 
 def sweep_table(results: Iterable[CaseResult]) -> str:
-    """A table of Markdown, a row for each part and one for all."""
+    """A table of Markdown, a row for each part and one for all; *of* are the cases of the whole sweep."""
+    totals = Counter(case.part for case in cases())
+    totals["all"] = totals.total()
     parts: dict[str, list[CaseResult]] = {}
     for result in results:
         parts.setdefault(result.part, []).append(result)
     parts["all"] = [result for members in parts.values() for result in members]
     return markdown(
-        ("part", "cases", "kernels", "hold", "blocks run", "of", "values compared", "s"),
+        ("part", "cases", "of", "kernels", "hold", "blocks run", "of all", "values compared", "s"),
         [
             (
-                *(part, len(members), sum(m.kernels for m in members), sum(m.holding for m in members)),
+                *(part, len(members), totals[part]),
+                *(sum(m.kernels for m in members), sum(m.holding for m in members)),
                 *(sum(m.blocks for m in members), sum(m.all_blocks for m in members)),
                 *(sum(m.compared for m in members), round(sum(m.seconds for m in members))),
             )

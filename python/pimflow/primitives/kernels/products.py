@@ -176,6 +176,11 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         def read(n: tirx.Expr, m: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
             return padded_pixels[n, c, m] if chw else padded_pixels[n, m, c]
 
+    elif e.pixels > pixels:
+
+        def read(n: tirx.Expr, m: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
+            return input_element(n, tirx.min(m, pixels - 1), c)  # sums beyond the map are not stored
+
     (c,) = reduce_axes(layer.c)
     pixel_bytes = FP32_BYTES * layer.c
     if chw:
