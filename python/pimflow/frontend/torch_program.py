@@ -32,6 +32,7 @@ from pimflow.frontend.torch_caches import (
 )
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
+from pimflow.relay_passes.flat import main_bindings
 
 if TYPE_CHECKING:
     import torch
@@ -84,10 +85,12 @@ class TorchProgram:
         return relax_module.canonical(relax_module.with_shapes(self.module, shapes), self.name)
 
     def reads(self, name: str) -> bool:
-        """Whether an operator reads an input."""
-        main = relax_module.main(self.module)
-        (param,) = (param for param in main.params if param.name == name)
-        return param in relax.analysis.free_vars(main.body)
+        """Whether an operator reads an input; one that is returned as it is does not count."""
+        (param,) = (param for param in relax_module.main(self.module).params if param.name == name)
+        values = (binding.value for binding in main_bindings(self.module))
+        return any(
+            param in relax.analysis.free_vars(value) for value in values if not isinstance(value, relax.Tuple)
+        )
 
     @property
     def data(self) -> list[onnx.ValueInfoProto]:
