@@ -47,6 +47,38 @@ def test_a_condition_on_shapes_in_a_branch():
     matches_onnx_runtime(zoo.load_model(onnx_model([outer], {"x": (2, 3)}, {"y": (2, 3)}, weights)))
 
 
+def squeeze_if_one(x: str) -> list[onnx.NodeProto]:
+    """What PyTorch writes for ``squeeze(0)``: the axis goes if its size is 1."""
+    result = onnx.ValueInfoProto(name="b", type=helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    size = [
+        helper.make_node("Shape", [x], [f"{x}.shape"]),
+        helper.make_node("Gather", [f"{x}.shape", "zero"], [f"{x}.size"], axis=0),
+        helper.make_node("Equal", [f"{x}.size", "one"], [f"{x}.is_one"]),
+    ]
+    squeeze = helper.make_node("Squeeze", [x, "zero"], ["b"])
+    same = helper.make_node("Identity", [x], ["b"])
+    bodies = {"then": body(squeeze, result=result), "otherwise": body(same, result=result)}
+    return [*size, choice(f"{x}.is_one", f"{x}.squeezed", **bodies)]
+
+
+def test_conditions_on_sizes_that_constants_decide():
+    """The second is on the result of the first; shape inference alone knows neither of them."""
+    nodes = [
+        helper.make_node("Reshape", ["pads", "two_rows"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["columns"]),
+        helper.make_node("Reshape", ["columns", "flat"], ["widths"]),
+        helper.make_node("Pad", ["x", "widths"], ["a"]),
+        *squeeze_if_one("a"),
+        *squeeze_if_one("a.squeezed"),
+        helper.make_node("Relu", ["a.squeezed.squeezed"], ["y"]),
+    ]
+    weights = {"pads": np.array([0, 0, 1, 2]), "two_rows": np.array([2, 2]), "flat": np.array([-1])}
+    weights |= {"one": np.array([1]), "zero": np.array([0])}
+    model = onnx_model(nodes, {"x": (1, 2)}, {"y": [None]}, weights)
+    (y,) = outputs(onnx_graph.from_onnx(zoo.load_model(model)), [np.ones((1, 2), np.float32)])
+    assert y.tolist() == [0, 1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("rate", [3.0, 30.0])
 def test_a_computed_condition_chooses_between_results(rate):
     nodes = [helper.make_node("Greater", ["rate", "limit"], ["fast"]), choice("fast", "y")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -141,6 +141,15 @@ def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads, by itself or in its bodies; names of the bodies' own are among them."""
+    yield from node.input
+    for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+        yield from (value.name for value in body.output)
+        for inner in body.node:
+            yield from _names_read(inner)
+
+
 def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
     """Replace the nodes that depend on constants and known shapes alone, in place."""
     constants, folded = set(values.weights), set[int]()
@@ -152,7 +161,9 @@ def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
         if node.op_type == "Constant" or has_known_shape or is_constant:
             constants.update(node.output)
             folded.add(index)
-    read = {name for index, node in enumerate(graph.node) if index not in folded for name in node.input}
+    read = {
+        name for index, node in enumerate(graph.node) if index not in folded for name in _names_read(node)
+    }
     read.update(value.name for value in graph.output)
     read.discard("")
     names = [name for index in sorted(folded) for name in graph.node[index].output if name in read]

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, shape_inference
 
 from pimflow.errors import UnsupportedOpError
-from pimflow.frontend.constant_values import ConstantValues
+from pimflow.frontend.constant_values import ConstantValues, fold_constants
 from pimflow.zoo.foreign.builder import NodeBuilder
 from pimflow.zoo.nodes import attributes, constant_nodes
 
@@ -36,8 +36,7 @@ def inline_control_flow(model: onnx.ModelProto) -> onnx.ModelProto:
         If inputs decide the number of trips, or the shape of a result; for more than `MOST_TRIPS` trips.
     """
     while any(node.op_type in OPERATORS for node in model.graph.node):
-        typed = shape_inference.infer_shapes(model, data_prop=True)
-        model = _Inliner(typed).model()
+        model = _Inliner(fold_constants(model)).model()  # sizes that constants decide choose branches
     return model
 
 
@@ -50,13 +49,23 @@ class _Inliner:
         self.nodes: list[onnx.NodeProto] = []
 
     def model(self) -> onnx.ModelProto:
-        """The network with what replaces its control flow."""
+        """The network with what replaces its control flow.
+
+        What no constant decides waits for a next pass, if sizes behind what was replaced may decide it.
+        """
+        is_changed = False
         for node in self.source.graph.node:
-            if node.op_type in OPERATORS:
-                _HANDLERS[node.op_type](self, node)
-            else:
+            if node.op_type not in OPERATORS or (is_changed and not self._is_decided(node)):
                 self.nodes.append(node)
+            else:
+                _HANDLERS[node.op_type](self, node)
+                is_changed = True
         return self._model_so_far(self.source.graph.output)
+
+    def _is_decided(self, node: onnx.NodeProto) -> bool:
+        """Whether the condition of an If, or the trips and the condition of a Loop, are constants."""
+        deciding = {"If": node.input[:1], "Loop": node.input[:2]}.get(node.op_type, ())
+        return all(self.values.value(name) is not None for name in deciding if name)
 
     def add(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Append nodes, on which later conditions may depend."""
@@ -140,7 +149,7 @@ class _Inliner:
                 raise self._unsupported(
                     node,
                     f"chooses by the values of {inputs or 'its condition'} between results of different "
-                    "shapes; make them constants of the file",
+                    "shapes; make them constants, inputs by --value NAME=X",
                 )
 
     def _model_so_far(self, results: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
@@ -196,7 +205,8 @@ class _Inliner:
             inputs = ", ".join(f"'{entry}'" for entry in self._deciding_inputs(name))
             raise self._unsupported(
                 node,
-                f"makes as many trips as the values of {inputs or 'its inputs'} say; make them constants",
+                f"makes as many trips as the values of {inputs or 'its inputs'} say; make them "
+                "constants, inputs by --value NAME=X",
             )
         return min(int(value.reshape(-1)[0]), MOST_TRIPS + 1)
 
