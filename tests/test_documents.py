@@ -105,6 +105,11 @@ def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
     assert script("update_findings").page_with_tables(text) == text, "run scripts/update_findings.py"
 
 
+def test_the_first_screen_has_the_figures_that_stand_below(script):
+    table = script("update_readme").side_by_side()
+    assert f"written by scripts/update_readme.py -->\n{table}\n<!-- first end -->" in PAGES[0].read_text()
+
+
 def test_the_configuration_stands_above_every_table_of_speed_ups(script):
     """And a table that is written again gets the line by itself."""
     module = script("configurations")

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     gpu, pim = parse_profilers(args.profiler)
     if pim is not None and not isinstance(pim, Ramulator):
         raise UsageError("the rules of the built-in timing are those of pim=ramulator:PATH; name that")
-    with output.bar("simulating", args.quiet) as advance:
+    with output.bar("simulating", args) as advance:
         comparison = compare_simulator(
             args.source,
             options.target_system(args),
